@@ -1,1 +1,4 @@
-//! placeholder
+//! The collectives engine of one rank.
+#![warn(missing_debug_implementations)]
+
+mod sync;
