@@ -1,1 +1,3 @@
-//! placeholder
+//! The collectives engine of one rank: communicators, matching, executions, transports.
+
+pub mod board;
