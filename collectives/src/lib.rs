@@ -1,3 +1,4 @@
 //! The collectives engine of one rank: communicators, matching, executions, transports.
 
 pub mod board;
+pub mod control;
