@@ -1,4 +1,6 @@
-//! The collectives engine of one rank.
-#![warn(missing_debug_implementations)]
+//! The collectives engine of one rank: communicators, matching, executions, transports.
+
+pub mod board;
+pub mod control;
 
 mod sync;
