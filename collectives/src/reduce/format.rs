@@ -159,6 +159,7 @@ macro_rules! eight_bits {
         impl Format for $name {
             type Raw = u8;
             type Wide = f32;
+            const VECTORISED: bool = true;
 
             #[inline(always)]
             fn widen(raw: u8) -> f32 {

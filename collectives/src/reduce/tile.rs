@@ -7,15 +7,37 @@ use std::mem::MaybeUninit;
 use super::format::Format;
 use super::operator::Operator;
 
-/// Accumulators per tile: at most 8 KiB of them, which the first-level cache keeps beside the sources.
-const fn tile<W>() -> usize {
-    let lanes = TILE_BYTES / size_of::<W>();
-    if lanes < MOST_LANES { lanes } else { MOST_LANES }
+/// Accumulators on the stack, in the first-level cache beside what is read.
+#[repr(align(64))]
+struct Tile([MaybeUninit<u8>; MANY_SOURCES_BYTES]);
+
+impl Tile {
+    /// Uninitialised, so that an operation of one element does not pay for a tile.
+    #[inline(always)]
+    fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; MANY_SOURCES_BYTES])
+    }
+
+    /// How many accumulators to use at a time.
+    const fn lanes<W>(sources: usize) -> usize {
+        let bytes = if sources <= FEW_SOURCES { FEW_SOURCES_BYTES } else { MANY_SOURCES_BYTES };
+        bytes / size_of::<W>()
+    }
+
+    #[inline(always)]
+    fn accumulators<W>(&mut self, lanes: usize) -> &mut [MaybeUninit<W>] {
+        assert!(lanes <= MANY_SOURCES_BYTES / size_of::<W>() && align_of::<W>() <= align_of::<Self>());
+        let start = self.0.as_mut_ptr().cast();
+        // SAFETY: aligned and long enough, both just asserted; anything is a valid `MaybeUninit`.
+        unsafe { std::slice::from_raw_parts_mut(start, lanes) }
+    }
 }
 
-const TILE_BYTES: usize = 8 << 10;
-/// Of the narrowest accumulators, fewer: one page of each source is enough.
-const MOST_LANES: usize = 2 << 10;
+/// The processor follows this many streams of reads at once. It is fed best by going around them in small
+/// steps; beyond, by reading each source a few pages at a time.
+const FEW_SOURCES: usize = 16;
+const FEW_SOURCES_BYTES: usize = 1 << 10;
+const MANY_SOURCES_BYTES: usize = 16 << 10;
 
 /// A loop over `count` elements, compiled once per vector unit.
 pub(super) trait Kernel: Sized {
@@ -102,12 +124,12 @@ where
     unsafe fn run(self) {
         let Some((&first, others)) = self.sources.split_first() else { return };
         let Self { factor, ranks, .. } = self;
-        // Uninitialised, so that an operation of one element does not pay for a tile.
-        let mut accumulators = [const { MaybeUninit::<F::Wide>::uninit() }; MOST_LANES];
+        let mut tile = Tile::new();
+        let most = Tile::lanes::<F::Wide>(self.sources.len());
         let mut start = 0;
         while start < self.count {
-            let lanes = (self.count - start).min(tile::<F::Wide>());
-            let accumulators = &mut accumulators[..lanes];
+            let lanes = (self.count - start).min(most);
+            let accumulators = tile.accumulators::<F::Wide>(lanes);
             // SAFETY: `start + lanes <= count`, for which the caller promised readable elements.
             let elements = unsafe { Elements::<F>::at(first, start) };
             for (lane, accumulator) in accumulators.iter_mut().enumerate() {
