@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tpurun_topology::{Algorithm, Topology};
 
-use crate::cpus::usable_cpus;
 use crate::failure::{Failure, invalid_usage};
 
 /// What is compared when operations are matched.
@@ -62,11 +61,10 @@ impl Config {
     fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let mut config = Self::default();
         if let Some(bytes) = variable("TPURUN_STAGING_BYTES") {
-            config.staging_bytes = bytes
-                .parse()
-                .ok()
-                .filter(|bytes| (256 << 10..=4 << 30).contains(bytes))
-                .ok_or_else(|| bad("TPURUN_STAGING_BYTES", "a number from 262144 to 4294967296", &bytes))?;
+            config.staging_bytes =
+                bytes.parse().ok().filter(|bytes| (256 << 10..=4 << 30).contains(bytes)).ok_or_else(
+                    || bad("TPURUN_STAGING_BYTES", "a number from 262144 to 4294967296", &bytes),
+                )?;
         }
         if let Some(matching) = variable("TPURUN_MATCH") {
             config.matching = match matching.as_str() {
@@ -81,16 +79,23 @@ impl Config {
             config.algorithm = Some(parsed);
         }
         if let Some(topology) = variable("TPURUN_TOPOLOGY") {
-            let parsed = Topology::parse(&topology).map_err(|error| invalid_usage!("TPURUN_TOPOLOGY: {error}"))?;
+            let parsed =
+                Topology::parse(&topology).map_err(|error| invalid_usage!("TPURUN_TOPOLOGY: {error}"))?;
             config.topology = Some(parsed);
         }
         if let Some(timeout) = variable("TPURUN_TIMEOUT_MS") {
             let ms = timeout.parse::<u64>().ok().filter(|ms| *ms > 0);
-            let ms = ms.ok_or_else(|| bad("TPURUN_TIMEOUT_MS", "a number of milliseconds above 0", &timeout))?;
+            let ms =
+                ms.ok_or_else(|| bad("TPURUN_TIMEOUT_MS", "a number of milliseconds above 0", &timeout))?;
             config.timeout = Some(Duration::from_millis(ms));
         }
         Ok(config)
     }
+}
+
+/// The affinity mask, or less where a cgroup grants less.
+fn usable_cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
 }
 
 fn bad(name: &str, expected: &str, given: &str) -> Failure {
@@ -110,7 +115,10 @@ mod tests {
     fn variables_are_read() {
         assert_eq!(with("TPURUN_MATCH", "strict").expect("valid").matching, Matching::Strict);
         assert_eq!(with("TPURUN_ALGORITHM", "ring").expect("valid").algorithm, Some(Algorithm::Ring));
-        assert_eq!(with("TPURUN_TIMEOUT_MS", "1500").expect("valid").timeout, Some(Duration::from_millis(1500)));
+        assert_eq!(
+            with("TPURUN_TIMEOUT_MS", "1500").expect("valid").timeout,
+            Some(Duration::from_millis(1500))
+        );
         assert_eq!(with("TPURUN_STAGING_BYTES", "1048576").expect("valid").staging_bytes, 1 << 20);
     }
 

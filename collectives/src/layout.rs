@@ -65,6 +65,11 @@ impl Layout {
         PAGE
     }
 
+    /// The number of rounds the last to arrive found, by the parity of an operation's first round.
+    pub(crate) fn rounds(&self, parity: usize) -> usize {
+        self.meeting() + PAGE / 2 + parity * 64
+    }
+
     pub(crate) fn failure(&self) -> usize {
         2 * PAGE
     }
@@ -170,7 +175,8 @@ mod tests {
     fn nothing_overlaps() {
         for ranks in [1, 2, 3, 17, 64] {
             let layout = Layout::new(ranks, 100_000);
-            let mut areas = vec![(layout.header(), PAGE), (layout.meeting(), PAGE), (layout.failure(), 2 * PAGE)];
+            let mut areas =
+                vec![(layout.header(), PAGE), (layout.meeting(), PAGE), (layout.failure(), 2 * PAGE)];
             for rank in 0..ranks {
                 areas.push((layout.member(rank), MEMBER_BYTES));
                 for parity in 0..2 {

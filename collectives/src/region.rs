@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::reduce::{self, Reduction};
 use crate::sync::Word;
 
 /// Types that live in a region: any bit pattern is a value, all access is atomic.
@@ -103,6 +104,22 @@ impl Region {
         );
         // SAFETY: in bounds, checked above.
         unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Folds `bytes` at each of `sources` (offsets, in this order) into `out`, all in this region.
+    pub(crate) fn fold(
+        &self,
+        reduction: Reduction,
+        sources: impl Iterator<Item = usize>,
+        out: usize,
+        bytes: usize,
+    ) {
+        let sources: Vec<*const u8> = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
+        let out = self.pointer(out, bytes);
+        let count = bytes / reduction.dtype().size();
+        // SAFETY: every pointer is valid for `bytes` (checked by `pointer`), the offsets of windows are
+        // multiples of 64, and the folded area is none of the windows.
+        unsafe { reduce::fold(reduction, &sources, out, count) };
     }
 
     /// Copies bytes into the region.

@@ -17,15 +17,15 @@ pub(crate) use doorbell::Doorbell;
 pub(crate) use meeting::{Arrival, Meeting, Opened};
 pub(crate) use patience::Patience;
 pub(crate) use queue::{OpQueue, Pop};
-pub(crate) use ring::{Ring, RingCounters, RingError, Run};
+pub(crate) use ring::{Ring, RingCounters, Run};
 
 #[cfg(not(tpurun_loom))]
 mod imp {
     use std::time::Instant;
 
     use rustix::thread::futex;
+    pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
     /// A futex word.
     #[repr(transparent)]
@@ -70,7 +70,7 @@ mod imp {
     use std::time::Instant;
 
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use loom::sync::{Condvar, Mutex};
 
     #[derive(Debug, Default)]
     pub(crate) struct Word {
