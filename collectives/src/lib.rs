@@ -1,1 +1,4 @@
-//! placeholder
+//! The collectives engine of one rank: communicators, matching, executions, transports.
+
+pub mod board;
+pub mod control;
