@@ -33,7 +33,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["auto", "cpu", "tpu"], default="auto")
     parser.add_argument("--backend", help="default: tpu_dist where it is installed, else gloo")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4, help="windows per rank and step (default: 4)")
     parser.add_argument("--context", type=int, default=64, help="bytes per window (default: 64)")
@@ -42,7 +42,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=6e-3, help="peak learning rate (default: 6e-3)")
     parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
-    parser.add_argument("--eval-every", type=int, default=50, metavar="STEPS")
+    parser.add_argument("--eval-every", type=int, default=40, metavar="STEPS")
     parser.add_argument("--sample-bytes", type=int, default=240)
     args = parser.parse_args()
     for name in ("steps", "batch_size", "context", "layers", "width", "heads", "log_every", "eval_every"):
@@ -220,7 +220,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     model = DistributedDataParallel(gpt)
     clock = CommunicationClock()
     model.register_comm_hook(None, clock.all_reduce)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), fused=device.type == "cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=device.type == "cpu")
     ranks = dist.get_world_size()
     step_tokens = ranks * args.batch_size * args.context
     if is_first:
@@ -258,7 +258,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             logged_at, logged_step = now, done
         # Only this rank stops to look; the others meet it again in the next all-reduce.
         if is_first and done % args.eval_every == 0 and done < args.steps:
-            print(f"step {done:4}/{args.steps}  held-out loss {evaluate(gpt, corpus, args.context, device):.3f}")
+            held_out_loss = evaluate(gpt, corpus, args.context, device)
+            print(f"step {done:4}/{args.steps}  held-out loss {held_out_loss:.3f}", flush=True)
 
     if is_first:
         print(f"val loss {evaluate(gpt, corpus, args.context, device):.2f}")

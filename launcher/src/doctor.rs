@@ -1,8 +1,8 @@
 //! `tpurun doctor`: looks at the machine and says what to do about what it finds.
 //!
-//! Every check is one function that answers with one [`Finding`]; none changes anything that outlives it, and
-//! none waits without a bound. `limits` asks what this process may use, `kernel` tries what the engine and the
-//! launcher need, `python` asks the interpreter.
+//! Every check is one function that answers with a [`Finding`]; none changes anything that outlives it, and
+//! none waits without a bound. `limits` asks what this process may use, `kernel` tries what the engine and
+//! the launcher need, `python` asks the interpreter.
 
 mod cgroup;
 mod kernel;
