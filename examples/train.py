@@ -65,7 +65,7 @@ class Corpus:
 
     TRAIN_BYTES = 4 << 20
     HELD_OUT_BYTES = 256 << 10
-    SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+    SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
 
     def __init__(self) -> None:
         root = Path(sysconfig.get_path("stdlib"))

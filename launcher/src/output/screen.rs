@@ -179,7 +179,7 @@ impl Screen {
     }
 }
 
-/// `3`, `0-63`, `0-1,3-63`; where that would be long, the first ones and how many more: `0,2,4,6,8,10,12,+25`.
+/// `3`, `0-63`, `0-1,3-63`; where that is long, the first ones and how many more: `0,2,4,6,8,10,12,+25`.
 fn label(ranks: &[u32]) -> String {
     let full = ranks.iter().copied().collect::<RankSet>().to_string();
     if full.len() <= MAX_LABEL_CHARS {
