@@ -1,0 +1,297 @@
+//! Turns the bytes that ranks write into what a person can read: whole lines, each saying whose it is.
+//!
+//! A pure state machine: bytes and the time go in, bytes for stdout and stderr come out, and
+//! [`Output::poll_deadline`] says when time alone will change something. The one exception is the log files,
+//! which are written as the bytes arrive. Below this file, `lines` cuts, `fold` joins, `screen` draws.
+
+mod fold;
+mod lines;
+mod log_files;
+mod screen;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use fold::Folder;
+use lines::{Ending, Line, LineBuffer, PIECE_MARK};
+use log_files::LogFiles;
+use screen::{Prefix, Screen};
+
+use crate::rank_set::RankSet;
+
+/// An unfinished line is taken for a prompt after this much silence.
+const PROMPT_DELAY: Duration = Duration::from_millis(200);
+
+/// How much of its last line is remembered of each rank.
+const MAX_LAST_LINE_BYTES: usize = 1024;
+
+/// One of the two streams that a rank writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Stream {
+    /// Its standard output.
+    Out,
+    /// Its standard error.
+    Err,
+}
+
+/// What is shown of the ranks' output, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct OutputConfig {
+    /// How many ranks write. A single rank's bytes pass through as they are.
+    pub(crate) ranks: u32,
+    /// Start each line with the ranks that wrote it.
+    pub(crate) prefix: bool,
+    /// The ranks that are shown. All of them are logged.
+    pub(crate) only: RankSet,
+    /// Show identical lines of several ranks once. Needs `prefix`, which says whose they were.
+    pub(crate) fold: bool,
+    /// Where `rank-0007.log` and its siblings go.
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Colour the prefixes.
+    pub(crate) color: bool,
+    /// A person watches on a terminal: progress bars move in place and prompts show before their line ends.
+    pub(crate) terminal: bool,
+}
+
+/// The output of all ranks of one host on its way to the screen and the log files.
+#[derive(Debug)]
+pub(crate) struct Output {
+    sources: Vec<Source>,
+    only: RankSet,
+    is_terminal: bool,
+    passes_through: bool,
+    folder: Option<Folder>,
+    screen: Screen,
+    logs: Option<LogFiles>,
+    /// Streams whose unfinished line is a progress bar. The first one is on the screen.
+    bars: BTreeSet<(u32, Stream)>,
+    bar_changed: bool,
+}
+
+/// What one rank has written so far.
+#[derive(Debug, Default)]
+struct Source {
+    lines: [LineBuffer; 2],
+    last_bytes_at: [Option<Instant>; 2],
+    last_line: String,
+    is_finished: bool,
+}
+
+impl Output {
+    /// Starts with an empty screen.
+    pub(crate) fn new(config: OutputConfig) -> Self {
+        let passes_through = config.ranks == 1;
+        let prefix = match config.prefix && !passes_through {
+            true => Prefix::Ranks { width: label_width(config.ranks, config.fold) },
+            false => Prefix::None,
+        };
+        let shown = (0..config.ranks).filter(|&rank| config.only.contains(rank)).count();
+        let can_fold = config.fold && prefix != Prefix::None && shown > 1;
+        Self {
+            sources: (0..config.ranks).map(|_| Source::default()).collect(),
+            only: config.only,
+            is_terminal: config.terminal,
+            passes_through,
+            folder: can_fold.then(|| Folder::new(config.ranks, shown)),
+            screen: Screen::new(prefix, config.color),
+            logs: config.log_dir.map(LogFiles::new),
+            bars: BTreeSet::new(),
+            bar_changed: false,
+        }
+    }
+
+    /// Takes in what a rank wrote. Drain afterwards: what is shown stays in memory until then.
+    pub(crate) fn feed(&mut self, rank: u32, stream: Stream, bytes: &[u8], now: Instant) {
+        if let Some(logs) = &mut self.logs {
+            logs.write(rank, bytes);
+        }
+        let is_shown = self.only.contains(rank);
+        if is_shown && self.passes_through {
+            self.screen.raw(stream, bytes);
+        }
+        self.with_lines(rank, stream, now, |lines, on_line| lines.push(bytes, on_line));
+        self.sources[rank as usize].last_bytes_at[stream as usize] = Some(now);
+        if is_shown && self.is_terminal && !self.passes_through {
+            self.note_bar(rank, stream);
+        }
+        self.settle(now);
+    }
+
+    /// When [`Output::tick`] has something to do, if nothing is fed before.
+    pub(crate) fn poll_deadline(&self) -> Option<Instant> {
+        let fold = self.folder.as_ref().and_then(Folder::poll_deadline);
+        let bar = if self.wants_draw() { self.screen.next_draw() } else { None };
+        let prompts = STREAMS.into_iter().filter_map(|stream| self.prompt_deadline(stream));
+        fold.into_iter().chain(bar).chain(prompts).min()
+    }
+
+    /// Shows what has waited long enough.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        self.settle(now);
+        for stream in STREAMS {
+            if self.prompt_deadline(stream).is_some_and(|at| at <= now) {
+                let lines = &mut self.sources[0].lines[stream as usize];
+                if let Some(text) = lines.unshown() {
+                    self.screen.partial(0, stream, text);
+                    lines.mark_shown();
+                }
+            }
+        }
+    }
+
+    /// Both streams of this rank ended: its last line is complete, with or without a newline.
+    pub(crate) fn finish(&mut self, rank: u32, now: Instant) {
+        if std::mem::replace(&mut self.sources[rank as usize].is_finished, true) {
+            return;
+        }
+        for stream in STREAMS {
+            self.with_lines(rank, stream, now, |lines, on_line| lines.finish(on_line));
+            self.bars.remove(&(rank, stream));
+        }
+        if let Some(folder) = self.folder.as_mut().filter(|_| self.only.contains(rank)) {
+            folder.remove_writer(rank);
+        }
+        if let Some(logs) = &mut self.logs {
+            logs.close(rank);
+        }
+        self.bar_changed = true;
+        self.settle(now);
+    }
+
+    /// The terminal echoed an Enter key that went to rank 0: what follows its prompt starts a new line.
+    pub(crate) fn echoed_newline(&mut self) {
+        self.screen.echoed_newline();
+    }
+
+    /// Writes everything that is ready, in order.
+    ///
+    /// # Errors
+    /// The first failure to write. What could not be written is gone: a closed pipe stays closed.
+    pub(crate) fn drain(&mut self, out: &mut dyn io::Write, err: &mut dyn io::Write) -> io::Result<()> {
+        self.screen.drain(out, err)
+    }
+
+    /// The last line of this rank that has text, of either stream, shown or not.
+    pub(crate) fn last_line(&self, rank: u32) -> Option<&str> {
+        let source = self.sources.get(rank as usize)?;
+        (!source.last_line.is_empty()).then_some(&source.last_line)
+    }
+
+    /// Why the log files are incomplete, if they are.
+    pub(crate) fn log_error(&self) -> Option<&io::Error> {
+        self.logs.as_ref().and_then(LogFiles::error)
+    }
+
+    /// Runs `change` on the line buffer of a stream and shows the lines that it completes.
+    fn with_lines(
+        &mut self,
+        rank: u32,
+        stream: Stream,
+        now: Instant,
+        change: impl FnOnce(&mut LineBuffer, &mut dyn FnMut(Line<'_>)),
+    ) {
+        let Self { sources, folder, screen, .. } = self;
+        let is_shown = self.only.contains(rank) && !self.passes_through;
+        let Source { lines, last_line, .. } = &mut sources[rank as usize];
+        change(&mut lines[stream as usize], &mut |line| {
+            remember(last_line, line.text);
+            if is_shown {
+                show_line(screen, folder.as_mut(), rank, stream, line, now);
+            }
+        });
+    }
+
+    fn note_bar(&mut self, rank: u32, stream: Stream) {
+        let id = (rank, stream);
+        let has_bar = self.sources[rank as usize].lines[stream as usize].bar().is_some();
+        let was_first = self.bars.first() == Some(&id);
+        if has_bar {
+            self.bars.insert(id);
+        } else {
+            self.bars.remove(&id);
+        }
+        self.bar_changed |= was_first || self.bars.first() == Some(&id);
+    }
+
+    /// Moves everything that is due to the screen.
+    fn settle(&mut self, now: Instant) {
+        if let Some(folder) = &mut self.folder {
+            while let Some(line) = folder.pop(now) {
+                self.screen.line(line.stream, &line.ranks, &[&line.text]);
+            }
+        }
+        let Some(&(rank, stream)) = self.bars.first() else {
+            self.screen.erase_bar();
+            return;
+        };
+        if self.wants_draw() && self.screen.next_draw().is_none_or(|at| at <= now) {
+            let bar = self.sources[rank as usize].lines[stream as usize].bar();
+            self.screen.draw_bar(rank, stream, bar.expect("a stream in `bars` has a bar"), now);
+            self.bar_changed = false;
+        }
+    }
+
+    fn wants_draw(&self) -> bool {
+        let is_stale = self.bar_changed || !self.screen.shows_bar();
+        !self.bars.is_empty() && is_stale && !self.screen.is_behind_prompt()
+    }
+
+    fn prompt_deadline(&self, stream: Stream) -> Option<Instant> {
+        if !self.is_terminal || self.passes_through || !self.only.contains(0) {
+            return None;
+        }
+        let source = self.sources.first()?;
+        source.lines[stream as usize].unshown()?;
+        source.last_bytes_at[stream as usize].map(|at| at + PROMPT_DELAY)
+    }
+}
+
+const STREAMS: [Stream; 2] = [Stream::Out, Stream::Err];
+
+fn show_line(
+    screen: &mut Screen,
+    folder: Option<&mut Folder>,
+    rank: u32,
+    stream: Stream,
+    line: Line<'_>,
+    now: Instant,
+) {
+    let rest = &line.text[line.shown_bytes..];
+    let mark = match line.ending {
+        Ending::Newline => &[][..],
+        Ending::Cut => PIECE_MARK,
+    };
+    match folder {
+        _ if line.shown_bytes > 0 => screen.complete(rank, stream, &[rest, mark]),
+        // A piece is not folded: it is too long to be worth comparing.
+        Some(folder) if line.ending == Ending::Newline => folder.push(rank, stream, rest, now),
+        Some(folder) => {
+            while folder.holds_line_of(rank)
+                && let Some(earlier) = folder.pop_front()
+            {
+                screen.line(earlier.stream, &earlier.ranks, &[&earlier.text]);
+            }
+            screen.line(stream, &[rank], &[rest, mark]);
+        }
+        None => screen.line(stream, &[rank], &[rest, mark]),
+    }
+}
+
+fn remember(last_line: &mut String, text: &[u8]) {
+    let text = text.trim_ascii_end();
+    if !text.is_empty() {
+        last_line.clear();
+        last_line.push_str(&String::from_utf8_lossy(&text[..text.len().min(MAX_LAST_LINE_BYTES)]));
+    }
+}
+
+/// Wide enough for the label of a line that all ranks wrote.
+fn label_width(ranks: u32, fold: bool) -> usize {
+    let digits = ranks.saturating_sub(1).to_string().len();
+    if fold { digits + "0-".len() } else { digits }
+}
