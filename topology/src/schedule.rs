@@ -252,16 +252,35 @@ impl fmt::Display for Step {
     /// `2.0^` publishes, `|2.0|` meets and folds, `2.0@3+` fetches from the window of rank 3, `2.0@*=`
     /// from what was folded.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.cell(|block| block.to_string()))
+    }
+}
+
+impl Step {
+    fn cell(&self, name: impl Fn(Block) -> String) -> String {
         match self {
-            Self::Send { to, block } => write!(f, "{block}>{to}"),
-            Self::Receive { from, block, action } => write!(f, "{block}<{from}{action}"),
-            Self::Publish { block } => write!(f, "{block}^"),
+            Self::Send { to, block } => format!("{}>{to}", name(*block)),
+            Self::Receive { from, block, action } => format!("{}<{from}{action}", name(*block)),
+            Self::Publish { block } => format!("{}^", name(*block)),
             Self::Meet { fold } => {
-                let blocks = fold.iter().map(Block::to_string).collect::<Vec<_>>();
-                write!(f, "|{}|", blocks.join(","))
+                let blocks: Vec<String> = fold.iter().map(|&block| name(block)).collect();
+                format!("|{}|", blocks.join(","))
             }
-            Self::Fetch { from: Source::Rank(rank), block, action } => write!(f, "{block}@{rank}{action}"),
-            Self::Fetch { from: Source::Folded, block, action } => write!(f, "{block}@*{action}"),
+            Self::Fetch { from: Source::Rank(rank), block, action } => {
+                format!("{}@{rank}{action}", name(*block))
+            }
+            Self::Fetch { from: Source::Folded, block, action } => format!("{}@*{action}", name(*block)),
+        }
+    }
+
+    /// The blocks it names.
+    pub(crate) fn blocks(&self) -> &[Block] {
+        match self {
+            Self::Send { block, .. }
+            | Self::Receive { block, .. }
+            | Self::Publish { block }
+            | Self::Fetch { block, .. } => std::slice::from_ref(block),
+            Self::Meet { fold } => fold,
         }
     }
 }
@@ -273,6 +292,9 @@ impl fmt::Display for Schedule {
 }
 
 /// Prints schedules of one collective as a table of ranks and steps for each channel.
+///
+/// Cells are steps as they print alone; where all blocks of a channel are of one part, the heading says so
+/// and the cells leave it out.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a>(pub &'a [Schedule]);
 
@@ -280,23 +302,33 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.0.first() else { return writeln!(f, "no ranks") };
         let Schedule { collective, algorithm, ranks, parts, .. } = first;
-        writeln!(f, "{collective}, {algorithm}, {ranks} ranks, {parts} parts")?;
+        writeln!(f, "{collective}, {algorithm}, ranks {ranks}, parts {parts}")?;
         let channels = self.0.iter().map(|schedule| schedule.channels.len()).max().unwrap_or(0);
-        for channel in 0..channels {
-            writeln!(f, "channel {channel}")?;
-            let cells = |schedule: &Schedule| {
-                let steps = schedule.channels.get(channel);
-                steps.map_or(vec![], |steps| steps.iter().map(Step::to_string).collect())
-            };
-            let rows: Vec<Vec<String>> = self.0.iter().map(cells).collect();
-            let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-            let width = |column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max();
-            let widths: Vec<usize> = (0..columns).filter_map(width).collect();
-            for (schedule, row) in self.0.iter().zip(&rows) {
-                let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-                let line = cells.collect::<Vec<_>>().join("  ");
-                writeln!(f, "{:>4} | {}", schedule.rank, line.trim_end())?;
-            }
+        (0..channels).try_for_each(|channel| self.write_channel(f, channel))
+    }
+}
+
+impl Table<'_> {
+    fn write_channel(&self, f: &mut fmt::Formatter<'_>, channel: usize) -> fmt::Result {
+        let steps_of = |schedule: &'_ Schedule| schedule.channels.get(channel).cloned().unwrap_or_default();
+        let lanes: Vec<(u32, Vec<Step>)> = self.0.iter().map(|s| (s.rank, steps_of(s))).collect();
+        let blocks = || lanes.iter().flat_map(|(_, steps)| steps).flat_map(Step::blocks);
+        let part = blocks().next().map(|first| first.part);
+        let part = part.filter(|&part| blocks().all(|block| block.part == part));
+        match part {
+            Some(part) => writeln!(f, "channel {channel}, part {part}")?,
+            None => writeln!(f, "channel {channel}")?,
+        }
+        let name = |block: Block| if part.is_some() { block.chunk.to_string() } else { block.to_string() };
+        let cells = |steps: &[Step]| steps.iter().map(|step| step.cell(name)).collect::<Vec<_>>();
+        let rows: Vec<(u32, Vec<String>)> = lanes.iter().map(|(rank, steps)| (*rank, cells(steps))).collect();
+        let columns = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0);
+        let width = |column| rows.iter().filter_map(|(_, cells)| cells.get(column)).map(String::len).max();
+        let widths: Vec<usize> = (0..columns).filter_map(width).collect();
+        for (rank, cells) in &rows {
+            let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            let line = padded.collect::<Vec<_>>().join("  ");
+            writeln!(f, "{rank:>4} | {}", line.trim_end())?;
         }
         Ok(())
     }

@@ -288,7 +288,7 @@ impl FromStr for Torus {
 #[non_exhaustive]
 pub enum TopologyError {
     /// A part of the text is not a size.
-    #[error("topology dimension {given:?} is not a number, expected a size such as 4, or 4o without wrap")]
+    #[error("topology dimension {given:?} is not a number, expected one such as 4 or 4o")]
     NotANumber {
         /// The part as written.
         given: String,

@@ -337,19 +337,17 @@ fn sites(schedule: &Schedule) -> impl Iterator<Item = (Site, &Step)> {
 fn check_steps(schedule: &Schedule) -> Result<(), VerifyError> {
     let (ranks, chunks, parts) = (schedule.ranks, schedule.chunks(), schedule.parts);
     for (site, step) in sites(schedule) {
-        let (other, blocks) = match step {
-            Step::Send { to, block } => (Some(*to), std::slice::from_ref(block)),
-            Step::Receive { from, block, .. } => (Some(*from), std::slice::from_ref(block)),
-            Step::Fetch { from: Source::Rank(from), block, .. } if *from >= ranks => {
-                (Some(*from), std::slice::from_ref(block))
-            }
-            Step::Publish { block } | Step::Fetch { block, .. } => (None, std::slice::from_ref(block)),
-            Step::Meet { fold } => (None, &fold[..]),
+        let other = match step {
+            Step::Send { to, .. } => Some(*to),
+            Step::Receive { from, .. } => Some(*from),
+            Step::Fetch { from: Source::Rank(from), .. } => Some(*from).filter(|&from| from != site.rank),
+            _ => None,
         };
         if let Some(given) = other.filter(|&other| other >= ranks || other == schedule.rank) {
             return Err(VerifyError::NoSuchRank { site, given, ranks });
         }
-        if let Some(&block) = blocks.iter().find(|block| block.chunk >= chunks || block.part >= parts) {
+        if let Some(&block) = step.blocks().iter().find(|block| block.chunk >= chunks || block.part >= parts)
+        {
             return Err(VerifyError::NoSuchBlock { site, block, chunks, parts });
         }
     }
