@@ -4,6 +4,8 @@
 //! may be the same memory, and another process may map it. Every access is one bounded raw copy or kernel.
 #![allow(unsafe_code)]
 
+mod staging;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
 use std::ptr::NonNull;

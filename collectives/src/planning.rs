@@ -32,17 +32,38 @@ impl Planner {
     }
 
     /// The schedule for a size class of `bytes`.
-    pub(crate) fn plan(&self, collective: Collective, bytes: usize, op: &Op) -> Result<Schedule, Failure> {
+    ///
+    /// # Errors
+    /// When the forced algorithm can not be used here.
+    pub(crate) fn plan(&self, wanted: Wanted, op: OpKind) -> Result<Schedule, Failure> {
+        let Wanted { collective, bytes, flat_only } = wanted;
         let request = Request {
             collective,
             bytes: bytes as u64,
             placement: &self.placement,
             rank: self.rank,
             machine: &self.machine,
-            forced: if flat_only(op) { Some(Algorithm::Flat) } else { self.forced },
+            forced: if flat_only { Some(Algorithm::Flat) } else { self.forced },
         };
-        plan(&request)
-            .map_err(|error| Failure::new(FailureKind::InvalidUsage, format!("{}: {error}", op.kind)))
+        plan(&request).map_err(|error| Failure::new(FailureKind::InvalidUsage, format!("{op}: {error}")))
+    }
+}
+
+/// What plans differ by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Wanted {
+    collective: Collective,
+    bytes: usize,
+    flat_only: bool,
+}
+
+impl Wanted {
+    /// What an operation needs; none that moves no tensor. Sizes are rounded up to a power of two, so that
+    /// a program with many sizes has few plans.
+    pub(crate) fn by(op: &Op) -> Option<Self> {
+        let collective = op.kind.schedule(op.root.unwrap_or(0))?;
+        let bytes = op.inputs.total().max(op.outputs.total()).next_power_of_two();
+        Some(Self { collective, bytes, flat_only: flat_only(op) })
     }
 }
 

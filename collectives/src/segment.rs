@@ -11,7 +11,7 @@ use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
 use crate::process::{self, Liveness};
 use crate::rank_list::RankList;
 use crate::region::Region;
-use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Word};
+use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Run, Word};
 
 /// How the ranks of a host hand each other the descriptor of their segment.
 pub trait Bootstrap {
@@ -243,6 +243,22 @@ impl Segment {
         Ring::new(counters, self.layout.ring_bytes())
     }
 
+    /// Copies bytes to the beginning of a run of the ring whose data is at `data`.
+    pub(crate) fn write_run(&self, data: usize, run: Run, bytes: &[u8]) {
+        let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
+        let (head, rest) = bytes.split_at(head as usize);
+        self.region.write(data + first as usize, head);
+        self.region.write(data + second as usize, rest);
+    }
+
+    /// Copies the beginning of a run of the ring whose data is at `data`.
+    pub(crate) fn read_run(&self, data: usize, run: Run, bytes: &mut [u8]) {
+        let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
+        let (head, rest) = bytes.split_at_mut(head as usize);
+        self.region.read(data + first as usize, head);
+        self.region.read(data + second as usize, rest);
+    }
+
     /// Says that this rank is about to arrive in `round`.
     pub(crate) fn set_arrived(&self, round: u32) {
         let arrived: &AtomicU64 = self.region.at(self.layout.member(self.rank()) + M_ARRIVED);
@@ -287,6 +303,11 @@ impl Segment {
             self.poison();
         }
         self.failure().unwrap_or_else(|| Failure::new(kind, text))
+    }
+
+    /// Fails the communicator because `rank` wrote nonsense into it.
+    pub(crate) fn corrupt(&self, rank: u32, what: &str) -> Failure {
+        self.fail(FailureKind::Internal, &format!("{} wrote what can not be: {what}", self.describe(&[rank])))
     }
 
     fn poison(&self) {

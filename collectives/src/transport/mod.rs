@@ -1,6 +1,7 @@
 //! Moving segments between ranks: one trait, several drivers.
 
 pub mod mem;
+pub(crate) mod shm;
 
 use crate::execution::{Delivery, Execution, ExecutionError};
 use crate::wire::Header;
