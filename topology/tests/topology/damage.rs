@@ -28,7 +28,7 @@ fn samples() -> Vec<Vec<Schedule>> {
     let cases = [
         (Algorithm::Flat, vec![ring(2), ring(4)]),
         (Algorithm::Ring, vec![ring(2), ring(5)]),
-        (Algorithm::Bucket, vec![placed("2x3"), placed("3ox3"), placed("4o")]),
+        (Algorithm::Bucket, vec![placed("2x3"), placed("3ox2"), placed("4o")]),
     ];
     let mut samples = Vec::new();
     for (algorithm, placements) in cases {
