@@ -16,7 +16,7 @@ use crate::board;
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::flat::Flat;
-use crate::match_key::{self, Posted, Slot};
+use crate::match_key::{self, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::process::Liveness;
@@ -40,6 +40,8 @@ pub(crate) struct Lane {
     plans: HashMap<Wanted, Arc<Schedule>>,
     board: Option<board::Lane>,
     closing: Arc<AtomicBool>,
+    /// Of everything but the operation that plans depend on.
+    plan_print: u64,
     round: u32,
     seq: u64,
 }
@@ -50,6 +52,7 @@ pub(crate) struct Meet<'a> {
     pub(crate) seq: u64,
     pub(crate) deadline: Instant,
     pub(crate) timeout: Duration,
+    pub(crate) algorithm: Option<Algorithm>,
     /// The fold the last to arrive does with the others' help: bytes at the start of every window.
     pub(crate) fold_bytes: usize,
 }
@@ -61,19 +64,11 @@ impl Lane {
         board: Option<board::Lane>,
         closing: Arc<AtomicBool>,
     ) -> Result<Self, Failure> {
-        let planner = Planner::new(segment.members(), &config)?;
+        let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
+        let plan_print = planner.fingerprint();
         let patience = Patience::new(segment.size(), config.cpus);
-        Ok(Self {
-            segment,
-            planner,
-            config,
-            patience,
-            plans: HashMap::new(),
-            board,
-            closing,
-            round: 0,
-            seq: 0,
-        })
+        let plans = HashMap::new();
+        Ok(Self { segment, planner, config, patience, plans, board, closing, plan_print, round: 0, seq: 0 })
     }
 
     /// Runs one collective to its end.
@@ -87,7 +82,8 @@ impl Lane {
             board.posted(seq, &record(op));
         }
         let timeout = op.timeout.unwrap_or(timeout);
-        let meet = Meet { op, seq, deadline: Instant::now() + timeout, timeout, fold_bytes: 0 };
+        let meet =
+            Meet { op, seq, deadline: Instant::now() + timeout, timeout, algorithm: None, fold_bytes: 0 };
         let result = self.execute(meet);
         if let Some(board) = &self.board {
             board.completed(seq);
@@ -95,12 +91,13 @@ impl Lane {
         result
     }
 
-    fn execute(&mut self, meet: Meet<'_>) -> Result<(), Failure> {
+    fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {
         let op = meet.op;
         let Some(wanted) = Wanted::by(op) else {
             return self.match_keys(&meet, 1).map(drop);
         };
         let schedule = self.plan(wanted, op.kind)?;
+        meet.algorithm = Some(schedule.algorithm);
         let segment = self.segment.clone();
         if schedule.algorithm == Algorithm::Flat {
             Flat::new(&segment, op, &schedule).run(self, meet)
@@ -129,7 +126,10 @@ impl Lane {
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
-        slot.write(meet.op, meet.seq, rounds);
+        slot.write(
+            meet.op,
+            &Planned { seq: meet.seq, rounds, algorithm: meet.algorithm, print: self.plan_print },
+        );
         if splits::needed(meet.op.kind) {
             splits::write(&self.segment, meet.op, parity);
         }

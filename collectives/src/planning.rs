@@ -1,5 +1,7 @@
 //! Plans for one communicator: its ranks on the torus, the host they share, and what the user forced.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use tpurun_topology::{Algorithm, Collective, Machine, Placement, Request, Schedule, SharedMemory, plan};
 
 use crate::config::Config;
@@ -19,16 +21,23 @@ pub(crate) struct Planner {
 impl Planner {
     /// # Errors
     /// When the ranks do not fit the topology.
-    pub(crate) fn new(members: &Membership, config: &Config) -> Result<Self, Failure> {
+    pub(crate) fn new(members: &Membership, config: &Config, cpus: u32) -> Result<Self, Failure> {
         let placement = match &config.topology {
             None => Placement::ring(members.size()),
             Some(topology) => Placement::new(topology.torus(), &members.world_ranks)
                 .map_err(|error| invalid_usage!("placing {} on TPURUN_TOPOLOGY: {error}", members.name))?,
         };
         // Measured orders of magnitude of one server: they choose between algorithms, nothing else.
-        let shared = SharedMemory { cores: config.cpus, wake_s: 3e-6, memory_bytes_per_s: 15e9 };
+        let shared = SharedMemory { cores: cpus, wake_s: 3e-6, memory_bytes_per_s: 15e9 };
         let machine = Machine { alpha_s: 5e-6, link_bytes_per_s: 5e9, shared: Some(shared) };
         Ok(Self { placement, machine, rank: members.rank, forced: config.algorithm })
+    }
+
+    /// Differs where ranks were given different topologies: their plans would not fit together.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        format!("{:?}", self.placement).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// The schedule for a size class of `bytes`.

@@ -57,6 +57,7 @@ const H_MAGIC: usize = 0;
 const H_VERSION: usize = 8;
 const H_RANKS: usize = 12;
 const H_WINDOW: usize = 16;
+const H_CPUS: usize = 24;
 const H_ATTACHED: usize = 64;
 // Member words.
 const M_PID: usize = 0;
@@ -73,6 +74,14 @@ const F_NONE: u32 = 0;
 const F_WRITING: u32 = 1;
 const F_READY: u32 = 2;
 
+/// What rank 0 decides for all, where their own settings might differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) window_bytes: usize,
+    /// What plans count on; ranks may be pinned to different CPUs.
+    pub(crate) cpus: u32,
+}
+
 /// One rank's view of the segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -85,17 +94,17 @@ impl Segment {
     /// Creates (rank 0) or joins the segment, and returns when all ranks are in.
     pub(crate) fn rendezvous(
         members: Membership,
-        window_bytes: usize,
+        offer: Offer,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<Self, Failure> {
         let deadline = Instant::now() + timeout;
         let segment = if members.rank == 0 {
-            let layout = Layout::new(members.size(), window_bytes);
+            let layout = Layout::new(members.size(), offer.window_bytes);
             let (region, fd) = Region::create("tpurun-communicator", layout.total())
                 .map_err(|error| refused(&members, "create", layout.total(), &error))?;
             let segment = Self { region, layout, members };
-            segment.write_header();
+            segment.write_header(offer.cpus);
             segment.attach()?;
             bootstrap.offer(fd.as_fd())?;
             segment.wait_for_all(deadline, timeout)?;
@@ -112,12 +121,13 @@ impl Segment {
         Ok(segment)
     }
 
-    fn write_header(&self) {
+    fn write_header(&self, cpus: u32) {
         let header = self.layout.header();
         let word = |offset: usize| self.region.at::<AtomicU32>(header + offset);
         self.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
         word(H_VERSION).store(VERSION, Ordering::Relaxed);
         word(H_RANKS).store(self.members.size(), Ordering::Relaxed);
+        word(H_CPUS).store(cpus, Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
     }
@@ -215,6 +225,11 @@ impl Segment {
 
     pub(crate) fn rank(&self) -> u32 {
         self.members.rank
+    }
+
+    /// The CPUs that plans count on, the same on every rank.
+    pub(crate) fn planned_cpus(&self) -> u32 {
+        self.region.at::<AtomicU32>(self.layout.header() + H_CPUS).load(Ordering::Relaxed).max(1)
     }
 
     pub(crate) fn size(&self) -> u32 {
