@@ -30,8 +30,6 @@ PYBIND11_MODULE(_C, module) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"), py::arg("name"),
            py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 
-  module.def("engine_version", &tpurun_version);
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
-  module.def("stop_callbacks", &tpurun::stop_callbacks);
-  module.attr("torch_version") = TPURUN_TORCH_VERSION;
+  module.def("stop_callbacks", &tpurun::stop_callbacks, "Run no more callbacks of futures; for exit.");
 }

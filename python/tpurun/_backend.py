@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import glob
 import importlib.util
 import sys
@@ -58,21 +59,32 @@ def load_native() -> Any:
     """The extension module, loaded at its first use."""
     global _native
     if _native is None:
-        import torch
-
-        try:
-            from tpurun import _C as native
-        except ImportError as error:
-            raise ImportError(
-                f"tpurun: the extension does not load with torch {torch.__version__}: {error}; "
-                "rebuild it against this torch (make build)"
-            ) from error
-        import atexit
-
-        # Futures run Python on threads of ours; none may be left when the interpreter goes.
-        atexit.register(native.stop_callbacks)
-        _native = native
+        _native = _load()
     return _native
+
+
+def _load() -> Any:
+    import torch
+
+    try:
+        from tpurun._build import TORCH_VERSION
+    except ImportError as error:
+        raise ImportError("tpurun: this copy has no compiled parts; install it with `make build`") from error
+    if _minor(torch.__version__) != _minor(TORCH_VERSION):
+        # Torch's C++ interface changes with every minor: the loader would only speak of missing symbols.
+        raise ImportError(
+            f"tpurun: expected torch {_minor(TORCH_VERSION)}, which this copy was built for, "
+            f"found {torch.__version__}; rebuild tpurun with this torch installed"
+        )
+    from tpurun import _C
+
+    # Futures run Python on threads of the extension; none may be left when the interpreter goes.
+    atexit.register(_C.stop_callbacks)
+    return _C
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _google_tpu_present() -> bool:
