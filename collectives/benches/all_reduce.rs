@@ -22,7 +22,10 @@ fn main() {
         [ranks, bytes] => (vec![ranks], vec![bytes]),
         _ => (vec![2, 8, 64], vec![8, 64 << 10, 1 << 20, 16 << 20]),
     };
-    println!("{:>6} {:>10} {:>12} {:>12} {:>12} {:>10}", "ranks", "bytes", "median us", "min us", "max us", "GB/s");
+    println!(
+        "{:>6} {:>10} {:>12} {:>12} {:>12} {:>10}",
+        "ranks", "bytes", "median us", "min us", "max us", "GB/s"
+    );
     for ranks in all_ranks {
         for &bytes in &all_bytes {
             if ranks * bytes <= 1 << 30 {
@@ -37,10 +40,11 @@ fn row(ranks: u32, bytes: usize) {
     // About a quarter of a second per block.
     let iterations = (100_000_000 / (ranks as usize * (bytes + 20_000))).clamp(3, 5000);
     let times = with_ranks(ranks, &config, Duration::from_secs(60), |communicator| {
-        let mut call = Call::new(OpKind::AllReduce, vec![vec![1; bytes.div_ceil(8)]], vec![vec![0; bytes.div_ceil(8)]]);
+        let mut call =
+            Call::new(OpKind::AllReduce, vec![vec![1; bytes.div_ceil(8)]], vec![vec![0; bytes.div_ceil(8)]]);
         let mut run = || {
             let mut op = call.op();
-            op.dtype = if bytes % 4 == 0 { Dtype::F32 } else { Dtype::I64 };
+            op.dtype = if bytes.is_multiple_of(4) { Dtype::F32 } else { Dtype::I64 };
             communicator.post(op, Mode::Blocking).expect("the all-reduce works");
         };
         (0..3).for_each(|_| run());

@@ -16,7 +16,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::lane::Lane;
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
-use crate::segment::{Bootstrap, Membership, Segment};
+use crate::segment::{Bootstrap, Membership, Offer, Segment};
 use crate::validate::validate;
 use crate::work::{OnDone, Outcome, Work};
 
@@ -67,7 +67,8 @@ impl Communicator {
     ) -> Result<Self, Failure> {
         let timeout = config.timeout.unwrap_or(timeout);
         let window_bytes = window_bytes(config.staging_bytes, members.size());
-        let segment = Arc::new(Segment::rendezvous(members, window_bytes, bootstrap, timeout)?);
+        let offer = Offer { window_bytes, cpus: config.cpus };
+        let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
         let board = board.and_then(|board| claim_lane(board, segment.members()));
         let closing = Arc::new(AtomicBool::new(false));
         let lane = Lane::new(segment.clone(), config, board, closing.clone())?;
@@ -146,8 +147,11 @@ impl Communicator {
         }
         self.queued.fetch_add(1, Ordering::AcqRel);
         let thread = thread.as_ref().expect("it was just started");
-        thread.push(Job { op, work: work.clone(), timeout }, timeout)?;
-        Ok(work)
+        let pushed = thread.push(Job { op, work: work.clone(), timeout }, timeout);
+        if pushed.is_err() {
+            self.queued.fetch_sub(1, Ordering::AcqRel);
+        }
+        pushed.map(|()| work)
     }
 
     /// Waits for an operation, driving messages meanwhile; `None` when `deadline` passed.

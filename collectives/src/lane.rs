@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as StdOrdering};
 use std::time::{Duration, Instant};
 
-use tpurun_topology::{Algorithm, Collective, Schedule};
+use tpurun_topology::{Algorithm, Schedule};
 
 use crate::board;
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind};
 use crate::flat::Flat;
-use crate::match_key::{self, Posted, Slot};
+use crate::match_key::{self, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
-use crate::planning::Planner;
+use crate::planning::{Planner, Wanted};
 use crate::process::Liveness;
 use crate::segment::Segment;
 use crate::splits;
@@ -37,9 +37,11 @@ pub(crate) struct Lane {
     planner: Planner,
     config: Config,
     patience: Patience,
-    plans: HashMap<(Collective, usize), Arc<Schedule>>,
+    plans: HashMap<Wanted, Arc<Schedule>>,
     board: Option<board::Lane>,
     closing: Arc<AtomicBool>,
+    /// Of everything but the operation that plans depend on.
+    plan_print: u64,
     round: u32,
     seq: u64,
 }
@@ -50,6 +52,7 @@ pub(crate) struct Meet<'a> {
     pub(crate) seq: u64,
     pub(crate) deadline: Instant,
     pub(crate) timeout: Duration,
+    pub(crate) algorithm: Option<Algorithm>,
     /// The fold the last to arrive does with the others' help: bytes at the start of every window.
     pub(crate) fold_bytes: usize,
 }
@@ -61,19 +64,11 @@ impl Lane {
         board: Option<board::Lane>,
         closing: Arc<AtomicBool>,
     ) -> Result<Self, Failure> {
-        let planner = Planner::new(segment.members(), &config)?;
+        let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
+        let plan_print = planner.fingerprint();
         let patience = Patience::new(segment.size(), config.cpus);
-        Ok(Self {
-            segment,
-            planner,
-            config,
-            patience,
-            plans: HashMap::new(),
-            board,
-            closing,
-            round: 0,
-            seq: 0,
-        })
+        let plans = HashMap::new();
+        Ok(Self { segment, planner, config, patience, plans, board, closing, plan_print, round: 0, seq: 0 })
     }
 
     /// Runs one collective to its end.
@@ -87,7 +82,8 @@ impl Lane {
             board.posted(seq, &record(op));
         }
         let timeout = op.timeout.unwrap_or(timeout);
-        let meet = Meet { op, seq, deadline: Instant::now() + timeout, timeout, fold_bytes: 0 };
+        let meet =
+            Meet { op, seq, deadline: Instant::now() + timeout, timeout, algorithm: None, fold_bytes: 0 };
         let result = self.execute(meet);
         if let Some(board) = &self.board {
             board.completed(seq);
@@ -95,30 +91,28 @@ impl Lane {
         result
     }
 
-    fn execute(&mut self, meet: Meet<'_>) -> Result<(), Failure> {
+    fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {
         let op = meet.op;
-        let Some(collective) = op.kind.schedule(op.root.unwrap_or(0)) else {
+        let Some(wanted) = Wanted::by(op) else {
             return self.match_keys(&meet, 1).map(drop);
         };
-        let schedule = self.plan(collective, op)?;
+        let schedule = self.plan(wanted, op.kind)?;
+        meet.algorithm = Some(schedule.algorithm);
         let segment = self.segment.clone();
         if schedule.algorithm == Algorithm::Flat {
             Flat::new(&segment, op, &schedule).run(self, meet)
         } else {
             self.match_keys(&meet, 1)?;
-            stepwise::run(&segment, op, schedule, meet.seq, &mut |missing| self.check(&meet, missing))
+            stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &mut || self.check(&meet, &[]))
         }
     }
 
-    fn plan(&mut self, collective: Collective, op: &Op) -> Result<Arc<Schedule>, Failure> {
-        let bytes = op.inputs.total().max(op.outputs.total());
-        // Plans are for a size class, so that a program with many sizes has few of them.
-        let class = bytes.next_power_of_two();
-        if let Some(plan) = self.plans.get(&(collective, class)) {
+    fn plan(&mut self, wanted: Wanted, op: OpKind) -> Result<Arc<Schedule>, Failure> {
+        if let Some(plan) = self.plans.get(&wanted) {
             return Ok(plan.clone());
         }
-        let plan = Arc::new(self.planner.plan(collective, class, op)?);
-        self.plans.insert((collective, class), plan.clone());
+        let plan = Arc::new(self.planner.plan(wanted, op)?);
+        self.plans.insert(wanted, plan.clone());
         Ok(plan)
     }
 
@@ -132,7 +126,10 @@ impl Lane {
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
-        slot.write(meet.op, meet.seq, rounds);
+        slot.write(
+            meet.op,
+            &Planned { seq: meet.seq, rounds, algorithm: meet.algorithm, print: self.plan_print },
+        );
         if splits::needed(meet.op.kind) {
             splits::write(&self.segment, meet.op, parity);
         }
@@ -269,31 +266,31 @@ impl Lane {
             return Err(failure);
         }
         let op = format!("operation {} of {}, {}", meet.seq, segment.members().name, Posted::of(meet.op));
+        // Step by step, a rank waits for its peers one after the other: any of them may be the one.
+        let suspects: Vec<u32> =
+            if missing.is_empty() { segment.ranks().collect() } else { missing.to_vec() };
         let lost: Vec<u32> =
-            missing.iter().copied().filter(|rank| segment.liveness(*rank) == Liveness::Gone).collect();
+            suspects.into_iter().filter(|rank| segment.liveness(*rank) == Liveness::Gone).collect();
         if !lost.is_empty() {
             let text = format!("{} is gone: {op} can not complete", segment.describe(&lost));
             return Err(segment.fail(FailureKind::RankLost, &text));
         }
+        let came = || {
+            let (ranks, here) = (segment.size() as usize, segment.size() as usize - missing.len());
+            match missing {
+                [] => format!("all {ranks} ranks came, not all went on"),
+                _ => format!("{here} of {ranks} ranks came, missing {}", segment.describe(missing)),
+            }
+        };
         let now = Instant::now();
         if now >= meet.deadline {
-            let arrived = segment.size() as usize - missing.len();
-            let text = format!(
-                "Timed out after {:?} in {op}: {arrived} of {} ranks came, missing {}",
-                meet.timeout,
-                segment.size(),
-                segment.describe(missing)
-            );
+            let text = format!("Timed out after {:?} in {op}: {}", meet.timeout, came());
             return Err(segment.fail(FailureKind::Timeout, &text));
         }
         let started = meet.deadline.checked_sub(meet.timeout).unwrap_or(now);
         if self.closing.load(StdOrdering::Relaxed) && now.duration_since(started) >= CLOSING_GRACE {
-            let text = format!(
-                "{} shut {} down while {op} still waited for {}",
-                segment.describe(&[segment.rank()]),
-                segment.members().name,
-                segment.describe(missing)
-            );
+            let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
+            let text = format!("{who} shut {name} down during {op}: {}", came());
             return Err(segment.fail(FailureKind::Aborted, &text));
         }
         Ok(())

@@ -14,7 +14,7 @@ pub mod board;
 #[cfg(not(tpurun_loom))]
 pub mod bootstrap;
 #[cfg(not(tpurun_loom))]
-mod buffer;
+pub mod buffer;
 #[cfg(not(tpurun_loom))]
 mod communicator;
 #[cfg(not(tpurun_loom))]
@@ -25,6 +25,8 @@ pub mod control;
 pub mod dtype;
 #[cfg(not(tpurun_loom))]
 mod engine;
+#[cfg(not(tpurun_loom))]
+pub mod execution;
 #[cfg(not(tpurun_loom))]
 mod failure;
 #[cfg(not(tpurun_loom))]
@@ -60,7 +62,11 @@ mod splits;
 #[cfg(not(tpurun_loom))]
 mod stepwise;
 #[cfg(not(tpurun_loom))]
+pub mod transport;
+#[cfg(not(tpurun_loom))]
 mod validate;
+#[cfg(not(tpurun_loom))]
+pub mod wire;
 #[cfg(not(tpurun_loom))]
 mod work;
 

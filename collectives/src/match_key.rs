@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use tpurun_topology::Algorithm;
+
 use crate::config::Matching;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::layout::SLOT_BYTES;
@@ -16,11 +18,12 @@ use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a slot that are compared, in this order; the call site only in strict matching.
-const FIELDS: [(usize, &str); 5] = [
+const FIELDS: [(usize, &str); 6] = [
     (KIND, "collective"),
     (COUNT, "element count"),
     (SIZES, "shape or split sizes"),
     (SCALE, "scale"),
+    (PLAN, "topology"),
     (SITE, "call site"),
 ];
 const KIND: usize = 0;
@@ -30,6 +33,7 @@ const SCALE: usize = 3;
 const SITE: usize = 4;
 const SEQ: usize = 5;
 const ROUNDS: usize = 6;
+const PLAN: usize = 7;
 // The second cache line on: details.
 const NDIM: usize = 8;
 const DIMS: usize = 9;
@@ -38,6 +42,17 @@ const SITE_BYTES: usize = ELEMENTS + 1;
 const SITE_TEXT: usize = SITE_BYTES + 1;
 const SITE_TEXT_BYTES: usize = SLOT_BYTES - SITE_TEXT * 8;
 const NO_REDUCE_OP: u8 = 0xff;
+
+/// How this rank is going to run an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    pub(crate) seq: u64,
+    /// Rounds it takes, as far as this rank knows.
+    pub(crate) rounds: u32,
+    pub(crate) algorithm: Option<Algorithm>,
+    /// Differs where plans can not fit together.
+    pub(crate) print: u64,
+}
 
 /// One slot in the segment.
 #[derive(Clone, Copy, Debug)]
@@ -64,11 +79,12 @@ impl<'a> Slot<'a> {
         self.word(index).load(Ordering::Relaxed)
     }
 
-    /// Writes the key of operation `seq`, which takes `rounds` rounds as far as this rank knows.
-    pub(crate) fn write(&self, op: &Op, seq: u64, rounds: u32) {
+    /// Writes the key of an operation.
+    pub(crate) fn write(&self, op: &Op, planned: &Planned) {
         let reduce_op = if op.kind.reduces() { op.reduce_op as u8 } else { NO_REDUCE_OP };
         let root = op.root.map_or(u32::MAX, |root| root);
-        let codes = u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, 0]);
+        let codes =
+            u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, algorithm_code(planned.algorithm)]);
         let (count, sizes) = matched_sizes(op);
         let scale = if reduce_op == ReduceOp::PremulSum as u8 { op.scale.to_bits() } else { 0 };
         self.store(KIND, u64::from(codes) | u64::from(root) << 32);
@@ -76,8 +92,9 @@ impl<'a> Slot<'a> {
         self.store(SIZES, sizes);
         self.store(SCALE, scale);
         self.store(SITE, hash(&op.site));
-        self.store(SEQ, seq);
-        self.store(ROUNDS, u64::from(rounds));
+        self.store(SEQ, planned.seq);
+        self.store(ROUNDS, u64::from(planned.rounds));
+        self.store(PLAN, planned.print);
         self.store(NDIM, u64::from(op.shape.ndim()));
         for (index, dim) in op.shape.dims().iter().enumerate() {
             self.store(DIMS + index, *dim as u64);
@@ -238,11 +255,11 @@ pub(crate) fn describe(
 
 /// Which of the packed codes differ.
 fn code_fields(slots: &[Slot<'_>]) -> Vec<String> {
-    let names = ["collective", "dtype", "reduce op", "root"];
+    let names = ["collective", "dtype", "reduce op", "algorithm", "root"];
     let codes = |slot: &Slot<'_>| {
         let word = slot.load(KIND);
-        let [kind, dtype, reduce_op, _] = (word as u32).to_le_bytes();
-        [u32::from(kind), u32::from(dtype), u32::from(reduce_op), (word >> 32) as u32]
+        let [kind, dtype, reduce_op, algorithm] = (word as u32).to_le_bytes().map(u32::from);
+        [kind, dtype, reduce_op, algorithm, (word >> 32) as u32]
     };
     let first = codes(&slots[0]);
     (0..names.len())
@@ -262,6 +279,11 @@ fn matched_sizes(op: &Op) -> (u64, u64) {
         OpKind::AllToAll | OpKind::Gather | OpKind::Scatter | OpKind::Barrier => (0, 0),
         OpKind::Send | OpKind::Recv => (op.count(), 0),
     }
+}
+
+fn algorithm_code(algorithm: Option<Algorithm>) -> u8 {
+    let position = |algorithm| Algorithm::ALL.iter().position(|known| *known == algorithm);
+    algorithm.and_then(position).map_or(u8::MAX, |position| position as u8)
 }
 
 fn hash(value: &(impl Hash + ?Sized)) -> u64 {

@@ -19,7 +19,6 @@ use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
 use crate::process::Liveness;
 use crate::segment::Segment;
-use crate::sync::Run;
 use crate::work::Work;
 
 /// Bytes of messages nobody asked for yet that a rank keeps aside per communicator.
@@ -195,14 +194,14 @@ impl Messages {
         let ring = segment.ring(P2P_CHANNEL, segment.rank(), to);
         let data = segment.layout().ring_data(P2P_CHANNEL, segment.rank(), to);
         while let Some(pending) = self.sends[to as usize].front_mut() {
-            let run = ring.writable().map_err(|error| corrupt(&segment, to, &error.to_string()))?;
+            let run = ring.writable().map_err(|error| segment.corrupt(to, &error.to_string()))?;
             let mut room = run;
             if pending.moved == 0 {
                 if (run.bytes as usize) < HEADER_BYTES {
                     break;
                 }
                 let header = Header::of(&pending.op).encode();
-                write(&segment, data, run, &header);
+                segment.write_run(data, run, &header);
                 room = run.after(HEADER_BYTES as u32);
                 pending.moved = HEADER_BYTES;
             }
@@ -234,7 +233,7 @@ impl Messages {
         let ring = segment.ring(P2P_CHANNEL, from, segment.rank());
         let data = segment.layout().ring_data(P2P_CHANNEL, from, segment.rank());
         loop {
-            let run = ring.readable().map_err(|error| corrupt(&segment, from, &error.to_string()))?;
+            let run = ring.readable().map_err(|error| segment.corrupt(from, &error.to_string()))?;
             let inbound = std::mem::replace(&mut self.inbound[from as usize], Inbound::Header);
             let taken = match inbound {
                 Inbound::Header => {
@@ -242,9 +241,9 @@ impl Messages {
                         return Ok(());
                     }
                     let mut bytes = [0; HEADER_BYTES];
-                    read(&segment, data, run, &mut bytes);
-                    let header = Header::decode(&bytes)
-                        .map_err(|error| corrupt(&segment, from, &error.to_string()))?;
+                    segment.read_run(data, run, &mut bytes);
+                    let header =
+                        Header::decode(&bytes).map_err(|error| segment.corrupt(from, &error.to_string()))?;
                     if !self.begin(from, header)? {
                         return Ok(());
                     }
@@ -277,7 +276,7 @@ impl Messages {
                     let left = message.bytes.len() - message.moved;
                     let now = run.first(left.min(u32::MAX as usize) as u32);
                     let to = message.moved..message.moved + now.bytes as usize;
-                    read(&segment, data, now, &mut message.bytes[to]);
+                    segment.read_run(data, now, &mut message.bytes[to]);
                     message.moved += now.bytes as usize;
                     if message.moved == message.bytes.len() {
                         self.take_set_aside();
@@ -388,23 +387,4 @@ impl Messages {
         );
         Err(segment.fail(FailureKind::Mismatch, &text))
     }
-}
-
-fn write(segment: &Segment, data: usize, run: Run, bytes: &[u8]) {
-    let [(first, bytes_first), (second, _)] = run.first(bytes.len() as u32).pieces();
-    let (head, rest) = bytes.split_at(bytes_first as usize);
-    segment.region().write(data + first as usize, head);
-    segment.region().write(data + second as usize, rest);
-}
-
-fn read(segment: &Segment, data: usize, run: Run, bytes: &mut [u8]) {
-    let [(first, bytes_first), (second, _)] = run.first(bytes.len() as u32).pieces();
-    let (head, rest) = bytes.split_at_mut(bytes_first as usize);
-    segment.region().read(data + first as usize, head);
-    segment.region().read(data + second as usize, rest);
-}
-
-fn corrupt(segment: &Segment, peer: u32, what: &str) -> Failure {
-    let text = format!("{} wrote what can not be: {what}", segment.describe(&[peer]));
-    segment.fail(FailureKind::Internal, &text)
 }

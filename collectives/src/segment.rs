@@ -11,7 +11,7 @@ use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
 use crate::process::{self, Liveness};
 use crate::rank_list::RankList;
 use crate::region::Region;
-use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Word};
+use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Run, Word};
 
 /// How the ranks of a host hand each other the descriptor of their segment.
 pub trait Bootstrap {
@@ -57,6 +57,7 @@ const H_MAGIC: usize = 0;
 const H_VERSION: usize = 8;
 const H_RANKS: usize = 12;
 const H_WINDOW: usize = 16;
+const H_CPUS: usize = 24;
 const H_ATTACHED: usize = 64;
 // Member words.
 const M_PID: usize = 0;
@@ -73,6 +74,14 @@ const F_NONE: u32 = 0;
 const F_WRITING: u32 = 1;
 const F_READY: u32 = 2;
 
+/// What rank 0 decides for all, where their own settings might differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) window_bytes: usize,
+    /// What plans count on; ranks may be pinned to different CPUs.
+    pub(crate) cpus: u32,
+}
+
 /// One rank's view of the segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -85,17 +94,17 @@ impl Segment {
     /// Creates (rank 0) or joins the segment, and returns when all ranks are in.
     pub(crate) fn rendezvous(
         members: Membership,
-        window_bytes: usize,
+        offer: Offer,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<Self, Failure> {
         let deadline = Instant::now() + timeout;
         let segment = if members.rank == 0 {
-            let layout = Layout::new(members.size(), window_bytes);
+            let layout = Layout::new(members.size(), offer.window_bytes);
             let (region, fd) = Region::create("tpurun-communicator", layout.total())
                 .map_err(|error| refused(&members, "create", layout.total(), &error))?;
             let segment = Self { region, layout, members };
-            segment.write_header();
+            segment.write_header(offer.cpus);
             segment.attach()?;
             bootstrap.offer(fd.as_fd())?;
             segment.wait_for_all(deadline, timeout)?;
@@ -112,12 +121,13 @@ impl Segment {
         Ok(segment)
     }
 
-    fn write_header(&self) {
+    fn write_header(&self, cpus: u32) {
         let header = self.layout.header();
         let word = |offset: usize| self.region.at::<AtomicU32>(header + offset);
         self.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
         word(H_VERSION).store(VERSION, Ordering::Relaxed);
         word(H_RANKS).store(self.members.size(), Ordering::Relaxed);
+        word(H_CPUS).store(cpus, Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
     }
@@ -217,6 +227,11 @@ impl Segment {
         self.members.rank
     }
 
+    /// The CPUs that plans count on, the same on every rank.
+    pub(crate) fn planned_cpus(&self) -> u32 {
+        self.region.at::<AtomicU32>(self.layout.header() + H_CPUS).load(Ordering::Relaxed).max(1)
+    }
+
     pub(crate) fn size(&self) -> u32 {
         self.members.size()
     }
@@ -241,6 +256,22 @@ impl Segment {
     pub(crate) fn ring(&self, channel: u32, from: u32, to: u32) -> Ring<'_> {
         let counters = self.region.at(self.layout.ring_counters(channel, from, to));
         Ring::new(counters, self.layout.ring_bytes())
+    }
+
+    /// Copies bytes to the beginning of a run of the ring whose data is at `data`.
+    pub(crate) fn write_run(&self, data: usize, run: Run, bytes: &[u8]) {
+        let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
+        let (head, rest) = bytes.split_at(head as usize);
+        self.region.write(data + first as usize, head);
+        self.region.write(data + second as usize, rest);
+    }
+
+    /// Copies the beginning of a run of the ring whose data is at `data`.
+    pub(crate) fn read_run(&self, data: usize, run: Run, bytes: &mut [u8]) {
+        let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
+        let (head, rest) = bytes.split_at_mut(head as usize);
+        self.region.read(data + first as usize, head);
+        self.region.read(data + second as usize, rest);
     }
 
     /// Says that this rank is about to arrive in `round`.
@@ -287,6 +318,11 @@ impl Segment {
             self.poison();
         }
         self.failure().unwrap_or_else(|| Failure::new(kind, text))
+    }
+
+    /// Fails the communicator because `rank` wrote nonsense into it.
+    pub(crate) fn corrupt(&self, rank: u32, what: &str) -> Failure {
+        self.fail(FailureKind::Internal, &format!("{} wrote what can not be: {what}", self.describe(&[rank])))
     }
 
     fn poison(&self) {

@@ -8,6 +8,8 @@
 mod completion;
 mod doorbell;
 mod meeting;
+#[cfg(test)]
+mod model;
 mod patience;
 mod queue;
 mod ring;
@@ -107,33 +109,3 @@ pub(crate) use imp::*;
 
 /// Wake-all for [`Word::wake`].
 pub(crate) const EVERYBODY: u32 = i32::MAX as u32;
-
-/// Runs a model: every interleaving under loom, many real ones as a plain test.
-#[cfg(test)]
-pub(crate) fn model(body: impl Fn() + Sync + Send + 'static) {
-    #[cfg(tpurun_loom)]
-    {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound.get_or_insert(2);
-        builder.check(body);
-    }
-    #[cfg(not(tpurun_loom))]
-    for _ in 0..200 {
-        body();
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod thread {
-    #[cfg(tpurun_loom)]
-    pub(crate) use loom::thread::spawn;
-    #[cfg(not(tpurun_loom))]
-    pub(crate) use std::thread::spawn;
-}
-
-#[cfg(test)]
-#[cfg(tpurun_loom)]
-pub(crate) use loom::sync::Arc as ModelArc;
-#[cfg(test)]
-#[cfg(not(tpurun_loom))]
-pub(crate) use std::sync::Arc as ModelArc;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use ranks::{Call, config, with_ranks};
 use tpurun_collectives::dtype::ReduceOp;
-use tpurun_collectives::{Communicator, Failure, FailureKind, OpKind};
+use tpurun_collectives::{Communicator, Config, Failure, FailureKind, OpKind};
+use tpurun_topology::Topology;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Nothing, less than a line, sizes that do not divide, more than one window.
@@ -72,6 +73,25 @@ fn every_collective(communicator: &Communicator, count: usize, call: impl Fn(Cal
 fn every_collective_is_right_for_every_size() {
     for ranks in [1, 2, 3, 5, 8] {
         with_ranks(ranks, &config(), TIMEOUT, |communicator| {
+            for count in COUNTS {
+                every_collective(communicator, count, |call| call.run(communicator).unwrap());
+            }
+        });
+    }
+}
+
+/// The routes of the torus, over byte rings: forced, because one host has something better.
+#[test]
+fn forced_algorithms_are_right_too() {
+    for (algorithm, topology, ranks) in
+        [("ring", None, 1), ("ring", None, 5), ("bucket", Some("2x2x2"), 8), ("bucket", Some("3x2o"), 6)]
+    {
+        let config = Config {
+            algorithm: Some(algorithm.parse().unwrap()),
+            topology: topology.map(|shape| Topology::parse(shape).unwrap()),
+            ..config()
+        };
+        with_ranks(ranks, &config, TIMEOUT, |communicator| {
             for count in COUNTS {
                 every_collective(communicator, count, |call| call.run(communicator).unwrap());
             }
@@ -182,14 +202,9 @@ fn a_mismatch_is_one_text_on_every_rank() {
     assert!(found.text().contains("differ in element count\n"), "{found}");
     let found = failure(4, |rank| other(rank, Call::new(OpKind::Barrier, vec![], vec![])));
     assert!(found.text().contains("rank 2 posted barrier()"), "{found}");
-    let found = failure(2, |rank| {
-        let mut call = if rank == 0 {
-            Call::new(OpKind::Broadcast, vec![vec![1; 4]], vec![])
-        } else {
-            Call::new(OpKind::Broadcast, vec![vec![1; 4]], vec![])
-        };
-        call.root = Some(rank);
-        call
+    let found = failure(2, |rank| Call {
+        root: Some(rank),
+        ..Call::new(OpKind::Broadcast, vec![vec![1; 4]], vec![])
     });
     assert!(found.text().contains("differ in root"), "{found}");
 }
@@ -265,7 +280,11 @@ fn shutting_down_with_an_operation_nobody_joins_does_not_hang() {
     });
     assert_eq!(outcomes[0], outcomes[1]);
     assert_eq!(outcomes[0].kind(), FailureKind::Aborted);
-    assert!(outcomes[0].text().contains("shut test down while operation 0"), "{}", outcomes[0]);
+    assert!(
+        outcomes[0].text().contains("shut test down during operation 0 of test, all_reduce"),
+        "{}",
+        outcomes[0]
+    );
 }
 
 #[test]

@@ -67,7 +67,11 @@ impl FromStr for RankSet {
             Some((start, end)) => Ok(number(start)?..=number(end)?),
         };
         let ranges = text.split(',').map(range).collect::<Result<Vec<_>, _>>()?;
-        if ranges.iter().any(RangeInclusive::is_empty) { Err(wrong()) } else { Ok(RankSet::from_ranges(ranges)) }
+        if ranges.iter().any(RangeInclusive::is_empty) {
+            Err(wrong())
+        } else {
+            Ok(RankSet::from_ranges(ranges))
+        }
     }
 }
 

@@ -6,9 +6,11 @@ pub mod flat;
 pub mod ring;
 mod spread;
 mod sweep;
+mod walk;
 
 use crate::grid::Grid;
 use crate::placement::Placement;
+use crate::planner::MAX_ALL_TO_ALL_RANKS;
 use crate::schedule::{Algorithm, Block, Collective, Schedule, cut};
 use crate::traffic::{Tensor, Traffic};
 
@@ -16,7 +18,7 @@ use crate::traffic::{Tensor, Traffic};
 ///
 /// # Panics
 /// When `rank` or the root of a broadcast is not a rank of the placement, or an all-to-all has more than
-/// [`crate::planner::MAX_ALL_TO_ALL_RANKS`] ranks; [`crate::plan`] reports these instead.
+/// [`MAX_ALL_TO_ALL_RANKS`] ranks; [`crate::plan`] reports these instead.
 pub fn schedule(algorithm: Algorithm, collective: Collective, placement: &Placement, rank: u32) -> Schedule {
     match algorithm {
         Algorithm::Flat => flat::schedule(collective, placement.ranks(), rank),
@@ -39,6 +41,15 @@ pub fn traffic(
     }
 }
 
+/// What the schedules ask of the links, in closed form.
+pub fn load(algorithm: Algorithm, collective: Collective, placement: &Placement) -> Load {
+    match algorithm {
+        Algorithm::Flat => flat::load(collective, placement.ranks()),
+        Algorithm::Ring => ring::load(collective, placement.ranks()),
+        Algorithm::Bucket => bucket::load(collective, placement.grid()),
+    }
+}
+
 /// What a schedule asks of the links when every neighbour is one link away, in closed form.
 ///
 /// Multiples are of the bytes of the collective: of the tensor for all-reduce and broadcast, of the gathered
@@ -58,6 +69,16 @@ pub struct Load {
 impl Load {
     /// The load of a single rank: none.
     pub const NONE: Self = Self { rounds: 0, busiest: 0.0, total: 0.0, channels: 0 };
+}
+
+/// The generators' duty to their callers: what they panic on.
+fn check(collective: Collective, ranks: u32, rank: u32) {
+    assert!(rank < ranks, "rank {rank} is not one of {ranks}");
+    match collective {
+        Collective::Broadcast { root } => assert!(root < ranks, "root {root} is not one of {ranks}"),
+        Collective::AllToAll => assert!(ranks <= MAX_ALL_TO_ALL_RANKS, "{ranks} ranks in an all-to-all"),
+        _ => {}
+    }
 }
 
 /// How the grid algorithms divide their work: a lane for each dimension to begin with and each way around.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::algorithm::{Load, bucket, flat, ring};
+use crate::algorithm::{self, Load};
 use crate::placement::{Placement, Stretch};
 use crate::schedule::{Action, Algorithm, Collective, Schedule, Source, Step};
 use crate::torus::Dimension;
@@ -46,11 +46,7 @@ pub fn estimate(
     machine: &Machine,
 ) -> Option<f64> {
     let ranks = placement.ranks();
-    let load = match algorithm {
-        Algorithm::Flat => flat::load(collective, ranks),
-        Algorithm::Ring => ring::load(collective, ranks),
-        Algorithm::Bucket => bucket::load(collective, placement.grid()),
-    };
+    let load = algorithm::load(algorithm, collective, placement);
     match (machine.shared, algorithm) {
         (Some(memory), Algorithm::Flat) => Some(flat_seconds(&load, bytes, ranks, machine, &memory)),
         (Some(memory), _) => Some(relayed_seconds(collective, &load, bytes, ranks, machine, &memory)),
@@ -114,7 +110,7 @@ pub fn of_schedule(schedule: &Schedule, tensor: Tensor, machine: &Machine) -> f6
     }
 }
 
-/// What no algorithm can be faster than; both parts count, so the sum is close to what the best achieve.
+/// What no algorithm can be faster than: neither part can be undercut.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LowerBound {
     /// Seconds for the distance between the two ranks farthest apart.
@@ -125,13 +121,13 @@ pub struct LowerBound {
 
 /// The lower bound of a collective among ranks that fill a grid of links.
 ///
-/// - All-reduce: (P-1)·V over the E links of the grid: a reduction that repeats nothing sends each byte of V
-///   P-1 times inwards and P-1 times outwards, over 2E directed links.
-/// - All-gather and reduce-scatter: V·(P-1)/P into, or out of, the rank with the fewest links: 2d on a torus,
-///   d in the corner of a mesh.
+/// - All-reduce: (P-1)·V over the E links of the grid: a reduction that repeats nothing sends each byte of
+///   V P-1 times inwards and P-1 times outwards, over 2E directed links.
+/// - All-gather and reduce-scatter: V·(P-1)/P into, or out of, the rank with the fewest links: 2d on a
+///   torus, d in the corner of a mesh.
 /// - Broadcast: V into the rank with the fewest links.
-/// - All-to-all: the bytes that must cross the middle of the longest dimension: M·n/8 per link on a ring of n,
-///   M·n/4 on a line.
+/// - All-to-all: the bytes that must cross the middle of the longest dimension: M·n/8 per link on a ring of
+///   n, M·n/4 on a line.
 pub fn lower_bound(
     collective: Collective,
     bytes: u64,
@@ -178,7 +174,7 @@ fn link_seconds(load: &Load, bytes: u64, stretch: Stretch, machine: &Machine) ->
 /// dimension the blocks load the links as if they were passed on that way.
 fn direct_seconds(load: &Load, bytes: u64, placement: &Placement, machine: &Machine) -> f64 {
     let stretch = placement.grid_stretch();
-    let routed = bucket::load(Collective::AllToAll, placement.grid());
+    let routed = algorithm::load(Algorithm::Bucket, Collective::AllToAll, placement);
     let farthest = Stretch { hops: stretch.hops * placement.grid().diameter(), ..stretch };
     link_seconds(&Load { busiest: routed.busiest, ..*load }, bytes, farthest, machine)
 }

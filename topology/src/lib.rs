@@ -14,8 +14,8 @@
 //!   others, in time proportional to its steps, and has formulas for what it moves.
 //! - [`cost`] tells what an algorithm costs on a [`Machine`] and what no algorithm can beat; [`plan`] takes
 //!   the cheapest.
-//! - [`verify`] proves schedules before anything runs them: every contribution is reduced exactly once, every
-//!   rank ends with what it must, nobody waits in a circle, and the bytes are those of the formulas.
+//! - [`verify()`] proves schedules before anything runs them: every contribution is reduced exactly once,
+//!   every rank ends with what it must, nobody waits in a circle, and the bytes are those of the formulas.
 //!
 //! ```
 //! use tpurun_topology::{Algorithm, Collective, Placement, Tensor, Torus, algorithm, verify};

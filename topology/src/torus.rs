@@ -126,7 +126,7 @@ impl Torus {
     /// A torus without faults.
     ///
     /// # Errors
-    /// When there are not 1 to 3 dimensions, one of them is empty, or there are more than [`MAX_CHIPS`] chips.
+    /// When there are not 1 to 3 dimensions, one of them is empty, or the chips are more than [`MAX_CHIPS`].
     pub fn new(dimensions: &[Dimension]) -> Result<Self, TopologyError> {
         if dimensions.is_empty() || dimensions.len() > MAX_DIMENSIONS {
             return Err(TopologyError::DimensionCount { given: dimensions.len() });

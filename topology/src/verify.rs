@@ -1,11 +1,11 @@
 //! The verifier: proves what the schedules of all ranks do together.
 //!
 //! It runs the schedules on symbols instead of numbers: a block is the set of ranks whose input is folded
-//! into it. A queue holds one block, and steps that can go on do, in any order: as every queue has one sender
-//! and one receiver, and channels of a rank touch different blocks, the order changes nothing, so one run
-//! stands for all of them.
+//! into it, and the order of folding. A queue holds one block, and steps that can go on do, in any order: as
+//! every queue has one sender and one receiver, and channels of a rank touch different blocks, the order
+//! changes nothing, so one run stands for all of them.
 
-mod contributions;
+mod contents;
 mod run;
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use std::fmt;
 
 use crate::schedule::{Block, Collective, Schedule, Source, Step};
 use crate::traffic::{Tensor, Traffic};
-use contributions::Contributions;
+use contents::RankSet;
 use run::Run;
 
 /// What the verifier found out about schedules that are right.
@@ -259,6 +259,16 @@ pub enum VerifyError {
         /// The ranks whose contributions it has.
         given: Vec<u32>,
     },
+    /// Two ranks whose results are folded in different orders, and so may differ in their last bits.
+    #[error("rank {rank} ends with block {block} folded in another order than rank {other}")]
+    OrderDiffers {
+        /// The rank.
+        rank: u32,
+        /// The rank it is compared with.
+        other: u32,
+        /// The block.
+        block: Block,
+    },
     /// Other bytes between two ranks than the formula says.
     #[error("rank {from} sends {given} bytes to rank {to}, expected {expected}")]
     LinkTraffic {
@@ -283,10 +293,10 @@ pub enum VerifyError {
 
 /// Proves the schedules of all ranks, in rank order, for a tensor.
 ///
-/// That is: every rank ends with exactly what the collective promises, each contribution folded in once; no
-/// step waits for ever with room for one block in each queue; no message is left; steps name ranks and
-/// blocks that exist; channels of a rank touch different blocks; what is read from a window was published
-/// before a meeting.
+/// That is: every rank ends with exactly what the collective promises, each contribution folded in once, and
+/// in the same order on all ranks that end with the same block; no step waits for ever with room for one
+/// block in each queue; no message is left; steps name ranks and blocks that exist; channels of a rank touch
+/// different blocks; what is read from a window was published before a meeting.
 ///
 /// # Errors
 /// The first thing found wrong.
@@ -383,18 +393,25 @@ fn check_result(schedule: &Schedule, run: &Run<'_>) -> Result<(), VerifyError> {
     let Schedule { rank, ranks, .. } = *schedule;
     for chunk in (0..schedule.chunks()).filter(|&chunk| schedule.is_output(chunk)) {
         let expected = match schedule.collective {
-            Collective::AllReduce | Collective::ReduceScatter => Contributions::of_all(ranks),
-            Collective::AllGather => Contributions::of(chunk),
-            Collective::Broadcast { root } => Contributions::of(root),
-            Collective::AllToAll => Contributions::of(chunk / ranks),
+            Collective::AllReduce | Collective::ReduceScatter => RankSet::of_all(ranks),
+            Collective::AllGather => RankSet::of(chunk),
+            Collective::Broadcast { root } => RankSet::of(root),
+            Collective::AllToAll => RankSet::of(chunk / ranks),
         };
         for part in 0..schedule.parts {
             let block = Block { chunk, part };
-            let given = run.working_copy(rank, block);
-            if given != Some(&expected) {
-                let given = given.map_or(vec![], |given| given.ranks().collect());
-                let expected = expected.ranks().collect();
+            let given = run.working_copy(rank, block).filter(|given| given.ranks == expected);
+            let Some(given) = given else {
+                let given =
+                    run.working_copy(rank, block).map_or(vec![], |given| given.ranks.iter().collect());
+                let expected = expected.iter().collect();
                 return Err(VerifyError::WrongResult { rank, block, expected, given });
+            };
+            let other = (0..rank).find(|_| schedule.collective == Collective::AllReduce);
+            if let Some(other) = other
+                && run.working_copy(other, block).is_some_and(|theirs| theirs.order != given.order)
+            {
+                return Err(VerifyError::OrderDiffers { rank, other, block });
             }
         }
     }
@@ -403,7 +420,7 @@ fn check_result(schedule: &Schedule, run: &Run<'_>) -> Result<(), VerifyError> {
 
 fn deadlock_text(circle: &[u32], waits: &[Wait]) -> String {
     /// Enough to see what goes on; the rest is in the error's fields.
-    const SHOWN: usize = 4;
+    const SHOWN: usize = 2;
     let shown = waits.iter().take(SHOWN).map(Wait::to_string).collect::<Vec<_>>().join(", ");
     let more = match waits.len().saturating_sub(SHOWN) {
         0 => String::new(),

@@ -71,20 +71,20 @@ impl<T: Clone> Completion<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{ModelArc, model, thread};
+    use crate::sync::model::{Arc, model, spawn};
 
     /// A finisher and an aborter race, two threads wait: all see the same single result.
     #[test]
     fn loom_one_result_reaches_every_waiter() {
         model(|| {
-            let latch = ModelArc::new(Completion::default());
+            let latch = Arc::new(Completion::default());
             let finisher = {
                 let latch = latch.clone();
-                thread::spawn(move || latch.set("finished"))
+                spawn(move || latch.set("finished"))
             };
             let waiter = {
                 let latch = latch.clone();
-                thread::spawn(move || latch.wait(None))
+                spawn(move || latch.wait(None))
             };
             let aborted = latch.set("aborted");
             let seen = latch.wait(None).expect("without a deadline there is a result");

@@ -47,17 +47,18 @@ impl Doorbell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{AtomicU32, ModelArc, model, thread};
+    use crate::sync::AtomicU32;
+    use crate::sync::model::{Arc, model, spawn};
 
     /// Two ringers, one waiter that must see both announcements and never sleep for ever.
     #[test]
     fn loom_no_ring_is_lost() {
         model(|| {
-            let shared = ModelArc::new((Doorbell::default(), AtomicU32::new(0)));
+            let shared = Arc::new((Doorbell::default(), AtomicU32::new(0)));
             let ringers: Vec<_> = (0..2)
                 .map(|_| {
                     let shared = shared.clone();
-                    thread::spawn(move || {
+                    spawn(move || {
                         shared.1.fetch_add(1, Ordering::Relaxed);
                         shared.0.ring();
                     })

@@ -163,7 +163,8 @@ impl Meeting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{AtomicU32, ModelArc, model, thread};
+    use crate::sync::AtomicU32;
+    use crate::sync::model::{Arc, model, spawn};
 
     const RANKS: u32 = 2;
 
@@ -211,10 +212,10 @@ mod tests {
 
     fn meet(rounds: u32, pieces: u32) {
         model(move || {
-            let shared = ModelArc::new(Shared::default());
+            let shared = Arc::new(Shared::default());
             let other = {
                 let shared = shared.clone();
-                thread::spawn(move || rank(&shared, 1, rounds, pieces))
+                spawn(move || rank(&shared, 1, rounds, pieces))
             };
             rank(&shared, 0, rounds, pieces);
             other.join().expect("the other rank does not panic");
@@ -235,10 +236,10 @@ mod tests {
     #[test]
     fn loom_poison_reaches_a_waiter() {
         model(|| {
-            let meeting = ModelArc::new(Meeting::default());
+            let meeting = Arc::new(Meeting::default());
             let guilty = {
                 let meeting = meeting.clone();
-                thread::spawn(move || meeting.poison())
+                spawn(move || meeting.poison())
             };
             assert_eq!(meeting.arrive(RANKS), Arrival::Early);
             assert_eq!(meeting.wait(0, Patience::NONE, None), Opened::Poisoned);

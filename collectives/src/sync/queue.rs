@@ -165,17 +165,17 @@ mod lane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{ModelArc, model, thread};
+    use crate::sync::model::{Arc, model, spawn};
 
     /// Room for one, three pushes: the producer sleeps on a full queue, nothing is lost or reordered, and
     /// the consumer sees the end exactly after the last item.
     #[test]
     fn loom_full_then_closed() {
         model(|| {
-            let queue = ModelArc::new(OpQueue::new(1));
+            let queue = Arc::new(OpQueue::new(1));
             let producer = {
                 let queue = queue.clone();
-                thread::spawn(move || {
+                spawn(move || {
                     for item in 0..3 {
                         queue.push(item, None).expect("the queue is open");
                     }
@@ -195,11 +195,11 @@ mod tests {
     #[test]
     fn loom_close_frees_a_blocked_producer() {
         model(|| {
-            let queue = ModelArc::new(OpQueue::new(1));
+            let queue = Arc::new(OpQueue::new(1));
             queue.push(0, None).expect("there is room for one");
             let producer = {
                 let queue = queue.clone();
-                thread::spawn(move || queue.push(1, None))
+                spawn(move || queue.push(1, None))
             };
             queue.close();
             assert_eq!(producer.join().expect("the producer does not panic"), Err(1));

@@ -110,7 +110,8 @@ impl<'a> Ring<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{AtomicU32, Doorbell, ModelArc, model, thread};
+    use crate::sync::model::{Arc, model, spawn};
+    use crate::sync::{AtomicU32, Doorbell};
 
     #[derive(Default)]
     struct Shared {
@@ -123,10 +124,10 @@ mod tests {
     #[test]
     fn loom_values_pass_in_order() {
         model(|| {
-            let shared = ModelArc::new(Shared::default());
+            let shared = Arc::new(Shared::default());
             let producer = {
                 let shared = shared.clone();
-                thread::spawn(move || {
+                spawn(move || {
                     let ring = Ring::new(&shared.counters, 2);
                     let mut value = 1;
                     while value <= 3 {

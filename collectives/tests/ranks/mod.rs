@@ -1,5 +1,5 @@
 //! Ranks as threads of one process: each maps the segment for itself, as separate processes would.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, unreachable_pub)]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,17 +1,18 @@
 //! All-to-all: each rank has a block for each other one.
 //!
-//! Direct: rank r sends to r+k and receives from r-k, k = 1..P-1: nothing is relayed, which is right where the
-//! way between any two ranks is as good as between neighbours, as on hosts.
+//! Direct: rank r sends to r+k and receives from r-k, k = 1..P-1: nothing is relayed, which is right where
+//! the way between any two ranks is as good as between neighbours, as on hosts.
 //!
 //! Along dimensions: blocks go along one dimension after the other, stored and forwarded at each rank, the
 //! shorter way around a ring. Lanes begin with different dimensions, and of two equally short ways around the
 //! upward lane takes one and the downward lane the other, so that on a torus of equal even sizes n every
 //! directed link carries M·n/8 bytes of the M that each rank sends: the bisection bound.
 
+use super::walk::{Pass, Round, Walk};
 use super::{Cuts, Lane, Way};
 use crate::grid::Grid;
 use crate::schedule::{Action, Block, Step};
-use crate::torus::{Coordinates, Dimension};
+use crate::torus::Dimension;
 use crate::traffic::Traffic;
 
 /// Rank r sends block r→r+k and receives block r-k→r, for k = 1..P-1.
@@ -27,9 +28,16 @@ pub(super) fn direct(ranks: u32, rank: u32) -> Vec<Step> {
 
 /// Rank r passes on, dimension after dimension, all blocks that have come as far as r.
 pub(super) fn along_dimensions(lane: &Lane, grid: &Grid, rank: u32) -> Vec<Step> {
-    let mut walk = Walk { lane, grid, at: grid.coordinates(rank), steps: Vec::new() };
-    (0..lane.order.len()).for_each(|position| walk.phase(position));
-    walk.steps
+    let mut walk = Walk::new(lane, grid, rank);
+    for position in 0..lane.order.len() {
+        let dimension = walk.dimension(position);
+        let blocks = grid.ranks() / dimension.size();
+        for round in rounds_of_flows(dimension, lane.way, walk.coordinate(position)) {
+            let name = |walk: &Walk<'_>, flow, index| block_of_flow(walk, position, flow, index);
+            walk.round(position, &round, blocks, Action::Copy, name);
+        }
+    }
+    walk.into_steps()
 }
 
 /// Every block over every link of its way.
@@ -110,80 +118,43 @@ struct Flow {
     to: u32,
 }
 
-struct Walk<'a> {
-    lane: &'a Lane,
-    grid: &'a Grid,
-    at: Coordinates,
-    steps: Vec<Step>,
+/// In round (passed, hops) every rank sends on, each way, the flow of `hops` hops that began `passed` hops
+/// before it, then receives the one that its neighbour sends.
+fn rounds_of_flows(dimension: Dimension, lane_way: Way, at: u32) -> impl Iterator<Item = Round<Flow>> {
+    // Where the ways differ, the lane's own reaches farther.
+    let far = reach(dimension, lane_way, lane_way);
+    let (up, down) = (dimension.up(at), dimension.down(at));
+    (0..far).flat_map(move |passed| {
+        (passed + 1..=far).rev().map(move |hops| {
+            let pass = |with: Option<u32>, through: Option<u32>, way| {
+                let what = flow(dimension, way, through?, passed, hops)?;
+                (hops <= reach(dimension, lane_way, way)).then_some(Pass { with: with?, what })
+            };
+            Round {
+                sends: [pass(up, Some(at), Way::Up), pass(down, Some(at), Way::Down)],
+                receives: [pass(down, down, Way::Up), pass(up, up, Way::Down)],
+            }
+        })
+    })
 }
 
-impl Walk<'_> {
-    /// In round (passed, hops) every rank sends on, each way, the flow of `hops` hops that began `passed`
-    /// hops before it, then receives the one that its neighbour sends.
-    fn phase(&mut self, position: usize) {
-        let d = self.lane.order[position];
-        let dimension = self.grid.dimensions()[d];
-        let far = reach(dimension, self.lane.way, Way::Up).max(reach(dimension, self.lane.way, Way::Down));
-        for passed in 0..far {
-            for hops in (passed + 1..=far).rev() {
-                let flow_through = |at: Option<u32>, way| {
-                    let allowed = hops <= reach(dimension, self.lane.way, way);
-                    at.filter(|_| allowed).and_then(|at| flow(dimension, way, at, passed, hops))
-                };
-                let (up, down) = (dimension.up(self.at[d]), dimension.down(self.at[d]));
-                let here = Some(self.at[d]);
-                let sends = [(up, flow_through(here, Way::Up)), (down, flow_through(here, Way::Down))];
-                let receives = [(down, flow_through(down, Way::Up)), (up, flow_through(up, Way::Down))];
-                self.round(position, &sends, &receives);
-            }
+/// Block `index` of a flow: what has come here began anywhere in the dimensions already done, and goes
+/// anywhere in those still to do.
+fn block_of_flow(walk: &Walk<'_>, position: usize, flow: Flow, index: u32) -> Block {
+    let (mut source, mut goal) = (walk.at, walk.at);
+    let mut rest = index;
+    for (k, &d) in walk.lane.order.iter().enumerate() {
+        if k == position {
+            (source[d], goal[d]) = (flow.from, flow.to);
+            continue;
         }
+        let size = walk.dimension(k).size();
+        let free = if k < position { &mut source[d] } else { &mut goal[d] };
+        *free = rest % size;
+        rest /= size;
     }
-
-    fn round(
-        &mut self,
-        position: usize,
-        sends: &[(Option<u32>, Option<Flow>)],
-        receives: &[(Option<u32>, Option<Flow>)],
-    ) {
-        let d = self.lane.order[position];
-        let present = |(with, flow): &(Option<u32>, Option<Flow>)| Some(((*with)?, (*flow)?));
-        let sends: Vec<_> = sends.iter().filter_map(present).collect();
-        let receives: Vec<_> = receives.iter().filter_map(present).collect();
-        if sends.is_empty() && receives.is_empty() {
-            return;
-        }
-        for index in 0..self.grid.ranks() / self.grid.dimensions()[d].size() {
-            for &(with, flow) in &sends {
-                let to = self.grid.rank_along(&self.at, d, with);
-                let block = self.block(position, flow, index);
-                self.steps.push(Step::Send { to, block });
-            }
-            for &(with, flow) in &receives {
-                let from = self.grid.rank_along(&self.at, d, with);
-                let block = self.block(position, flow, index);
-                self.steps.push(Step::Receive { from, block, action: Action::Copy });
-            }
-        }
-    }
-
-    /// Block `index` of a flow: what has come here began anywhere in the dimensions already done, and goes
-    /// anywhere in those still to do.
-    fn block(&self, position: usize, flow: Flow, index: u32) -> Block {
-        let (mut source, mut goal) = (self.at, self.at);
-        let mut rest = index;
-        for (k, &d) in self.lane.order.iter().enumerate() {
-            if k == position {
-                (source[d], goal[d]) = (flow.from, flow.to);
-                continue;
-            }
-            let size = self.grid.dimensions()[d].size();
-            let free = if k < position { &mut source[d] } else { &mut goal[d] };
-            *free = rest % size;
-            rest /= size;
-        }
-        let chunk = self.grid.rank_at(&source) * self.grid.ranks() + self.grid.rank_at(&goal);
-        Block { chunk, part: self.lane.part }
-    }
+    let chunk = walk.grid.rank_at(&source) * walk.grid.ranks() + walk.grid.rank_at(&goal);
+    Block { chunk, part: walk.lane.part }
 }
 
 /// The flow of `hops` hops that began `passed` hops before `at`, if the dimension has it.

@@ -1,9 +1,9 @@
 //! Bucket: dimension by dimension over a grid, every link in both directions at once.
 //!
 //! Every chunk is cut into 2d parts, one for each of the d dimensions to begin with and each way around; each
-//! part has a channel of its own, so that all 2d links of a rank are busy in every phase (Jain and Sabharwal,
-//! "Optimal bucket algorithms for large MPI collectives on torus interconnects", ICS 2010). In a grid where no
-//! dimension wraps d parts do: along a line each part already goes both ways.
+//! part has a channel of its own, so that all 2d links of a rank are busy in every phase (Jain and
+//! Sabharwal, "Optimal bucket algorithms for large MPI collectives on torus interconnects", ICS 2010). In a
+//! grid where no dimension wraps d parts do: along a line each part already goes both ways.
 //!
 //! P ranks in dimensions n_1..n_d, V bytes:
 //! - reduce-scatter: P-1 rounds, V(P-1)/P/2d bytes per directed link when all dimensions are equal and wrap,
@@ -15,27 +15,23 @@
 //! - broadcast: 2d spanning trees that share no directed link where every dimension wraps, V/2d bytes each.
 //! - all-to-all: rank r passes blocks on along one dimension after the other, the shorter way around.
 
-use super::sweep::{self, Round};
-use super::{Cuts, Lane, Load, Way, all_to_all, lane_count, lanes, spread};
+use super::walk::{Round, Walk};
+use super::{Cuts, Lane, Load, Way, all_to_all, check, lane_count, lanes, spread, sweep};
 use crate::grid::Grid;
 use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Step};
-use crate::torus::Coordinates;
 use crate::traffic::{Tensor, Traffic};
 
 /// The schedule of one rank of a grid.
 ///
 /// # Panics
-/// When `rank` or the root of a broadcast is not in the grid.
+/// As [`super::schedule`].
 pub fn schedule(collective: Collective, grid: &Grid, rank: u32) -> Schedule {
     let ranks = grid.ranks();
-    assert!(rank < ranks, "rank {rank} is not one of {ranks}");
-    if let Collective::Broadcast { root } = collective {
-        assert!(root < ranks, "root {root} is not one of {ranks}");
-    }
+    check(collective, ranks, rank);
     let channel = |lane: Lane| match collective {
         Collective::Broadcast { root } => spread::steps(&lane, grid, root, rank),
         Collective::AllToAll => all_to_all::along_dimensions(&lane, grid, rank),
-        _ => Walk::new(&lane, grid, rank).steps(collective),
+        _ => sweep_steps(Walk::new(&lane, grid, rank), collective),
     };
     Schedule {
         collective,
@@ -97,78 +93,46 @@ pub fn load(collective: Collective, grid: &Grid) -> Load {
     }
 }
 
-/// One rank's way through the phases of a lane.
-struct Walk<'a> {
-    lane: &'a Lane,
-    grid: &'a Grid,
-    at: Coordinates,
-    steps: Vec<Step>,
+fn sweep_steps(mut walk: Walk<'_>, collective: Collective) -> Vec<Step> {
+    let positions = 0..walk.lane.order.len();
+    if collective.reduces() {
+        for position in positions.clone() {
+            let way = walk.lane.way;
+            let rounds = sweep::reduce_scatter(walk.dimension(position), way, walk.coordinate(position));
+            rounds.for_each(|round| pass_slots(&mut walk, position, &round, Action::Reduce));
+        }
+    }
+    if collective != Collective::ReduceScatter {
+        for position in positions.rev() {
+            let way = walk.lane.way;
+            let rounds = sweep::all_gather(walk.dimension(position), way, walk.coordinate(position));
+            rounds.for_each(|round| pass_slots(&mut walk, position, &round, Action::Copy));
+        }
+    }
+    walk.into_steps()
 }
 
-impl<'a> Walk<'a> {
-    fn new(lane: &'a Lane, grid: &'a Grid, rank: u32) -> Self {
-        Self { lane, grid, at: grid.coordinates(rank), steps: Vec::new() }
-    }
+fn pass_slots(walk: &mut Walk<'_>, position: usize, round: &Round<u32>, action: Action) {
+    let later = position + 1..walk.lane.order.len();
+    let blocks = later.map(|later| walk.dimension(later).size()).product();
+    walk.round(position, round, blocks, action, |walk, slot, index| {
+        block_of_slot(walk, position, slot, index)
+    });
+}
 
-    fn steps(mut self, collective: Collective) -> Vec<Step> {
-        let positions = 0..self.lane.order.len();
-        if collective.reduces() {
-            positions.clone().for_each(|position| self.reduce_phase(position));
-        }
-        if collective != Collective::ReduceScatter {
-            positions.rev().for_each(|position| self.gather_phase(position));
-        }
-        self.steps
+/// Block `index` of a slot: its chunk agrees with this rank in the dimensions before, and takes every
+/// coordinate in those after.
+fn block_of_slot(walk: &Walk<'_>, position: usize, slot: u32, index: u32) -> Block {
+    let order = &walk.lane.order;
+    let mut at = walk.at;
+    at[order[position]] = slot;
+    let mut rest = index;
+    for later in position + 1..order.len() {
+        let size = walk.dimension(later).size();
+        at[order[later]] = rest % size;
+        rest /= size;
     }
-
-    fn reduce_phase(&mut self, position: usize) {
-        let d = self.lane.order[position];
-        let rounds = sweep::reduce_scatter(self.grid.dimensions()[d], self.lane.way, self.at[d]);
-        self.phase(position, rounds, Action::Reduce);
-    }
-
-    fn gather_phase(&mut self, position: usize) {
-        let d = self.lane.order[position];
-        let rounds = sweep::all_gather(self.grid.dimensions()[d], self.lane.way, self.at[d]);
-        self.phase(position, rounds, Action::Copy);
-    }
-
-    fn phase(&mut self, position: usize, rounds: impl Iterator<Item = Round>, action: Action) {
-        let d = self.lane.order[position];
-        let chunks_of_slot: u32 =
-            self.lane.order[position + 1..].iter().map(|&later| self.size(later)).product();
-        for round in rounds {
-            for index in 0..chunks_of_slot {
-                for pass in round.sends.iter().flatten() {
-                    let to = self.grid.rank_along(&self.at, d, pass.with);
-                    let block = self.block(position, pass.slot, index);
-                    self.steps.push(Step::Send { to, block });
-                }
-                for pass in round.receives.iter().flatten() {
-                    let from = self.grid.rank_along(&self.at, d, pass.with);
-                    let block = self.block(position, pass.slot, index);
-                    self.steps.push(Step::Receive { from, block, action });
-                }
-            }
-        }
-    }
-
-    /// Block `index` of a slot: its chunk agrees with this rank in the dimensions before, and takes every
-    /// coordinate in those after.
-    fn block(&self, position: usize, slot: u32, index: u32) -> Block {
-        let mut at = self.at;
-        at[self.lane.order[position]] = slot;
-        let mut rest = index;
-        for &later in &self.lane.order[position + 1..] {
-            at[later] = rest % self.size(later);
-            rest /= self.size(later);
-        }
-        Block { chunk: self.grid.rank_at(&at), part: self.lane.part }
-    }
-
-    fn size(&self, dimension: usize) -> u32 {
-        self.grid.dimensions()[dimension].size()
-    }
+    Block { chunk: walk.grid.rank_at(&at), part: walk.lane.part }
 }
 
 #[derive(Clone, Copy)]

@@ -6,7 +6,7 @@
 //! - all-reduce: rank r publishes its tensor; the last to arrive folds all of them in rank order; rank r
 //!   fetches the result. (5P+1)·V bytes.
 //! - reduce-scatter: rank r publishes its input, then folds chunk r of the windows of ranks 0..P, in that
-//!   order. (3P+1)·V bytes, and the same bits as the all-reduce gives.
+//!   order, its own being one of them. (3P+1)·V bytes, and the same bits as the all-reduce gives.
 //! - all-gather: rank r publishes its chunk and fetches those of the others. 2P·V bytes.
 //! - broadcast: the root publishes its tensor, the others fetch it. 2P·V bytes.
 //! - all-to-all: rank r publishes what it has for the others and fetches what they have for it. 4(P-1)·M
@@ -15,19 +15,16 @@
 //! A rank sleeps at most once, at the meeting. A window may be filled again once every rank has gone
 //! through the meeting of the next collective: two windows for each rank, used in turn, are enough.
 
-use super::{Cuts, Load};
+use super::{Cuts, Load, check};
 use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Source, Step};
 use crate::traffic::{Tensor, Traffic};
 
 /// The schedule of one rank of a host.
 ///
 /// # Panics
-/// When `rank` or the root of a broadcast is not one of the ranks.
+/// As [`super::schedule`].
 pub fn schedule(collective: Collective, ranks: u32, rank: u32) -> Schedule {
-    assert!(rank < ranks, "rank {rank} is not one of {ranks}");
-    if let Collective::Broadcast { root } = collective {
-        assert!(root < ranks, "root {root} is not one of {ranks}");
-    }
+    check(collective, ranks, rank);
     let channels = if ranks == 1 { vec![] } else { vec![steps(collective, ranks, rank)] };
     Schedule { collective, algorithm: Algorithm::Flat, ranks, rank, parts: 1, channels }
 }

@@ -12,7 +12,7 @@
 //! - all-to-all: rank r sends to r+k and receives from r-k, k = 1..P-1; P-1 rounds, M/P bytes for each pair.
 //!   Nothing is relayed: on hosts the way between any two ranks is direct.
 
-use super::{Cuts, Load, all_to_all, bucket};
+use super::{Cuts, Load, all_to_all, bucket, check};
 use crate::grid::Grid;
 use crate::schedule::{Algorithm, Block, Collective, Schedule};
 use crate::traffic::{Tensor, Traffic};
@@ -20,10 +20,10 @@ use crate::traffic::{Tensor, Traffic};
 /// The schedule of one rank of a ring.
 ///
 /// # Panics
-/// When `rank` or the root of a broadcast is not one of the ranks.
+/// As [`super::schedule`].
 pub fn schedule(collective: Collective, ranks: u32, rank: u32) -> Schedule {
     if collective == Collective::AllToAll && ranks > 1 {
-        assert!(rank < ranks, "rank {rank} is not one of {ranks}");
+        check(collective, ranks, rank);
         let channels = vec![all_to_all::direct(ranks, rank)];
         return Schedule { collective, algorithm: Algorithm::Ring, ranks, rank, parts: 1, channels };
     }

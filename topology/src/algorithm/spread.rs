@@ -2,9 +2,9 @@
 //!
 //! The tree of a lane with dimensions o, p, q in its order: the root passes on along o only. From every rank
 //! of that row it goes along p, from there along q. That reaches all ranks but those beside the root, which
-//! agree with it in o; they get it from their neighbour in o. A row along j is used by the one lane whose o is
-//! the first dimension after j (going around) in which the row and the root differ: where every dimension
-//! wraps no two lanes share a directed link, and each link carries V/2d bytes, which is the lower bound.
+//! agree with it in o; they get it from their neighbour in o. A row along j is used by the one lane whose o
+//! is the first dimension after j (going around) in which the row and the root differ: where every
+//! dimension wraps no two lanes share a directed link, and each link carries V/2d bytes, the lower bound.
 
 use super::{Cuts, Lane, Way};
 use crate::grid::Grid;

@@ -1,31 +1,17 @@
 //! Exchanges along one dimension, round by round.
 //!
-//! Every rank goes through the same rounds and in each sends at most one message to each neighbour before it
-//! receives: that is why nothing waits in a circle although a queue has room for one message only.
-//!
 //! Slot y of a dimension stands for all blocks that the rank at coordinate y ends with (or starts with).
 //! On a ring the slots all go one way around. On a line they go both ways: slot y collects the partial
 //! results of its left side going right and of its right side going left, and spreads back the same way.
 
 use super::Way;
+use super::walk::{Pass, Round};
 use crate::torus::Dimension;
 
-/// One message of a round: which slot goes to or comes from which coordinate.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pass {
-    pub(super) with: u32,
-    pub(super) slot: u32,
-}
-
-/// What one rank does in a round: all sends, then all receives.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Round {
-    pub(super) sends: [Option<Pass>; 2],
-    pub(super) receives: [Option<Pass>; 2],
-}
+type Rounds = Box<dyn Iterator<Item = Round<u32>>>;
 
 /// The n-1 rounds after which slot y is complete at coordinate y.
-pub(super) fn reduce_scatter(dimension: Dimension, way: Way, at: u32) -> Box<dyn Iterator<Item = Round>> {
+pub(super) fn reduce_scatter(dimension: Dimension, way: Way, at: u32) -> Rounds {
     let n = dimension.size();
     let rounds = 0..n - 1;
     if dimension.wraps() {
@@ -41,19 +27,19 @@ pub(super) fn reduce_scatter(dimension: Dimension, way: Way, at: u32) -> Box<dyn
         let towards_left = |hops: u32| round.checked_sub(hops);
         Round {
             sends: [
-                towards_right(left).map(|slot| Pass { with: at + 1, slot }),
-                towards_left(right).map(|slot| Pass { with: at - 1, slot }),
+                towards_right(left).map(|slot| Pass { with: at + 1, what: slot }),
+                towards_left(right).map(|slot| Pass { with: at - 1, what: slot }),
             ],
             receives: [
-                left.checked_sub(1).and_then(towards_right).map(|slot| Pass { with: at - 1, slot }),
-                right.checked_sub(1).and_then(towards_left).map(|slot| Pass { with: at + 1, slot }),
+                left.checked_sub(1).and_then(towards_right).map(|slot| Pass { with: at - 1, what: slot }),
+                right.checked_sub(1).and_then(towards_left).map(|slot| Pass { with: at + 1, what: slot }),
             ],
         }
     }))
 }
 
 /// The n-1 rounds after which every coordinate has the slots of all.
-pub(super) fn all_gather(dimension: Dimension, way: Way, at: u32) -> Box<dyn Iterator<Item = Round>> {
+pub(super) fn all_gather(dimension: Dimension, way: Way, at: u32) -> Rounds {
     let n = dimension.size();
     let rounds = 0..n - 1;
     if dimension.wraps() {
@@ -66,7 +52,7 @@ pub(super) fn all_gather(dimension: Dimension, way: Way, at: u32) -> Box<dyn Ite
         let left_of = |x: u32| x.checked_sub(round);
         let right_of = |x: u32| Some(x + round).filter(|&slot| slot < n);
         let (before, after) = (at.checked_sub(1), Some(at + 1).filter(|&x| x < n));
-        let pass = |with: Option<u32>, slot: Option<u32>| Some(Pass { with: with?, slot: slot? });
+        let pass = |with: Option<u32>, slot: Option<u32>| Some(Pass { with: with?, what: slot? });
         Round {
             sends: [pass(after, left_of(at)), pass(before, right_of(at))],
             receives: [pass(before, before.and_then(left_of)), pass(after, after.and_then(right_of))],
@@ -91,11 +77,11 @@ impl Around {
         }
     }
 
-    fn round(self, sent: u32, received: u32) -> Round {
+    fn round(self, sent: u32, received: u32) -> Round<u32> {
         let (next, previous) = (self.behind(self.n - 1), self.behind(1));
         Round {
-            sends: [Some(Pass { with: next, slot: sent }), None],
-            receives: [Some(Pass { with: previous, slot: received }), None],
+            sends: [Some(Pass { with: next, what: sent }), None],
+            receives: [Some(Pass { with: previous, what: received }), None],
         }
     }
 }

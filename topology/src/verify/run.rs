@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Contributions, Need, Proof, Site, VerifyError, Wait};
+use super::contents::{Contents, Folds};
+use super::{Need, Proof, Site, VerifyError, Wait};
 use crate::schedule::{Action, Block, Schedule, Source, Step};
 use crate::traffic::{Tensor, Traffic};
 
@@ -14,11 +15,12 @@ pub(super) struct Run<'a> {
     lanes: Vec<Lane<'a>>,
     /// Lanes that may be able to go on.
     ready: VecDeque<usize>,
-    working: Vec<BTreeMap<Block, Contributions>>,
+    working: Vec<BTreeMap<Block, Contents>>,
     queues: BTreeMap<QueueId, Queue>,
     windows: BTreeMap<(u32, u32, Block), Shown>,
     folded: BTreeMap<(u32, Block), Shown>,
     meetings: BTreeMap<(u32, u32), Meeting>,
+    folds: Folds,
     pub(super) proof: Proof,
 }
 
@@ -58,13 +60,13 @@ struct Queue {
 
 struct Message {
     block: Block,
-    contents: Contributions,
+    contents: Contents,
     sent_at: u64,
 }
 
 /// Something in shared memory, and the meeting that shows it to others.
 struct Shown {
-    contents: Contributions,
+    contents: Contents,
     meeting: u32,
 }
 
@@ -109,6 +111,7 @@ impl<'a> Run<'a> {
             windows: BTreeMap::new(),
             folded: BTreeMap::new(),
             meetings: BTreeMap::new(),
+            folds: Folds::default(),
             proof: Proof { traffic: Traffic::default(), rounds: 0, messages: 0 },
         }
     }
@@ -136,7 +139,7 @@ impl<'a> Run<'a> {
     }
 
     /// What a rank has of a block.
-    pub(super) fn working_copy(&self, rank: u32, block: Block) -> Option<&Contributions> {
+    pub(super) fn working_copy(&self, rank: u32, block: Block) -> Option<&Contents> {
         self.working[rank as usize].get(&block)
     }
 
@@ -195,7 +198,7 @@ impl<'a> Run<'a> {
         if !self.schedules[rank as usize].is_input(block.chunk) {
             return Err(VerifyError::Missing { site, block });
         }
-        let shown = Shown { contents: Contributions::of(rank), meeting };
+        let shown = Shown { contents: Contents::input(rank), meeting };
         if self.windows.insert((lane.channel, rank, block), shown).is_some() {
             return Err(VerifyError::PublishedTwice { site, block });
         }
@@ -234,21 +237,20 @@ impl<'a> Run<'a> {
     }
 
     fn fold(&mut self, site: Site, meeting: u32, block: Block) -> Result<(), VerifyError> {
-        let mut contents: Option<Contributions> = None;
-        for from in 0..self.schedules.len() as u32 {
+        let ranks = self.schedules.len() as u32;
+        let window = |from| {
             let window = self.windows.get(&(site.channel, from, block));
-            let window = window.ok_or(VerifyError::NotPublished { site, from, block })?;
-            match &mut contents {
-                None => contents = Some(window.contents.clone()),
-                Some(contents) => contents
-                    .fold(&window.contents)
-                    .map_err(|contributor| VerifyError::ReducedTwice { site, block, contributor })?,
-            }
+            window.map(|shown| &shown.contents).ok_or(VerifyError::NotPublished { site, from, block })
+        };
+        let mut contents = window(0)?.clone();
+        for from in 1..ranks {
+            // The same order as that of fetches: what comes later is the first operand.
+            let folded = self.folds.fold(window(from)?, &mut contents);
+            folded.map_err(|contributor| VerifyError::ReducedTwice { site, block, contributor })?;
         }
-        let contents = contents.expect("there is at least one rank");
         self.folded.insert((site.channel, block), Shown { contents, meeting });
         let bytes = self.bytes(block);
-        self.proof.traffic.add_memory((self.schedules.len() as u64 + 1) * bytes);
+        self.proof.traffic.add_memory(u64::from(ranks + 1) * bytes);
         Ok(())
     }
 
@@ -283,21 +285,17 @@ impl<'a> Run<'a> {
         &mut self,
         site: Site,
         block: Block,
-        contents: Contributions,
+        contents: Contents,
         action: Action,
     ) -> Result<(), VerifyError> {
         let working = &mut self.working[site.rank as usize];
-        match action {
-            Action::Copy => {
-                working.insert(block, contents);
-                Ok(())
-            }
-            Action::Reduce => working
-                .get_mut(&block)
-                .ok_or(VerifyError::Missing { site, block })?
-                .fold(&contents)
-                .map_err(|contributor| VerifyError::ReducedTwice { site, block, contributor }),
+        if action == Action::Copy {
+            working.insert(block, contents);
+            return Ok(());
         }
+        let working = working.get_mut(&block).ok_or(VerifyError::Missing { site, block })?;
+        let folded = self.folds.fold(&contents, working);
+        folded.map_err(|contributor| VerifyError::ReducedTwice { site, block, contributor })
     }
 
     fn wait(&self, index: usize) -> Option<Wait> {
@@ -328,10 +326,10 @@ impl<'a> Run<'a> {
     }
 }
 
-fn inputs(schedule: &Schedule) -> BTreeMap<Block, Contributions> {
+fn inputs(schedule: &Schedule) -> BTreeMap<Block, Contents> {
     let chunks = (0..schedule.chunks()).filter(|&chunk| schedule.is_input(chunk));
     let blocks = chunks.flat_map(|chunk| (0..schedule.parts).map(move |part| Block { chunk, part }));
-    blocks.map(|block| (block, Contributions::of(schedule.rank))).collect()
+    blocks.map(|block| (block, Contents::input(schedule.rank))).collect()
 }
 
 /// Ranks that wait for each other in a circle on one channel, if there are any.

@@ -113,6 +113,7 @@ fn routes_go_dimension_by_dimension_the_shorter_way() {
     let router = Router::new(&torus);
     assert_eq!(router.route(0, 15), Some(vec![0, 12, 13, 14, 15]));
     // Two hops either way: up.
+    assert_eq!(router.route(0, 8), Some(vec![0, 4, 8]));
     assert_eq!(router.route(12, 4), Some(vec![12, 0, 4]));
     assert_eq!(router.route(7, 7), Some(vec![7]));
 }

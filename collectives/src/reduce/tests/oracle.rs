@@ -181,8 +181,10 @@ fn encode_8(dtype: Dtype, value: f64) -> u8 {
     }
     let distance = |code: u32| (magnitude(dtype, code) - value.abs()).abs();
     let by_distance = |a: &u32, b: &u32| distance(*a).total_cmp(&distance(*b)).then((a % 2).cmp(&(b % 2)));
+    // Of what is far beyond all numbers, the distances to them are the same after rounding.
+    let beyond = value.abs() >= magnitude(dtype, largest + 1);
     let nearest = (0..=largest + 1).min_by(by_distance).expect("not empty");
-    let code = if nearest > largest || value.is_infinite() { overflow } else { nearest as u8 };
+    let code = if nearest > largest || beyond { overflow } else { nearest as u8 };
     let negative = value.is_sign_negative() && !(signless && (code == 0 || code == 0x80));
     code | if negative { 0x80 } else { 0 }
 }

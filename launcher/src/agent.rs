@@ -1,0 +1,408 @@
+//! The supervisor of the ranks of this host: starts them, shows what they write, decides why the job failed,
+//! and leaves no process behind. One thread, one loop; what it decides is in `verdict.rs`.
+
+mod finish;
+mod start;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getppid, kill_process};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tpurun_collectives::board::Board;
+
+use crate::cgroup::JobCgroup;
+use crate::control_server::{ControlEvent, ControlServer};
+use crate::fork_server::{ForkServer, ServerEvent};
+use crate::job::Job;
+use crate::kill;
+use crate::output::{Output, Stream};
+use crate::ranks::{Chunk, Ending, Rank};
+use crate::run_dir::RunDir;
+use crate::screen::Screen;
+use crate::signals::Signals;
+use crate::verdict::{self, Cause, Failure, Verdict};
+use crate::watch::{self, Watch};
+
+pub(crate) use start::run;
+
+/// Everything about the one job of this process.
+struct Agent {
+    job: Job,
+    /// The process that waits for us.
+    front: i32,
+    run_dir: RunDir,
+    board: Board,
+    /// Inherited by the ranks.
+    board_fd: OwnedFd,
+    cgroup: Option<JobCgroup>,
+    output: Output,
+    screen: Screen,
+    control: ControlServer,
+    server: Option<ForkServer>,
+    ranks: Vec<Rank>,
+    /// Of each rank: standard streams that have not ended.
+    open_streams: Vec<u8>,
+    phase: Phase,
+    /// In the order in which they were seen.
+    failures: Vec<Failure>,
+    /// Ranks that exited with code 0, first one first.
+    left: Vec<u32>,
+    watch: Watch,
+    next_watch: Instant,
+    started: Instant,
+    oom_kills_before: u64,
+    tx: Senders,
+}
+
+/// The sending ends of what the tasks tell the loop.
+struct Senders {
+    chunks: mpsc::Sender<Chunk>,
+    control: mpsc::Sender<ControlEvent>,
+    server: mpsc::Sender<ServerEvent>,
+}
+
+struct Receivers {
+    chunks: mpsc::Receiver<Chunk>,
+    control: mpsc::Receiver<ControlEvent>,
+    server: mpsc::Receiver<ServerEvent>,
+    signals: Signals<Asked>,
+}
+
+/// What a signal asks of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// INT, TERM, HUP or QUIT: end the job.
+    Stop(Signal),
+    /// USR1 or USR2: for the ranks.
+    PassOn(Signal),
+    /// A child has ended.
+    Reap,
+    /// Nobody waits for us any more.
+    FrontDied,
+}
+
+enum Phase {
+    /// The fork server imports, or the store comes up.
+    Starting,
+    Running,
+    /// A rank has failed; one that failed before it may be seen a moment later.
+    Settling {
+        until: Instant,
+    },
+    Stopping(Stopping),
+}
+
+/// The ranks have been asked to end.
+struct Stopping {
+    why: Why,
+    asked_at: Instant,
+    kill_at: Instant,
+    victims: Vec<u32>,
+    is_killing: bool,
+}
+
+enum Why {
+    Failed(Box<Verdict>),
+    Asked(Signal),
+    FrontDied,
+}
+
+impl Agent {
+    async fn supervise(&mut self, rx: &mut Receivers) {
+        while !self.is_over() {
+            let wake = tokio::time::Instant::from_std(self.next_deadline());
+            tokio::select! {
+                biased;
+                asked = rx.signals.next() => self.on_signal(asked),
+                Some(event) = rx.server.recv() => self.on_server(event).await,
+                Some(event) = rx.control.recv() => self.control.handle(event),
+                Some(chunk) = rx.chunks.recv(), if self.screen.has_room() => self.on_chunk(chunk),
+                () = self.screen.room(), if !self.screen.has_room() => {}
+                () = tokio::time::sleep_until(wake) => {}
+            }
+            self.on_time(Instant::now());
+            self.show();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_anybody_alive = self.ranks.iter().any(Rank::is_alive);
+        match self.phase {
+            Phase::Starting => false,
+            Phase::Running | Phase::Stopping(_) => !is_anybody_alive,
+            // Decided first.
+            Phase::Settling { .. } => false,
+        }
+    }
+
+    fn next_deadline(&self) -> Instant {
+        let phase = match &self.phase {
+            Phase::Settling { until } => Some(*until),
+            Phase::Stopping(stopping) => Some(stopping.kill_at),
+            Phase::Starting | Phase::Running => None,
+        };
+        let deadlines = [phase, self.output.poll_deadline()];
+        deadlines.into_iter().flatten().chain([self.next_watch]).min().expect("the list is not empty")
+    }
+
+    fn on_time(&mut self, now: Instant) {
+        self.output.tick(now);
+        if now >= self.next_watch {
+            self.next_watch = now + WATCH_EVERY;
+            self.look_around(now);
+        }
+        match &mut self.phase {
+            Phase::Settling { until } if now >= *until || !self.ranks.iter().any(Rank::is_alive) => {
+                self.decide()
+            }
+            Phase::Stopping(stopping) if now >= stopping.kill_at => {
+                stopping.is_killing = true;
+                stopping.kill_at = now + KILL_EVERY;
+                kill::kill_descendants(self.cgroup.as_ref());
+            }
+            _ => {}
+        }
+    }
+
+    fn look_around(&mut self, now: Instant) {
+        // The kernel's signal says so, too; but it is lost when the front died before we asked for it.
+        if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(self.front) {
+            self.on_signal(Asked::FrontDied);
+        }
+        if matches!(self.phase, Phase::Running)
+            && let Some(verdict) = self.watch.look(&self.board, &self.ranks, &self.left, now)
+        {
+            self.fail(verdict);
+        }
+        // As SIGPIPE ends a program that writes to `head`.
+        if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
+            self.stop(Why::Asked(Signal::PIPE), self.job.failure_grace);
+        }
+    }
+
+    fn on_signal(&mut self, asked: Asked) {
+        match asked {
+            Asked::Reap => self.reap(),
+            Asked::PassOn(signal) => {
+                for pid in self.ranks.iter().filter(|rank| rank.is_alive()).filter_map(Rank::pid) {
+                    let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, signal));
+                }
+            }
+            Asked::FrontDied => self.stop(Why::FrontDied, Duration::ZERO),
+            Asked::Stop(signal) => match &mut self.phase {
+                Phase::Stopping(stopping) => stopping.kill_at = Instant::now(),
+                _ => {
+                    let again = if signal == Signal::INT { "; Ctrl-C again ends them at once" } else { "" };
+                    let alive = self.ranks.iter().filter(|rank| rank.is_alive()).count();
+                    self.say(&format!("{}: stopping {alive} ranks{again}", signal_word(signal)));
+                    self.stop(Why::Asked(signal), self.job.stop_grace);
+                }
+            },
+        }
+    }
+
+    async fn on_server(&mut self, event: ServerEvent) {
+        match event {
+            ServerEvent::Ready => self.start_store().await,
+            ServerEvent::Refuse { reason, quiet } => {
+                if !quiet {
+                    self.say(&format!("no fork server ({reason}): starting an interpreter for each rank"));
+                }
+                self.fall_back();
+            }
+            ServerEvent::Store { port, reason } => self.on_store(port, &reason).await,
+            ServerEvent::Started { rank, pid } => self.on_started(rank, pid),
+            ServerEvent::Failed { rank, reason } => self.on_not_started(rank, &reason),
+            ServerEvent::Exited { rank, code, signal } => {
+                let ending = if signal == 0 { Ending::Exit(code) } else { Ending::Signal(signal) };
+                self.on_end(rank, ending);
+            }
+            ServerEvent::Closed => self.on_server_gone(),
+        }
+    }
+
+    fn on_started(&mut self, rank: u32, pid: i32) {
+        let Some(state) = self.ranks.get_mut(rank as usize) else { return };
+        *state = Rank::Running(pid);
+        self.run_dir.event("rank started", json!({"rank": rank, "pid": pid}));
+        if matches!(self.phase, Phase::Stopping(_)) {
+            kill::ask_group_to_end(pid);
+        }
+    }
+
+    fn on_not_started(&mut self, rank: u32, reason: &str) {
+        self.on_end(rank, Ending::Exit(1));
+        let cause = Cause::NotStarted(reason.to_owned());
+        self.fail(Verdict::plain(Some(rank), cause, Instant::now()));
+    }
+
+    fn on_server_gone(&mut self) {
+        if self.server.take().is_none() {
+            return;
+        }
+        let is_over = matches!(self.phase, Phase::Stopping(_)) || !self.ranks.iter().any(Rank::is_alive);
+        match self.phase {
+            Phase::Starting => {
+                self.say("no fork server (it ended): starting an interpreter for each rank");
+                self.spawn_ranks();
+            }
+            _ if is_over => {}
+            _ => self.fail(Verdict::plain(None, Cause::ForkServerDied, Instant::now())),
+        }
+        // Its children die with it; those whose number it has not told are not seen otherwise.
+        for rank in 0..self.job.ranks {
+            if self.ranks[rank as usize] == Rank::Requested {
+                self.on_end(rank, Ending::Signal(Signal::KILL.as_raw()));
+            }
+        }
+    }
+
+    /// Ranks that are our own children, and whatever came to us because its parent ended.
+    fn reap(&mut self) {
+        let running: HashMap<i32, u32> = self.running();
+        let mut ended = Vec::new();
+        kill::reap(&mut |pid, status| ended.push((pid, Ending::of(status))));
+        for (pid, ending) in ended {
+            if let (Some(rank), Some(ending)) = (running.get(&pid.as_raw_nonzero().get()), ending) {
+                self.on_end(*rank, ending);
+            }
+        }
+    }
+
+    fn running(&self) -> HashMap<i32, u32> {
+        let alive = self.ranks.iter().zip(0_u32..).filter(|(rank, _)| rank.is_alive());
+        alive.filter_map(|(rank, index)| Some((rank.pid()?, index))).collect()
+    }
+
+    fn on_end(&mut self, rank: u32, ending: Ending) {
+        let now = Instant::now();
+        let Some(state) = self.ranks.get_mut(rank as usize).filter(|state| state.is_alive()) else { return };
+        *state = Rank::Ended { pid: state.pid(), ending, at: now };
+        let details = match ending {
+            Ending::Exit(code) => json!({"rank": rank, "code": code}),
+            Ending::Signal(number) => json!({"rank": rank, "signal": number}),
+        };
+        self.run_dir.event("rank ended", details);
+        if matches!(self.phase, Phase::Stopping(_)) {
+            return;
+        }
+        if ending == Ending::Exit(0) {
+            self.left.push(rank);
+            return;
+        }
+        self.failures.push(Failure { rank, ending, error: self.run_dir.error_of(rank), at: now });
+        if matches!(self.phase, Phase::Running | Phase::Starting) {
+            self.phase = Phase::Settling { until: now + SETTLE };
+        }
+    }
+
+    fn decide(&mut self) {
+        let views = watch::views(&self.board);
+        let verdict = verdict::of_failures(&self.failures, &self.left, &views);
+        self.fail(verdict.expect("a rank has failed"));
+    }
+
+    fn fail(&mut self, verdict: Verdict) {
+        self.stop(Why::Failed(Box::new(verdict)), self.job.failure_grace);
+    }
+
+    /// Asks all ranks to end, and kills what is left after `grace`. The first reason stands.
+    fn stop(&mut self, why: Why, grace: Duration) {
+        let now = Instant::now();
+        let is_urgent = matches!(why, Why::FrontDied);
+        if let Phase::Stopping(stopping) = &mut self.phase {
+            if is_urgent {
+                stopping.kill_at = now;
+                stopping.why = why;
+            }
+            return;
+        }
+        self.run_dir.event("stop", self.describe_stop(&why));
+        let running = self.running();
+        let mut victims: Vec<u32> = running.values().copied().collect();
+        victims.sort_unstable();
+        self.phase = Phase::Stopping(Stopping {
+            why,
+            asked_at: now,
+            kill_at: now + grace,
+            victims,
+            is_killing: false,
+        });
+        if !is_urgent {
+            running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
+        }
+    }
+
+    fn describe_stop(&self, why: &Why) -> Value {
+        match why {
+            Why::Failed(verdict) => json!({"culprit": verdict.culprit, "exit": verdict.exit_code()}),
+            Why::Asked(signal) => json!({"signal": signal.as_raw()}),
+            Why::FrontDied => json!({"front": "gone"}),
+        }
+    }
+
+    fn on_chunk(&mut self, chunk: Chunk) {
+        if !chunk.bytes.is_empty() {
+            return self.output.feed(chunk.rank, chunk.stream, &chunk.bytes, Instant::now());
+        }
+        let open = &mut self.open_streams[chunk.rank as usize];
+        *open -= 1;
+        if *open == 0 {
+            self.output.finish(chunk.rank, Instant::now());
+        }
+    }
+
+    /// Passes on what is ready to be seen.
+    fn show(&mut self) {
+        let pieces = RefCell::new(Vec::new());
+        let to = |stream| Pieces { stream, pieces: &pieces };
+        self.output.drain(&mut to(Stream::Out), &mut to(Stream::Err)).expect("memory takes everything");
+        for (stream, bytes) in pieces.into_inner() {
+            self.screen.write(stream, bytes);
+        }
+    }
+
+    /// A line of our own, in its place among those of the ranks.
+    fn say(&mut self, line: &str) {
+        self.show();
+        self.screen.write(Stream::Err, format!("tpurun: {line}\n").into_bytes());
+    }
+}
+
+/// Takes what is written to one of the two streams, in order with what is written to the other.
+struct Pieces<'a> {
+    stream: Stream,
+    pieces: &'a RefCell<Vec<(Stream, Vec<u8>)>>,
+}
+
+impl io::Write for Pieces<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.pieces.borrow_mut().push((self.stream, bytes.to_vec()));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn signal_word(signal: Signal) -> &'static str {
+    match signal {
+        Signal::INT => "interrupted",
+        Signal::TERM => "terminated",
+        Signal::HUP => "hung up",
+        _ => "asked to quit",
+    }
+}
+
+/// Sent to the agent by the kernel when the front dies; nobody else uses it.
+const FRONT_DIED: Signal = Signal::POWER;
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// How much later a failure may be seen that happened before the one seen first.
+const SETTLE: Duration = Duration::from_millis(30);
+const KILL_EVERY: Duration = Duration::from_millis(20);

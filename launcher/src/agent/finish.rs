@@ -1,0 +1,139 @@
+//! The end of a job: nothing stays alive, everything written is shown, the report comes last.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
+use crate::cgroup;
+use crate::dry_run;
+use crate::kill;
+use crate::output::Stream;
+use crate::rank_set::RankSet;
+use crate::ranks::{Ending, Rank};
+use crate::report::{self, Facts};
+use crate::signals::Signals;
+use crate::verdict::Verdict;
+
+impl Agent {
+    /// Returns the exit code of the job.
+    pub(super) async fn finish(&mut self, rx: &mut Receivers) -> i32 {
+        let gone_at = Instant::now();
+        self.end_everything();
+        self.read_the_rest(rx).await;
+        let phase = std::mem::replace(&mut self.phase, Phase::Running);
+        let code = match phase {
+            Phase::Stopping(stopping) => self.conclude(&stopping, gone_at),
+            _ => 0,
+        };
+        self.run_dir.event("ended", json!({"exit": code}));
+        if let Some(error) = self.output.log_error() {
+            let text = format!("the logs in {} are incomplete: {error}", self.run_dir.shown().display());
+            self.say(&text);
+        }
+        tokio::select! {
+            () = self.screen.flushed() => {}
+            // Nobody reads it: then nobody needs it.
+            () = asked_to_go(&mut rx.signals) => {}
+        }
+        code
+    }
+
+    fn end_everything(&mut self) {
+        let running = self.running();
+        let mut ended = Vec::new();
+        let cgroup = self.cgroup.take();
+        let are_gone = kill::end_all_descendants(cgroup.as_ref(), |pid, status| {
+            ended.extend(running.get(&pid.as_raw_nonzero().get()).copied().zip(Ending::of(status)));
+        });
+        for (rank, ending) in ended {
+            self.on_end(rank, ending);
+        }
+        if !are_gone {
+            self.say("some processes of the job do not end (see ps; they wait for a device)");
+        }
+    }
+
+    /// Every writer is dead, unless a rank has handed its pipe to somebody outside the job.
+    async fn read_the_rest(&mut self, rx: &mut Receivers) {
+        let deadline = tokio::time::Instant::now() + DRAIN;
+        while self.open_streams.iter().any(|open| *open > 0) && !self.screen.is_broken() {
+            tokio::select! {
+                chunk = tokio::time::timeout_at(deadline, rx.chunks.recv()), if self.screen.has_room() => {
+                    let Ok(Some(chunk)) = chunk else { break };
+                    self.on_chunk(chunk);
+                }
+                () = self.screen.room(), if !self.screen.has_room() => {}
+                () = asked_to_go(&mut rx.signals) => break,
+            }
+            self.show();
+        }
+        for rank in 0..self.job.ranks {
+            self.output.finish(rank, Instant::now());
+        }
+        self.show();
+    }
+
+    fn conclude(&mut self, stopping: &Stopping, gone_at: Instant) -> i32 {
+        match &stopping.why {
+            Why::FrontDied => 1,
+            Why::Asked(signal) => {
+                let ran_for = report::clock(self.started.elapsed());
+                let how = if stopping.is_killing { "killed" } else { "stopped" };
+                let victims = stopping.victims.len();
+                let run = self.run_dir.shown().display().to_string();
+                self.say(&format!(
+                    "{} after {ran_for}, {victims} ranks {how}, run {run}",
+                    signal_word(*signal)
+                ));
+                128 + signal.as_raw()
+            }
+            Why::Failed(verdict) => {
+                let text = self.report(verdict, stopping, gone_at);
+                self.run_dir.write_report(&text);
+                self.screen.write(Stream::Err, text.into_bytes());
+                verdict.exit_code()
+            }
+        }
+    }
+
+    fn report(&self, verdict: &Verdict, stopping: &Stopping, gone_at: Instant) -> String {
+        let culprit = verdict.culprit;
+        let rank = culprit.and_then(|rank| self.ranks.get(rank as usize));
+        let log_file = culprit.map(|rank| self.run_dir.log_file(rank)).filter(|path| path.exists());
+        let host = rustix::system::uname();
+        let victims: RankSet =
+            stopping.victims.iter().copied().filter(|rank| Some(*rank) != culprit).collect();
+        report::render(
+            verdict,
+            &Facts {
+                ranks: self.job.ranks,
+                ran_for: verdict.at.duration_since(self.started),
+                run_dir: self.run_dir.shown(),
+                host: &host.nodename().to_string_lossy(),
+                pid: rank.and_then(Rank::pid),
+                coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
+                victims,
+                stopped_after: self.last_end(gone_at).duration_since(stopping.asked_at),
+                last_line: culprit.and_then(|rank| self.output.last_line(rank)),
+                log_file: log_file.as_deref(),
+                is_out_of_memory: cgroup::oom_kills() > self.oom_kills_before,
+            },
+        )
+    }
+
+    fn last_end(&self, otherwise: Instant) -> Instant {
+        let ends = self.ranks.iter().filter_map(|rank| match rank {
+            Rank::Ended { at, .. } => Some(*at),
+            _ => None,
+        });
+        ends.max().unwrap_or(otherwise)
+    }
+}
+
+/// Any signal that ends a job, once there is no rank left to tell.
+async fn asked_to_go(signals: &mut Signals<Asked>) {
+    while !matches!(signals.next().await, Asked::Stop(_) | Asked::FrontDied) {}
+}
+
+const DRAIN: Duration = Duration::from_millis(500);

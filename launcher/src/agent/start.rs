@@ -1,0 +1,280 @@
+//! From a job to running ranks: what they share is made, the fork server imports meanwhile, then they start.
+
+use std::io;
+use std::net::TcpListener;
+use std::time::Instant;
+
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_child_subreaper,
+    set_parent_process_death_signal, setrlimit, setsid,
+};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tpurun_collectives::board::Board;
+
+use super::{Agent, Asked, FRONT_DIED, Phase, Receivers, Senders};
+use crate::cgroup::{self, JobCgroup};
+use crate::control_server::ControlServer;
+use crate::environment::{self, Variables};
+use crate::fork_server::ForkServer;
+use crate::job::{Job, Start};
+use crate::output::{Output, OutputConfig};
+use crate::ranks::{self, Rank, RankEnds};
+use crate::run_dir::RunDir;
+use crate::screen::Screen;
+use crate::signals::Signals;
+use crate::watch::Watch;
+
+/// Runs the job for the process `front`, which waits for us, and returns its exit code.
+///
+/// # Errors
+/// One line, when the job can not even begin.
+pub(crate) fn run(job: Job, front: i32) -> Result<i32, String> {
+    // Away from the terminal: Ctrl-C reaches the front alone, which passes it on once.
+    let _ = setsid();
+    let prepared = set_parent_process_death_signal(Some(FRONT_DIED))
+        .and_then(|()| set_child_subreaper(Some(getpid())))
+        .map_err(|errno| format!("cannot supervise processes: {errno}"));
+    prepared?;
+    if getppid().and_then(|pid| Some(pid == Pid::from_raw(front)?)) != Some(true) {
+        return Err("expected to be started by tpurun itself".into());
+    }
+    allow_descriptors(job.ranks)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start the event loop: {error}"))?;
+    runtime.block_on(async {
+        let (mut agent, mut rx) = Agent::new(job, front)?;
+        agent.start().await;
+        agent.supervise(&mut rx).await;
+        Ok(agent.finish(&mut rx).await)
+    })
+}
+
+impl Agent {
+    fn new(job: Job, front: i32) -> Result<(Agent, Receivers), String> {
+        let refused = |what: &'static str| move |error: io::Error| format!("cannot make {what}: {error}");
+        let signals = Signals::new(meanings()).map_err(refused("a signal handler"))?;
+        let run_dir = RunDir::create(job.log_dir.as_deref())?;
+        let (board, board_fd) = Board::create(job.ranks).map_err(refused("the board"))?;
+        let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
+        let output = Output::new(OutputConfig {
+            ranks: job.ranks,
+            prefix: true,
+            only: job.only.clone(),
+            fold: true,
+            log_dir: Some(run_dir.path().to_owned()),
+            color: is_terminal && std::env::var_os("NO_COLOR").is_none(),
+            terminal: is_terminal,
+        });
+        let screen = Screen::new().map_err(refused("the output"))?;
+        let (chunks_tx, chunks) = mpsc::channel(QUEUED_CHUNKS);
+        let (control_tx, control) = mpsc::channel(QUEUED_CHUNKS);
+        // Whoever writes a request to the server does not read its answers meanwhile.
+        let (server_tx, server) = mpsc::channel(4 * job.ranks as usize + QUEUED_CHUNKS);
+        let now = Instant::now();
+        let agent = Agent {
+            front,
+            run_dir,
+            board,
+            board_fd,
+            cgroup: JobCgroup::create(front),
+            output,
+            screen,
+            control: ControlServer::new(job.ranks),
+            server: None,
+            ranks: vec![Rank::Unborn; job.ranks as usize],
+            open_streams: vec![0; job.ranks as usize],
+            phase: Phase::Starting,
+            failures: Vec::new(),
+            left: Vec::new(),
+            watch: Watch::default(),
+            next_watch: now,
+            started: now,
+            oom_kills_before: cgroup::oom_kills(),
+            tx: Senders { chunks: chunks_tx, control: control_tx, server: server_tx },
+            job,
+        };
+        Ok((agent, Receivers { chunks, control, server, signals }))
+    }
+
+    /// Sets the ranks, or the server that will fork them, going.
+    async fn start(&mut self) {
+        self.announce();
+        if self.job.start == Start::Spawn {
+            return self.spawn_ranks();
+        }
+        let variables = self.common_variables();
+        let (job, board, events) = (&self.job, &self.board_fd, self.tx.server.clone());
+        let start = || ForkServer::start(job, &variables, board, events);
+        let started = match &mut self.cgroup {
+            Some(cgroup) => cgroup.enclose(start),
+            None => start(),
+        };
+        match started {
+            Ok(server) => {
+                self.run_dir.event("fork server started", json!({"pid": server.pid}));
+                self.server = Some(server);
+            }
+            Err(error) => {
+                self.say(&format!("no fork server ({error}): starting an interpreter for each rank"));
+                self.fall_back();
+            }
+        }
+    }
+
+    fn announce(&mut self) {
+        let Job { ranks, cores, threads, .. } = self.job;
+        let plural =
+            |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+        let threads = match threads {
+            Some(threads) => format!("{} each on {}", plural(threads, "thread"), plural(cores, "core")),
+            None => "threads as OMP_NUM_THREADS says".into(),
+        };
+        let run = self.run_dir.shown().display().to_string();
+        self.say(&format!("{}, {threads}, run {run}", plural(ranks as usize, "rank")));
+        let started =
+            json!({"ranks": ranks, "program": self.job.program.words(), "agent": std::process::id()});
+        self.run_dir.event("started", started);
+    }
+
+    /// The fork server is ready: now the store, which must not depend on any rank.
+    pub(super) async fn start_store(&mut self) {
+        if !matches!(self.phase, Phase::Starting) {
+            return;
+        }
+        let Some(server) = &self.server else { return };
+        // When it is gone, its end is reported, too.
+        let _ = server.start_store(&self.job.master_addr, self.job.master_port).await;
+    }
+
+    pub(super) async fn on_store(&mut self, port: Option<u16>, reason: &str) {
+        if !matches!(self.phase, Phase::Starting) {
+            return;
+        }
+        let Some(port) = port else {
+            return self.on_not_started(0, &format!("the rendezvous store: {reason}"));
+        };
+        self.phase = Phase::Running;
+        let store = environment::of_store(port, true);
+        for rank in 0..self.job.ranks {
+            if let Err(error) = self.fork_rank(rank, &store).await {
+                return self.on_not_started(rank, &explain(&error));
+            }
+        }
+    }
+
+    async fn fork_rank(&mut self, rank: u32, store: &Variables) -> io::Result<()> {
+        let ends = self.open_ends(rank)?;
+        let threads = environment::of_threads(&self.job);
+        let variables: Variables =
+            store.iter().cloned().chain(threads).chain(self.rank_variables(rank)).collect();
+        let server = self.server.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        server.start_rank(&self.job, rank, &variables, ends).await?;
+        self.ranks[rank as usize] = Rank::Requested;
+        Ok(())
+    }
+
+    /// Without a fork server the ranks are processes of their own.
+    pub(super) fn fall_back(&mut self) {
+        self.server = None;
+        if matches!(self.phase, Phase::Starting) {
+            self.spawn_ranks();
+        }
+    }
+
+    pub(super) fn spawn_ranks(&mut self) {
+        self.phase = Phase::Running;
+        let store = match self.job.master_port {
+            0 => free_port(),
+            port => Ok(port),
+        };
+        let store = match store {
+            Ok(port) => environment::of_store(port, false),
+            Err(error) => return self.on_not_started(0, &format!("no free port: {error}")),
+        };
+        let common: Variables = self.common_variables().into_iter().chain(store).collect();
+        let mut cgroup = self.cgroup.take();
+        let mut spawn_all = || {
+            (0..self.job.ranks)
+                .try_for_each(|rank| self.spawn_rank(rank, &common).map_err(|error| (rank, explain(&error))))
+        };
+        let spawned = match &mut cgroup {
+            Some(cgroup) => cgroup.enclose(spawn_all),
+            None => spawn_all(),
+        };
+        self.cgroup = cgroup;
+        if let Err((rank, reason)) = spawned {
+            self.on_not_started(rank, &reason);
+        }
+    }
+
+    fn spawn_rank(&mut self, rank: u32, common: &Variables) -> io::Result<()> {
+        let ends = self.open_ends(rank)?;
+        let variables: Variables = common.iter().cloned().chain(self.rank_variables(rank)).collect();
+        let pid = ranks::spawn(&self.job, ends, &variables, &self.board_fd)?;
+        self.on_started(rank, pid);
+        Ok(())
+    }
+
+    fn open_ends(&mut self, rank: u32) -> io::Result<RankEnds> {
+        let control = self.control.open(rank, self.tx.control.clone())?;
+        let (stdin, stdout, stderr) = ranks::open_streams(rank, &self.tx.chunks)?;
+        self.open_streams[rank as usize] = 2;
+        Ok(RankEnds { stdin, stdout, stderr, control })
+    }
+
+    fn common_variables(&self) -> Variables {
+        let of_run =
+            environment::of_run(self.run_dir.path(), std::os::fd::AsRawFd::as_raw_fd(&self.board_fd));
+        environment::of_job(&self.job, &self.run_dir.id()).into_iter().chain(of_run).collect()
+    }
+
+    fn rank_variables(&self, rank: u32) -> Variables {
+        environment::of_rank(rank, &self.run_dir.error_file(rank))
+    }
+}
+
+fn meanings() -> impl Iterator<Item = (Signal, Asked)> {
+    let stops =
+        [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].map(|signal| (signal, Asked::Stop(signal)));
+    let passed = [Signal::USR1, Signal::USR2].map(|signal| (signal, Asked::PassOn(signal)));
+    let own = [(Signal::CHILD, Asked::Reap), (FRONT_DIED, Asked::FrontDied)];
+    stops.into_iter().chain(passed).chain(own)
+}
+
+/// Two pipes and a socket for each rank, and the log files; the soft limit is often far below the hard one.
+fn allow_descriptors(ranks: u32) -> Result<(), String> {
+    let needed = FDS_PER_RANK * u64::from(ranks) + OWN_FDS;
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if limit.maximum.is_none_or(|maximum| maximum >= needed) && setrlimit(Resource::Nofile, raised).is_ok() {
+        return Ok(());
+    }
+    let given = limit.maximum.or(limit.current).unwrap_or_default();
+    Err(format!(
+        "expected at least {needed} file descriptors for {ranks} ranks, given {given} (see ulimit -n)"
+    ))
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// What to do about the two limits that many ranks run into.
+fn explain(error: &io::Error) -> String {
+    let hint = match error.kind() {
+        io::ErrorKind::WouldBlock => " (too many processes: see ulimit -u and the pids cgroup)",
+        _ if error.raw_os_error() == Some(EMFILE) => " (too few file descriptors: see ulimit -n)",
+        _ => "",
+    };
+    format!("{error}{hint}")
+}
+
+const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
+const FDS_PER_RANK: u64 = 3;
+/// Open log files, shared segments on their way, and the agent's own.
+const OWN_FDS: u64 = 128;
+const QUEUED_CHUNKS: usize = 64;

@@ -1,0 +1,299 @@
+//! The command line as people type it. What it means is decided in `job.rs`.
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+/// Runs a program as many ranks on this host, joined by checked collectives.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "tpurun",
+    version,
+    after_help = EXAMPLES,
+    styles = STYLES,
+    max_term_width = 100,
+    override_usage = "tpurun [OPTIONS] <PROGRAM> [ARGS]...\n       tpurun [OPTIONS] <COMMAND>",
+    disable_help_subcommand = true
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) options: Options,
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    /// A Python script, a module (-m) or any other program, and its arguments
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, help_heading = "Arguments")]
+    pub(crate) program: Vec<String>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Check this machine (cores, memory, limits, torch, fork server, cgroup) and say what to do
+    Doctor,
+    /// Measure the collectives as one job; arguments go to tpurun.bench
+    Bench {
+        /// Ranks, when not given before the command [default: 8]
+        #[arg(short = 'n', value_name = "N")]
+        ranks: Option<String>,
+        #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: Shell,
+    },
+    /// Print the manual page (roff)
+    Man,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// Ranks to start: a number, `auto` or `cpu` (one per usable core) [default: 1]
+    #[arg(
+        short = 'n',
+        long = "nproc-per-node",
+        alias = "nproc_per_node",
+        env = "PET_NPROC_PER_NODE",
+        hide_env = true,
+        value_name = "N"
+    )]
+    pub(crate) ranks: Option<String>,
+    /// PROGRAM is a Python module, as in `python -m`
+    #[arg(short = 'm', long, env = "PET_MODULE", hide_env = true)]
+    pub(crate) module: bool,
+    /// PROGRAM is executed as it is, without Python
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", hide_env = true, conflicts_with = "module")]
+    pub(crate) no_python: bool,
+    /// Start one interpreter per rank instead of forking them from one that has imported torch
+    #[arg(long)]
+    pub(crate) spawn: bool,
+    /// Modules to import once, before the ranks are forked
+    #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "spawn")]
+    pub(crate) preload: Vec<String>,
+    /// The interpreter [default: $TPURUN_PYTHON, beside tpurun, $VIRTUAL_ENV, PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) python: Option<String>,
+    /// Run directory for logs, events and the report [default: a new one in ./tpurun-runs or $TPURUN_RUNS]
+    #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", hide_env = true, value_name = "DIR")]
+    pub(crate) log_dir: Option<String>,
+    /// Show the output of these ranks only; all are logged
+    #[arg(
+        long,
+        alias = "local-ranks-filter",
+        alias = "local_ranks_filter",
+        env = "PET_LOCAL_RANKS_FILTER",
+        hide_env = true,
+        value_name = "0-3,7"
+    )]
+    pub(crate) only_ranks: Option<String>,
+    /// Torus that the ranks are placed on
+    #[arg(long, env = "TPURUN_TOPOLOGY", hide_env = true, value_name = "4x4x4")]
+    pub(crate) topology: Option<String>,
+    /// Algorithm of all collectives instead of the planner's choice
+    #[arg(long, env = "TPURUN_ALGORITHM", hide_env = true, value_name = "flat|ring|bucket")]
+    pub(crate) algorithm: Option<String>,
+    /// Longest wait in a collective whose group sets none of its own, as 500ms, 30s or 10m
+    #[arg(long, value_name = "30s")]
+    pub(crate) timeout: Option<String>,
+    /// After Ctrl-C or SIGTERM, time for the ranks to end by themselves [default: 10s]
+    #[arg(
+        long,
+        alias = "shutdown_timeout",
+        env = "PET_SHUTDOWN_TIMEOUT",
+        hide_env = true,
+        value_name = "10s"
+    )]
+    pub(crate) shutdown_timeout: Option<String>,
+    /// Print what would run, where and how, and stop
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten, next_help_heading = "Options of torchrun")]
+    pub(crate) torchrun: TorchrunOptions,
+}
+
+/// What torchrun takes and means the same, or nothing, on one host.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct TorchrunOptions {
+    /// Hosts: 1
+    #[arg(long, env = "PET_NNODES", hide_env = true, value_name = "1")]
+    pub(crate) nnodes: Option<String>,
+    /// This host: 0
+    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", hide_env = true, value_name = "0")]
+    pub(crate) node_rank: Option<String>,
+    /// One host and a free port, which is always so
+    #[arg(long, env = "PET_STANDALONE", hide_env = true)]
+    pub(crate) standalone: bool,
+    /// Address of the rendezvous store [default: 127.0.0.1]
+    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", hide_env = true, value_name = "ADDR")]
+    pub(crate) master_addr: Option<String>,
+    /// Port of the rendezvous store [default: a free one]
+    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", hide_env = true, value_name = "PORT")]
+    pub(crate) master_port: Option<String>,
+    /// TORCHELASTIC_RUN_ID [default: the name of the run directory]
+    #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", hide_env = true, value_name = "ID")]
+    pub(crate) rdzv_id: Option<String>,
+    /// ROLE_NAME
+    #[arg(long, env = "PET_ROLE", hide_env = true, value_name = "NAME", default_value = "default")]
+    pub(crate) role: String,
+    /// Restarts of the whole job: 0
+    #[arg(long, alias = "max_restarts", env = "PET_MAX_RESTARTS", hide_env = true, value_name = "0")]
+    pub(crate) max_restarts: Option<String>,
+    #[command(flatten)]
+    pub(crate) ignored: IgnoredOptions,
+}
+
+/// Accepted so that scripts written for torchrun keep working; here they have nothing to change.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct IgnoredOptions {
+    #[arg(long, alias = "rdzv_backend", env = "PET_RDZV_BACKEND", hide = true)]
+    rdzv_backend: Option<String>,
+    #[arg(long, alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT", hide = true)]
+    rdzv_endpoint: Option<String>,
+    #[arg(long, alias = "rdzv_conf", env = "PET_RDZV_CONF", hide = true)]
+    rdzv_conf: Option<String>,
+    #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", hide = true)]
+    local_addr: Option<String>,
+    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", hide = true)]
+    monitor_interval: Option<String>,
+    #[arg(long, alias = "start_method", env = "PET_START_METHOD", hide = true)]
+    start_method: Option<String>,
+    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", hide = true)]
+    event_log_handler: Option<String>,
+    #[arg(long, alias = "logs_specs", env = "PET_LOGS_SPECS", hide = true)]
+    logs_specs: Option<String>,
+    #[arg(long, alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE", hide = true)]
+    signals_to_handle: Option<String>,
+    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", hide = true)]
+    run_path: bool,
+    #[arg(short = 'r', long, env = "PET_REDIRECTS", hide = true)]
+    redirects: Option<String>,
+    #[arg(short = 't', long, env = "PET_TEE", hide = true)]
+    tee: Option<String>,
+}
+
+/// One line for every way to get the command line wrong; help and version come out as they are.
+pub(crate) fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        if !error.use_stderr() {
+            error.exit();
+        }
+        eprintln!("tpurun: error: {}", one_line(&error));
+        std::process::exit(2);
+    })
+}
+
+fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let mut parts = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let first = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let rest: Vec<&str> = parts.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
+    let rest = if rest.is_empty() { String::new() } else { format!(" ({})", rest.join("; ")) };
+    format!("{first}{rest}")
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tpurun -n 8 train.py --epochs 3         8 ranks of a script written for torchrun
+  tpurun -n 64 --topology 4x4x4 train.py  64 ranks placed on a torus
+  tpurun -n 8 -m pkg.train                a module
+  tpurun -n 4 ./solver input.txt          a program that is not Python
+  tpurun -n 8 --only-ranks 0 train.py     show rank 0 only, log all
+  tpurun -n 64 --dry-run train.py         say what would run
+  tpurun bench -n 8                       measure the collectives
+
+A program that is called like a command is run with its path: ./doctor
+Options of torchrun are taken with dashes, underscores, or from PET_<OPTION>.";
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use expect_test::expect_file;
+
+    fn parse(line: &str) -> Cli {
+        Cli::try_parse_from(line.split_whitespace()).unwrap()
+    }
+
+    fn error(line: &str) -> String {
+        one_line(&Cli::try_parse_from(line.split_whitespace()).unwrap_err())
+    }
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_reads_well() {
+        expect_file!["../tests/help.txt"]
+            .assert_eq(&Cli::command().term_width(100).render_help().to_string());
+    }
+
+    #[test]
+    fn torchrun_spellings_mean_the_same() {
+        for line in [
+            "tpurun -n 4 train.py --lr 1",
+            "tpurun --nproc-per-node 4 train.py --lr 1",
+            "tpurun --nproc_per_node=4 train.py --lr 1",
+            "tpurun --standalone --nnodes=1 --nproc_per_node 4 --rdzv_backend c10d train.py --lr 1",
+            "tpurun --nproc-per-node=4 --max_restarts=0 --monitor-interval 5 -t 3 -r 1 train.py --lr 1",
+        ] {
+            let cli = parse(line);
+            assert_eq!(cli.options.ranks.as_deref(), Some("4"), "{line}");
+            assert_eq!(cli.program, ["train.py", "--lr", "1"], "{line}");
+        }
+        let cli = parse(
+            "tpurun --master_addr 127.0.0.1 --master-port=29500 --node_rank 0 --role trainer -m pkg.train",
+        );
+        assert_eq!(cli.options.torchrun.master_port.as_deref(), Some("29500"));
+        assert_eq!(cli.options.torchrun.role, "trainer");
+        assert!(cli.options.module);
+    }
+
+    #[test]
+    fn what_follows_the_program_is_its_own() {
+        let cli = parse("tpurun -n 2 train.py -n 9 --help doctor --nnodes 3 -- x");
+        assert_eq!(cli.options.ranks.as_deref(), Some("2"));
+        assert_eq!(cli.program, ["train.py", "-n", "9", "--help", "doctor", "--nnodes", "3", "--", "x"]);
+        assert_eq!(parse("tpurun -m pkg.train -x").program, ["pkg.train", "-x"]);
+        assert_eq!(parse("tpurun ./doctor").program, ["./doctor"]);
+    }
+
+    #[test]
+    fn commands_take_options_before_them() {
+        let Some(Command::Bench { ranks, args }) = parse("tpurun bench -n 8 --against gloo --json").command
+        else {
+            panic!("no command")
+        };
+        assert_eq!(
+            (ranks.as_deref(), args),
+            (Some("8"), vec!["--against".into(), "gloo".into(), "--json".into()])
+        );
+        let cli = parse("tpurun -n 64 bench --sizes 1M");
+        assert_eq!(cli.options.ranks.as_deref(), Some("64"));
+        assert!(matches!(cli.command, Some(Command::Bench { ranks: None, .. })));
+        assert!(matches!(parse("tpurun doctor").command, Some(Command::Doctor)));
+        assert!(matches!(
+            parse("tpurun completions zsh").command,
+            Some(Command::Completions { shell: Shell::Zsh })
+        ));
+    }
+
+    #[test]
+    fn errors_are_one_line() {
+        for line in ["tpurun --ranks 3 train.py", "tpurun --nproc-per-node", "tpurun completions tcsh"] {
+            let text = error(line);
+            assert!(!text.contains('\n') && !text.contains("Usage"), "{text}");
+        }
+        assert_eq!(
+            error("tpurun -n"),
+            "a value is required for '--nproc-per-node <N>' but none was supplied"
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! The agent's end of the control sockets: one per rank, read as its frames come.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use tokio::io::Interest;
+use tokio::net::UnixDatagram;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tpurun_collectives::control::{AgentFrame, ControlError, Message, RankFrame, receive, send};
+
+use crate::exchange::{Delivery, Exchange};
+
+/// Something came from a rank, or it will send no more.
+#[derive(Debug)]
+pub(crate) struct ControlEvent {
+    rank: u32,
+    message: Result<Message, ControlError>,
+}
+
+/// Answers the ranks.
+#[derive(Debug)]
+pub(crate) struct ControlServer {
+    sockets: Vec<Option<Socket>>,
+    exchange: Exchange<OwnedFd>,
+}
+
+/// The socket of one rank, and the task that reads it. To tokio a packet socket is a datagram socket.
+#[derive(Debug)]
+struct Socket {
+    stream: Arc<UnixDatagram>,
+    reader: AbortHandle,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // It owns a share of the socket, which the rank would take for an agent that listens.
+        self.reader.abort();
+    }
+}
+
+impl ControlServer {
+    pub(crate) fn new(ranks: u32) -> ControlServer {
+        ControlServer { sockets: (0..ranks).map(|_| None).collect(), exchange: Exchange::new() }
+    }
+
+    /// Opens the socket of a rank and returns the end that it inherits; `events` gets what it sends.
+    pub(crate) fn open(&mut self, rank: u32, events: mpsc::Sender<ControlEvent>) -> io::Result<OwnedFd> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let stream = Arc::new(UnixDatagram::from_std(ours.into())?);
+        let reader = tokio::spawn(read(rank, stream.clone(), events)).abort_handle();
+        self.sockets[rank as usize] = Some(Socket { stream, reader });
+        Ok(theirs)
+    }
+
+    /// Serves one event. A rank that breaks the protocol loses its socket, and nobody else does.
+    pub(crate) fn handle(&mut self, event: ControlEvent) {
+        let ControlEvent { rank, message } = event;
+        let served = message.and_then(|message| self.serve(rank, message));
+        if served.is_err() {
+            self.sockets[rank as usize] = None;
+            self.exchange.leave(rank);
+        }
+    }
+
+    fn serve(&mut self, rank: u32, message: Message) -> Result<(), ControlError> {
+        match RankFrame::decode(&message.bytes)? {
+            RankFrame::Want { key, request } => match self.exchange.want(&key, rank, request) {
+                Ok(delivery) => delivery.into_iter().for_each(|delivery| self.deliver(&key, &delivery)),
+                Err(reason) => self.refuse(&key, rank, request, reason),
+            },
+            RankFrame::Offer { key, readers } => {
+                let Some(segment) = message.fd else {
+                    return Err(ControlError::Malformed("an offer without its descriptor"));
+                };
+                // Those who wait for a refused offer run into their own deadline.
+                for delivery in self.exchange.offer(&key, readers, segment).unwrap_or_default() {
+                    self.deliver(&key, &delivery);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, key: &str, delivery: &Delivery<OwnedFd>) {
+        let frame = AgentFrame::Segment { key: key.to_owned(), request: delivery.request };
+        self.send(delivery.rank, &frame, Some(&delivery.segment));
+    }
+
+    fn refuse(&mut self, key: &str, rank: u32, request: u64, reason: String) {
+        self.send(rank, &AgentFrame::Refused { key: key.to_owned(), request, reason }, None);
+    }
+
+    fn send(&mut self, rank: u32, frame: &AgentFrame, segment: Option<&OwnedFd>) {
+        let Some(socket) = &self.sockets[rank as usize] else { return };
+        // A rank that reads nothing until its socket is full is not waiting for this either.
+        if send(socket.stream.as_fd(), &frame.encode(), segment.map(AsFd::as_fd)).is_err() {
+            self.sockets[rank as usize] = None;
+            self.exchange.leave(rank);
+        }
+    }
+}
+
+async fn read(rank: u32, stream: Arc<UnixDatagram>, events: mpsc::Sender<ControlEvent>) {
+    loop {
+        let message = next(&stream).await;
+        let is_last = message.is_err();
+        if events.send(ControlEvent { rank, message }).await.is_err() || is_last {
+            return;
+        }
+    }
+}
+
+async fn next(socket: &UnixDatagram) -> Result<Message, ControlError> {
+    let io_error = |error| ControlError::Io(Arc::new(error));
+    loop {
+        socket.readable().await.map_err(io_error)?;
+        // Told in tokio's terms, so that it waits again when the socket was empty after all.
+        let mut received = Err(ControlError::Closed);
+        let attempt = socket.try_io(Interest::READABLE, || {
+            received = receive(socket.as_fd());
+            match &received {
+                Err(ControlError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {
+                    Err(ErrorKind::WouldBlock.into())
+                }
+                _ => Ok(()),
+            }
+        });
+        if attempt.is_ok() {
+            return received;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+    use tpurun_collectives::control::ControlClient;
+
+    /// Serves until every rank has closed its end, then returns what the ranks returned.
+    fn serve<T: Send + 'static>(programs: Vec<Box<dyn FnOnce(ControlClient) -> T + Send>>) -> Vec<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (tx, mut rx) = mpsc::channel(16);
+            let mut server = ControlServer::new(programs.len() as u32);
+            let threads: Vec<_> = programs
+                .into_iter()
+                .enumerate()
+                .map(|(rank, program)| {
+                    let socket = server.open(rank as u32, tx.clone()).unwrap();
+                    std::thread::spawn(move || program(ControlClient::new(socket)))
+                })
+                .collect();
+            drop(tx);
+            while let Some(event) = rx.recv().await {
+                server.handle(event);
+            }
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn deadline() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    fn segment(size: u64) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("segment", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    fn size(fd: &OwnedFd) -> i64 {
+        rustix::fs::fstat(fd).unwrap().st_size
+    }
+
+    #[test]
+    fn every_rank_gets_the_segment_of_its_life_of_the_communicator() {
+        let mut programs: Vec<Box<dyn FnOnce(ControlClient) -> Vec<i64> + Send>> = vec![Box::new(|client| {
+            for life in 1..=3 {
+                client.offer("world", 3, segment(life * 100).as_fd()).unwrap();
+            }
+            Vec::new()
+        })];
+        for _ in 0..3 {
+            programs.push(Box::new(|client| {
+                (0..3).map(|_| size(&client.fetch("world", deadline()).unwrap())).collect()
+            }));
+        }
+        assert_eq!(serve(programs)[1..], [[100, 200, 300], [100, 200, 300], [100, 200, 300]]);
+    }
+
+    #[test]
+    fn a_rank_that_talks_nonsense_is_cut_off_alone() {
+        let results = serve::<bool>(vec![
+            Box::new(|client| {
+                let offer = client.offer("k", 1, segment(1).as_fd());
+                offer.is_ok()
+            }),
+            Box::new(|client| client.fetch(&"k".repeat(600), deadline()).is_err()),
+            Box::new(|client| client.fetch("k", deadline()).is_ok()),
+        ]);
+        assert_eq!(results, [true, true, true]);
+    }
+}

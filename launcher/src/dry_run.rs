@@ -1,0 +1,68 @@
+//! `--dry-run`: what would run, where and how.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::environment;
+use crate::job::{Job, Start};
+use crate::ranks;
+
+/// The whole text.
+pub(crate) fn describe(job: &Job) -> String {
+    let mut text = String::new();
+    let mut field = |name: &str, value: String| {
+        let _ = writeln!(text, "{name:<10} {value}");
+    };
+    field("program", job.program.words().join(" "));
+    if let Some(python) = &job.python {
+        field("python", python.display().to_string());
+    }
+    let how = match job.start {
+        Start::ForkServer => {
+            let also =
+                if job.preload.is_empty() { String::new() } else { format!(", {}", job.preload.join(", ")) };
+            format!("forked from one interpreter that has imported torch{also}")
+        }
+        Start::Spawn => format!("a process each: {}", ranks::command_words(job).join(" ")),
+    };
+    field("ranks", format!("{}, {how}", job.ranks));
+    field("cores", job.cores.to_string());
+    field(
+        "threads",
+        job.threads.map_or("as OMP_NUM_THREADS says".into(), |threads| format!("{threads} per rank")),
+    );
+    let port = if job.master_port == 0 { "a free port".into() } else { format!("port {}", job.master_port) };
+    field("store", format!("{}, {port}", job.master_addr));
+    if let Some(topology) = &job.topology {
+        field("topology", topology.to_string());
+        for line in placement(job) {
+            field("", line);
+        }
+    }
+    let variables = environment::of_job(job, "<run>").into_iter();
+    let variables = variables.chain(environment::of_rank(0, Path::new("<run>/errors/rank-0000.json")));
+    for (index, (name, value)) in variables.enumerate() {
+        field(if index == 0 { "rank 0" } else { "" }, format!("{name}={value}"));
+    }
+    text
+}
+
+fn placement(job: &Job) -> Vec<String> {
+    let at = |rank| format!("{rank} at ({})", coordinates(job, rank).unwrap_or_default());
+    let ranks: Vec<String> = (0..job.ranks.min(MAX_PLACED)).map(at).collect();
+    let mut lines: Vec<String> = ranks.chunks(4).map(|chunk| chunk.join("  ")).collect();
+    if job.ranks > MAX_PLACED {
+        lines.push(format!("... and so on to {}", at(job.ranks - 1)));
+    }
+    lines
+}
+
+/// Where a rank sits on the torus, as `0,1,0`.
+pub(crate) fn coordinates(job: &Job, rank: u32) -> Option<String> {
+    let torus = job.topology.as_ref()?.torus();
+    let at = torus.coordinates(torus.chip_of_rank(rank)?);
+    let shown: Vec<String> = at.iter().take(torus.dimensions().len()).map(ToString::to_string).collect();
+    Some(shown.join(","))
+}
+
+const MAX_PLACED: u32 = 64;

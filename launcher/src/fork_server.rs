@@ -1,0 +1,176 @@
+//! The agent's end of the fork server: one JSON object per line over a stream socket, descriptors beside it.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::io::FdFlags;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+
+use crate::environment::{SERVER_THREADS, Variables};
+use crate::job::Job;
+use crate::program::Program;
+use crate::ranks::RankEnds;
+
+/// What the fork server says.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub(crate) enum ServerEvent {
+    /// Everything is imported.
+    Ready,
+    /// It can not fork ranks; quiet when nobody would want to know why.
+    Refuse { reason: String, quiet: bool },
+    /// The rendezvous store serves on this port, or did not start.
+    Store { port: Option<u16>, reason: String },
+    /// A rank runs.
+    Started { rank: u32, pid: i32 },
+    /// A rank could not be forked.
+    Failed { rank: u32, reason: String },
+    /// A rank has ended; the signal is 0 when it exited.
+    Exited { rank: u32, code: i32, signal: i32 },
+    /// The server is gone.
+    #[serde(skip)]
+    Closed,
+}
+
+/// A running fork server.
+#[derive(Debug)]
+pub(crate) struct ForkServer {
+    socket: OwnedWriteHalf,
+    pub(crate) pid: i32,
+}
+
+impl ForkServer {
+    /// Starts it; it begins to import at once.
+    pub(crate) fn start(
+        job: &Job,
+        variables: &Variables,
+        board: &OwnedFd,
+        events: mpsc::Sender<ServerEvent>,
+    ) -> io::Result<ForkServer> {
+        let (ours, theirs) = StdUnixStream::pair()?;
+        let target = match &job.program {
+            Program::Script { path, .. } => Some(path),
+            _ => None,
+        };
+        let agent = rustix::process::getpid().as_raw_nonzero().get();
+        let options =
+            json!({"fd": theirs.as_raw_fd(), "agent": agent, "preload": job.preload, "target": target});
+        let python = job.python.as_deref().expect("only Python programs are forked");
+        let mut command = Command::new(python);
+        command
+            .args(["-m", "tpurun.fork_server", &options.to_string()])
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .envs(SERVER_THREADS)
+            .process_group(0)
+            .stdin(Stdio::null())
+            // What an import prints is said once, where it does not mix with what the ranks compute.
+            .stdout(io::stderr().as_fd().try_clone_to_owned()?);
+        rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
+        rustix::io::fcntl_setfd(board, FdFlags::empty())?;
+        let spawned = command.spawn();
+        rustix::io::fcntl_setfd(board, FdFlags::CLOEXEC)?;
+        let pid = spawned?.id() as i32;
+        ours.set_nonblocking(true)?;
+        let (read_half, socket) = UnixStream::from_std(ours)?.into_split();
+        tokio::spawn(read_events(read_half, events));
+        Ok(ForkServer { socket, pid })
+    }
+
+    /// Asks for the rendezvous store; answered by [`ServerEvent::Store`].
+    pub(crate) async fn start_store(&self, host: &str, port: u16) -> io::Result<()> {
+        self.request(&json!({"op": "store", "host": host, "port": port}), &[]).await
+    }
+
+    /// Asks for one rank; answered by [`ServerEvent::Started`] or [`ServerEvent::Failed`].
+    pub(crate) async fn start_rank(
+        &self,
+        job: &Job,
+        rank: u32,
+        variables: &Variables,
+        ends: RankEnds,
+    ) -> io::Result<()> {
+        let (target, args, module) = match &job.program {
+            Program::Script { path, args } => (path.as_str(), args, false),
+            Program::Module { name, args } => (name.as_str(), args, true),
+            Program::Executable { .. } => unreachable!("only Python programs are forked"),
+        };
+        let env: Map<String, Value> =
+            variables.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+        let request = json!({
+            "op": "rank", "rank": rank, "env": env, "fds": 4,
+            "program": {"target": target, "args": args, "module": module},
+        });
+        let fds = [ends.stdin.as_fd(), ends.stdout.as_fd(), ends.stderr.as_fd(), ends.control.as_fd()];
+        self.request(&request, &fds).await
+    }
+
+    /// The descriptors go with the first bytes; the rest of a long line follows without.
+    async fn request(&self, request: &Value, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let line = format!("{request}\n");
+        let mut sent = 0;
+        while sent < line.len() {
+            let fds = if sent == 0 { fds } else { &[] };
+            let rest = &line.as_bytes()[sent..];
+            let stream = self.socket.as_ref();
+            stream.writable().await?;
+            match stream.try_io(Interest::WRITABLE, || Ok(send(stream.as_fd(), rest, fds)?)) {
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        let fits = ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        assert!(fits, "the buffer has room for four descriptors");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::io::retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags))
+}
+
+async fn read_events(mut socket: OwnedReadHalf, events: mpsc::Sender<ServerEvent>) {
+    let mut pending = Vec::new();
+    while socket.read_buf(&mut pending).await.is_ok_and(|bytes| bytes > 0) {
+        let Some(end) = pending.iter().rposition(|byte| *byte == b'\n') else { continue };
+        let rest = pending.split_off(end + 1);
+        for line in std::mem::replace(&mut pending, rest).split(|byte| *byte == b'\n') {
+            // An empty piece ends the list; anything else that is no event comes from no server of ours.
+            let Ok(event) = serde_json::from_slice(line) else { continue };
+            if events.send(event).await.is_err() {
+                return;
+            }
+        }
+    }
+    let _ = events.send(ServerEvent::Closed).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_as_the_server_writes_them() {
+        let parse = |text: &str| serde_json::from_str::<ServerEvent>(text).unwrap();
+        assert!(matches!(parse(r#"{"event": "ready"}"#), ServerEvent::Ready));
+        let store = parse(r#"{"event": "store", "port": null, "reason": "in use"}"#);
+        assert!(matches!(store, ServerEvent::Store { port: None, reason } if reason == "in use"));
+        let exited = parse(r#"{"event": "exited", "rank": 3, "code": 0, "signal": 9}"#);
+        assert!(matches!(exited, ServerEvent::Exited { rank: 3, code: 0, signal: 9 }));
+    }
+}

@@ -1,0 +1,78 @@
+//! What the user started: it starts the agent, passes signals on to it and returns its exit code. When the
+//! agent is killed, everything that it leaves behind comes to this process and ends here.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+
+use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+
+use crate::signals::Signals;
+use crate::{cgroup, kill};
+
+/// First argument of the agent's command line; the number of this process follows.
+pub(crate) const AGENT: &str = "--agent-of";
+
+/// Runs the job of this command line and returns its exit code.
+pub(crate) fn run() -> Result<i32, String> {
+    // Before the agent exists, so that nothing it may leave behind is missed.
+    set_child_subreaper(Some(getpid())).map_err(|errno| format!("cannot become a subreaper: {errno}"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent()));
+    let (agent, status, forwarded) = ended.map_err(|error| format!("cannot run the agent: {error}"))?;
+    Ok(clean_up(agent, status, forwarded))
+}
+
+/// Until the agent ends; also returns the last signal that was passed on to it.
+async fn accompany_agent() -> io::Result<(u32, ExitStatus, Option<Signal>)> {
+    let mut signals = Signals::new(handled().into_iter().map(|signal| (signal, signal)))?;
+    let mut agent = start_agent()?;
+    let mut forwarded = None;
+    loop {
+        let signal = signals.next().await;
+        if signal != Signal::CHILD {
+            forwarded = Some(signal);
+            let _ = kill_process(Pid::from_child(&agent), signal);
+        } else if let Some(status) = agent.try_wait()? {
+            return Ok((agent.id(), status, forwarded));
+        }
+    }
+}
+
+fn start_agent() -> io::Result<Child> {
+    let front = getpid().as_raw_nonzero().to_string();
+    Command::new("/proc/self/exe")
+        .arg0("tpurun")
+        .arg(AGENT)
+        .arg(front)
+        .args(std::env::args_os().skip(1))
+        .spawn()
+}
+
+fn clean_up(agent: u32, status: ExitStatus, forwarded: Option<Signal>) -> i32 {
+    let front = getpid().as_raw_nonzero().get();
+    if let Some(code) = status.code() {
+        kill::end_all_descendants(None, |_, _| ());
+        return code;
+    }
+    cgroup::kill_left_over(front);
+    kill::end_all_descendants(None, |_, _| ());
+    cgroup::remove_left_over(front);
+    let number = status.signal().unwrap_or(0);
+    // A signal that came before the agent could handle it ends it before it has started anything.
+    if forwarded.map(Signal::as_raw) != Some(number) {
+        eprintln!("tpurun: the agent (pid {agent}) was killed by signal {number}; its ranks were ended");
+    }
+    128 + number
+}
+
+/// A signal that we were started to ignore, as under nohup, stays ignored.
+fn handled() -> Vec<Signal> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    let is_ignored = |signal: &Signal| mask.unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1;
+    let forwarded = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+    forwarded.into_iter().filter(|signal| !is_ignored(signal)).chain([Signal::CHILD]).collect()
+}

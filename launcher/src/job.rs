@@ -1,0 +1,233 @@
+//! One job as decided from the command line: every value checked, nothing started yet.
+
+use std::env;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tpurun_topology::{Algorithm, Topology};
+
+use crate::cli::{Cli, Command, Options};
+use crate::cpus::usable_cpus;
+use crate::program::{Program, find_python};
+use crate::rank_set::RankSet;
+
+/// What will run and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) ranks: u32,
+    pub(crate) program: Program,
+    /// None for a program that is not Python.
+    pub(crate) python: Option<PathBuf>,
+    pub(crate) start: Start,
+    pub(crate) preload: Vec<String>,
+    pub(crate) cores: usize,
+    /// OMP_NUM_THREADS of each rank; None when the user has set it.
+    pub(crate) threads: Option<usize>,
+    pub(crate) master_addr: String,
+    /// 0: any free one.
+    pub(crate) master_port: u16,
+    pub(crate) run_id: Option<String>,
+    pub(crate) role: String,
+    pub(crate) log_dir: Option<PathBuf>,
+    pub(crate) only: RankSet,
+    pub(crate) topology: Option<Topology>,
+    pub(crate) algorithm: Option<Algorithm>,
+    pub(crate) timeout: Option<Duration>,
+    /// Between SIGTERM and SIGKILL after a failure.
+    pub(crate) failure_grace: Duration,
+    /// Between SIGTERM and SIGKILL when somebody asked the job to stop.
+    pub(crate) stop_grace: Duration,
+    pub(crate) dry_run: bool,
+}
+
+/// How ranks come to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Forked from one interpreter that has imported torch.
+    ForkServer,
+    /// One process each.
+    Spawn,
+}
+
+impl Job {
+    /// # Errors
+    /// One line: what was expected and what was given.
+    pub(crate) fn new(cli: &Cli) -> Result<Job, String> {
+        let mut options = cli.options.clone();
+        let mut words = cli.program.clone();
+        if let Some(Command::Bench { ranks, args }) = &cli.command {
+            options.ranks = ranks.clone().or(options.ranks).or_else(|| Some("8".into()));
+            options.module = true;
+            words = ["tpurun.bench".into()].into_iter().chain(args.iter().cloned()).collect();
+        }
+        check_one_host(&options)?;
+        let ranks = parse_ranks(options.ranks.as_deref().unwrap_or("1"))?;
+        let program = Program::new(&options, &words)?;
+        let python = if program.is_python() { Some(find_python(options.python.as_deref())?) } else { None };
+        let is_spawned = options.spawn || python.is_none();
+        let cores = usable_cpus();
+        let stop_grace =
+            options.shutdown_timeout.as_deref().map(|text| parse_duration("--shutdown-timeout", text));
+        let stop_grace = stop_grace.transpose()?;
+        Ok(Job {
+            ranks,
+            program,
+            python,
+            start: if is_spawned { Start::Spawn } else { Start::ForkServer },
+            preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            cores,
+            threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| (cores / ranks as usize).max(1)),
+            master_addr: options.torchrun.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()),
+            master_port: parse_port(options.torchrun.master_port.as_deref())?,
+            run_id: options.torchrun.rdzv_id.clone(),
+            role: options.torchrun.role.clone(),
+            log_dir: options.log_dir.as_ref().map(PathBuf::from),
+            only: parse_only(options.only_ranks.as_deref(), ranks)?,
+            topology: options.topology.as_deref().map(|text| parse_topology(text, ranks)).transpose()?,
+            algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
+            timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
+            failure_grace: stop_grace.unwrap_or(FAILURE_GRACE),
+            stop_grace: stop_grace.unwrap_or(STOP_GRACE),
+            dry_run: options.dry_run,
+        })
+    }
+}
+
+fn check_one_host(options: &Options) -> Result<(), String> {
+    let torchrun = &options.torchrun;
+    let only = |flag: &str, given: &Option<String>, accepted: &[&str], why: &str| match given.as_deref() {
+        Some(value) if !accepted.contains(&value) => {
+            Err(format!("--{flag}: expected {}, given {value} ({why})", accepted[0]))
+        }
+        _ => Ok(()),
+    };
+    only("nnodes", &torchrun.nnodes, &["1", "1:1"], "jobs of several hosts are not supported yet")?;
+    only("node-rank", &torchrun.node_rank, &["0"], "jobs of several hosts are not supported yet")?;
+    only("max-restarts", &torchrun.max_restarts, &["0"], "restarts are not supported yet")
+}
+
+fn parse_ranks(text: &str) -> Result<u32, String> {
+    match text {
+        "auto" | "cpu" => Ok(u32::try_from(usable_cpus()).unwrap_or(MAX_RANKS)),
+        _ => text.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(|| {
+            format!("-n: expected a number of ranks from 1 to {MAX_RANKS}, auto or cpu, given {text}")
+        }),
+    }
+}
+
+fn parse_port(text: Option<&str>) -> Result<u16, String> {
+    let Some(text) = text else { return Ok(0) };
+    text.parse().map_err(|_| format!("--master-port: expected a port from 0 (any) to 65535, given {text}"))
+}
+
+fn parse_only(text: Option<&str>, ranks: u32) -> Result<RankSet, String> {
+    let Some(text) = text else { return Ok(RankSet::all(ranks)) };
+    let only: RankSet = text.parse().map_err(|error| format!("--only-ranks: {error}"))?;
+    match only.last() {
+        Some(last) if last >= ranks => {
+            Err(format!("--only-ranks: expected ranks below {ranks}, given {text}"))
+        }
+        _ => Ok(only),
+    }
+}
+
+fn parse_topology(text: &str, ranks: u32) -> Result<Topology, String> {
+    let topology: Topology = text.parse().map_err(|error| format!("--topology {text}: {error}"))?;
+    match topology.torus().live_chips() {
+        chips if chips == ranks => Ok(topology),
+        chips => Err(format!("--topology {text}: expected -n {chips}, one rank per chip, given {ranks}")),
+    }
+}
+
+fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
+    text.parse().map_err(|_| {
+        let known = Algorithm::ALL.map(|algorithm| algorithm.to_string()).join(", ");
+        format!("--algorithm: expected {known}, given {text}")
+    })
+}
+
+/// `500ms`, `30s`, `10m`, `1h`; a bare number is seconds, as in torchrun.
+fn parse_duration(flag: &str, text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{flag}: expected a time such as 500ms, 30s, 10m or 1h, given {text}");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let millis_per_unit = match &text[digits.len()..] {
+        "ms" => 1.0,
+        "" | "s" => 1e3,
+        "m" | "min" => 6e4,
+        "h" => 3.6e6,
+        _ => return Err(wrong()),
+    };
+    let millis = digits.parse::<f64>().map_err(|_| wrong())? * millis_per_unit;
+    // A year: what is longer is a mistake, and what is not finite is not a time.
+    if (1.0..=3.2e10).contains(&millis) { Ok(Duration::from_millis(millis as u64)) } else { Err(wrong()) }
+}
+
+const MAX_RANKS: u32 = tpurun_collectives::board::MAX_RANKS;
+const FAILURE_GRACE: Duration = Duration::from_millis(1200);
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn job(line: &str) -> Result<Job, String> {
+        Job::new(&Cli::try_parse_from(line.split_whitespace()).unwrap())
+    }
+
+    #[test]
+    fn a_job_has_sane_defaults() {
+        let job = job("tpurun true x").unwrap();
+        assert_eq!((job.ranks, job.start, job.python), (1, Start::Spawn, None));
+        assert_eq!((job.master_addr.as_str(), job.master_port), ("127.0.0.1", 0));
+        assert_eq!(job.failure_grace, Duration::from_millis(1200));
+        assert_eq!(job.only.to_string(), "0");
+    }
+
+    #[test]
+    fn what_can_not_work_is_said_in_one_line() {
+        for (line, expected) in [
+            ("tpurun -n 0 true", "-n: expected a number of ranks from 1 to 65536, auto or cpu, given 0"),
+            ("tpurun -n gpu true", "-n: expected a number of ranks from 1 to 65536, auto or cpu, given gpu"),
+            (
+                "tpurun --nnodes 2 true",
+                "--nnodes: expected 1, given 2 (jobs of several hosts are not supported yet)",
+            ),
+            (
+                "tpurun --max-restarts 3 true",
+                "--max-restarts: expected 0, given 3 (restarts are not supported yet)",
+            ),
+            ("tpurun -n 4 --only-ranks 2-4 true", "--only-ranks: expected ranks below 4, given 2-4"),
+            ("tpurun -n 4 --only-ranks x true", "--only-ranks: expected ranks such as 0-3,7, given \"x\""),
+            (
+                "tpurun -n 9 --topology 2x2x2 true",
+                "--topology 2x2x2: expected -n 8, one rank per chip, given 9",
+            ),
+            ("tpurun --algorithm magic true", "--algorithm: expected flat, ring, bucket, given magic"),
+            (
+                "tpurun --timeout soon true",
+                "--timeout: expected a time such as 500ms, 30s, 10m or 1h, given soon",
+            ),
+            ("tpurun --master-port x true", "--master-port: expected a port from 0 (any) to 65535, given x"),
+        ] {
+            assert_eq!(job(line).unwrap_err(), expected, "{line}");
+        }
+        assert!(
+            job("tpurun --topology 2xx2 true")
+                .unwrap_err()
+                .starts_with("--topology 2xx2: topology dimension")
+        );
+    }
+
+    #[test]
+    fn times_have_units() {
+        let of = |text| parse_duration("--timeout", text);
+        assert_eq!(of("500ms").unwrap(), Duration::from_millis(500));
+        assert_eq!(of("30").unwrap(), Duration::from_secs(30));
+        assert_eq!(of("1.5s").unwrap(), Duration::from_millis(1500));
+        assert_eq!(of("10m").unwrap(), Duration::from_secs(600));
+        for text in ["", "s", "-1s", "0", "1e99h", "NaN", "3 s", "3d"] {
+            assert!(of(text).is_err(), "{text}");
+        }
+    }
+}

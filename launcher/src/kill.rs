@@ -1,0 +1,79 @@
+//! Ends everything that descends from this process, whatever it did to get away: both the front and the
+//! agent are subreapers, so a process that is orphaned or starts its own session still is our descendant.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, pidfd_open,
+    pidfd_send_signal, wait,
+};
+
+use crate::cgroup::JobCgroup;
+use crate::processes::{Process, descendants};
+
+/// Asks a rank and what it started to end, also when it is stopped.
+pub(crate) fn ask_group_to_end(leader: i32) {
+    let Some(group) = Pid::from_raw(leader) else { return };
+    let _ = kill_process_group(group, Signal::TERM);
+    let _ = kill_process_group(group, Signal::CONT);
+}
+
+/// Kills all descendants that are there now.
+pub(crate) fn kill_descendants(cgroup: Option<&JobCgroup>) {
+    if let Some(group) = cgroup {
+        group.kill();
+    }
+    for process in descendants(own_pid()) {
+        kill(process);
+    }
+}
+
+/// Kills and reaps until no descendant is left; false when some would not go in [`LIMIT`], as a process in
+/// the middle of a broken disk access does.
+pub(crate) fn end_all_descendants(
+    cgroup: Option<&JobCgroup>,
+    mut on_reaped: impl FnMut(Pid, WaitStatus),
+) -> bool {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        kill_descendants(cgroup);
+        let has_children = reap(&mut on_reaped);
+        if !has_children && descendants(own_pid()).is_empty() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Reaps what has ended; false when there are no children at all.
+pub(crate) fn reap(on_reaped: &mut impl FnMut(Pid, WaitStatus)) -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) => on_reaped(pid, status),
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+fn kill(process: Process) {
+    if process.is_zombie() {
+        return;
+    }
+    let Some(pid) = Pid::from_raw(process.pid) else { return };
+    let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+    // The number may have gone to somebody else since the table was read; the descriptor can not.
+    if Process::read(process.pid).is_some_and(|now| now.start_ticks == process.start_ticks) {
+        let _ = pidfd_send_signal(fd, Signal::KILL);
+    }
+}
+
+fn own_pid() -> i32 {
+    getpid().as_raw_nonzero().get()
+}
+
+const LIMIT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(2);

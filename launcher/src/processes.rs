@@ -1,0 +1,95 @@
+//! The process table: who descends from us, and in which state a process is.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+/// One line of /proc/PID/stat, as much of it as is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    parent: i32,
+    /// As in `ps`: R, S, D, T (stopped), t (traced), Z.
+    pub(crate) state: char,
+    /// Tells a process from a later one with the same number.
+    pub(crate) start_ticks: u64,
+}
+
+impl Process {
+    pub(crate) fn read(pid: i32) -> Option<Process> {
+        parse_stat(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    pub(crate) fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// Children of `root`, their children and so on, nearest first; not `root` itself.
+pub(crate) fn descendants(root: i32) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all() {
+        children.entry(process.parent).or_default().push(process);
+    }
+    let mut found: Vec<Process> = Vec::new();
+    // The table changes while it is read, so that a chain of parents could close on itself.
+    let mut seen = HashSet::from([root]);
+    let mut parents = vec![root];
+    while let Some(parent) = parents.pop() {
+        for child in children.remove(&parent).unwrap_or_default() {
+            if seen.insert(child.pid) {
+                parents.push(child.pid);
+                found.push(child);
+            }
+        }
+    }
+    found
+}
+
+fn all() -> impl Iterator<Item = Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Process::read)
+}
+
+/// The name is in parentheses and may contain anything, parentheses too.
+fn parse_stat(pid: i32, stat: &str) -> Option<Process> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    // Field 22 of the line; the parent is field 4.
+    let start_ticks = fields.nth(17)?.parse().ok()?;
+    Some(Process { pid, parent, state, start_ticks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn odd_names_do_not_shift_the_fields() {
+        let rest = "1 1 1 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 777 1000 2";
+        let process = parse_stat(9, &format!("9 (a ) Z 5 (b) T {rest}")).unwrap();
+        assert_eq!(process, Process { pid: 9, parent: 1, state: 'T', start_ticks: 777 });
+        assert_eq!(parse_stat(9, "9 (short) S 1 2"), None);
+    }
+
+    #[test]
+    fn grandchildren_are_descendants() {
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 100 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        let grandchild: i32 = line.trim().parse().unwrap();
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let found: Vec<i32> = descendants(own).iter().map(|process| process.pid).collect();
+        assert!(found.contains(&(child.id() as i32)) && found.contains(&grandchild) && !found.contains(&own));
+        let pid = rustix::process::Pid::from_raw(grandchild).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,167 @@
+//! What to run: a Python script, a Python module, or any other program; and which interpreter.
+
+use std::env;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::cli::Options;
+
+/// What every rank runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// `python script args`.
+    Script { path: String, args: Vec<String> },
+    /// `python -m module args`.
+    Module { name: String, args: Vec<String> },
+    /// Executed as it is.
+    Executable { path: PathBuf, args: Vec<String> },
+}
+
+impl Program {
+    /// Tells the kinds apart the way a person would.
+    pub(crate) fn new(options: &Options, words: &[String]) -> Result<Program, String> {
+        let Some((first, args)) = words.split_first() else {
+            return Err("expected a program to run, given none (see tpurun --help)".into());
+        };
+        let args = args.to_vec();
+        if options.module {
+            return Ok(Program::Module { name: first.clone(), args });
+        }
+        if options.no_python {
+            let path = find_executable(first).ok_or_else(|| no_such("a program", first))?;
+            return Ok(Program::Executable { path, args });
+        }
+        let path = Path::new(first);
+        if is_python(path) {
+            return Ok(Program::Script { path: first.clone(), args });
+        }
+        if let Some(path) = find_executable(first) {
+            return Ok(Program::Executable { path, args });
+        }
+        // As torchrun: what exists and cannot be executed is a script, whatever its name.
+        if path.is_file() {
+            return Ok(Program::Script { path: first.clone(), args });
+        }
+        Err(no_such("a script or program", first))
+    }
+
+    pub(crate) fn is_python(&self) -> bool {
+        !matches!(self, Program::Executable { .. })
+    }
+
+    /// The command as it could be typed.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let (head, args) = match self {
+            Program::Script { path, args } => (vec![path.clone()], args),
+            Program::Module { name, args } => (vec!["-m".into(), name.clone()], args),
+            Program::Executable { path, args } => (vec![path.display().to_string()], args),
+        };
+        head.into_iter().chain(args.iter().cloned()).collect()
+    }
+}
+
+/// `--python`, $TPURUN_PYTHON, beside tpurun, $VIRTUAL_ENV, PATH: the first that is there.
+pub(crate) fn find_python(option: Option<&str>) -> Result<PathBuf, String> {
+    let named = option.map(|path| ("--python", path.to_owned()));
+    let named =
+        named.or_else(|| Some(("TPURUN_PYTHON", env::var("TPURUN_PYTHON").ok().filter(|p| !p.is_empty())?)));
+    if let Some((source, path)) = named {
+        return find_executable(&path)
+            .ok_or_else(|| format!("{source}: {}", no_such("an interpreter", &path)));
+    }
+    let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+    let venv = env::var_os("VIRTUAL_ENV").map(|dir| Path::new(&dir).join("bin"));
+    let in_dirs =
+        [beside, venv].into_iter().flatten().flat_map(|dir| [dir.join("python3"), dir.join("python")]);
+    let in_path = || ["python3", "python"].into_iter().find_map(find_executable);
+    in_dirs.into_iter().find(|path| is_executable(path)).or_else(in_path).ok_or_else(|| {
+        "expected a Python interpreter beside tpurun, in $VIRTUAL_ENV or in PATH, given none (use --python)".into()
+    })
+}
+
+fn no_such(expected: &str, given: &str) -> String {
+    let why = match Path::new(given).exists() {
+        true => "it is not executable",
+        false => "no such file",
+    };
+    format!("expected {expected}, given {given}: {why}")
+}
+
+fn is_python(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if matches!(extension, Some("py" | "pyc" | "pyz")) {
+        return path.exists();
+    }
+    if path.is_dir() {
+        return path.join("__main__.py").exists();
+    }
+    path.is_file() && has_python_shebang(path)
+}
+
+fn has_python_shebang(path: &Path) -> bool {
+    let mut head = [0; 128];
+    let Ok(bytes) = File::open(path).and_then(|mut file| file.read(&mut head)) else { return false };
+    let line = head[..bytes].split(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.starts_with(b"#!") && line.windows(6).any(|part| part == b"python")
+}
+
+fn find_executable(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        let path = Path::new(name);
+        return is_executable(path).then(|| path.to_owned());
+    }
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path).map(|dir| dir.join(name)).find(|path| is_executable(path))
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(options: &Options, path: &Path) -> Result<Program, String> {
+        Program::new(options, &[path.to_str().unwrap().into(), "x".into()])
+    }
+
+    fn write(dir: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn programs_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = Options::default();
+        let script =
+            |name, text, mode| kind(&none, &write(dir.path(), name, text, mode)).unwrap().is_python();
+        assert!(script("a.py", "", 0o644));
+        assert!(script("exe.py", "#!/bin/sh\n", 0o755));
+        assert!(script("train", "#!/usr/bin/env python3\n", 0o755));
+        assert!(script("plain", "print()", 0o644));
+        assert!(!script("run.sh", "#!/bin/sh\n", 0o755));
+        assert!(!Program::new(&none, &["true".into()]).unwrap().is_python());
+        let no_python = Options { no_python: true, ..Options::default() };
+        assert!(!kind(&no_python, &dir.path().join("exe.py")).unwrap().is_python());
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let none = Options::default();
+        let error = Program::new(&none, &["nope.py".into()]).unwrap_err();
+        assert_eq!(error, "expected a script or program, given nope.py: no such file");
+        assert!(Program::new(&none, &[]).unwrap_err().starts_with("expected a program to run, given none"));
+        let no_python = Options { no_python: true, ..Options::default() };
+        let error = Program::new(&no_python, &["/etc/passwd".into()]).unwrap_err();
+        assert_eq!(error, "expected a program, given /etc/passwd: it is not executable");
+        assert!(
+            find_python(Some("/nope/python")).unwrap_err().starts_with("--python: expected an interpreter")
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! The ranks of this host: how one is started, what it is connected to, and what became of it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use rustix::io::FdFlags;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::WaitStatus;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use tpurun_collectives::control::CONTROL_FD_VAR;
+
+use crate::environment::Variables;
+use crate::job::Job;
+use crate::output::Stream;
+use crate::program::Program;
+
+/// One rank as the agent sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rank {
+    /// Not asked for yet.
+    Unborn,
+    /// Asked for; the fork server has not said its number yet.
+    Requested,
+    /// Running as this process.
+    Running(i32),
+    /// Gone.
+    Ended { pid: Option<i32>, ending: Ending, at: Instant },
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Exit(i32),
+    Signal(i32),
+}
+
+/// What a rank inherits.
+#[derive(Debug)]
+pub(crate) struct RankEnds {
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+    pub(crate) control: OwnedFd,
+}
+
+/// Bytes that a rank wrote; none at the end of the stream.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) rank: u32,
+    pub(crate) stream: Stream,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Rank {
+    pub(crate) fn pid(&self) -> Option<i32> {
+        match self {
+            Rank::Unborn | Rank::Requested => None,
+            Rank::Running(pid) => Some(*pid),
+            Rank::Ended { pid, .. } => *pid,
+        }
+    }
+
+    /// Running, or about to.
+    pub(crate) fn is_alive(&self) -> bool {
+        matches!(self, Rank::Requested | Rank::Running(_))
+    }
+}
+
+impl Ending {
+    pub(crate) fn of(status: WaitStatus) -> Option<Ending> {
+        status.exit_status().map(Ending::Exit).or_else(|| status.terminating_signal().map(Ending::Signal))
+    }
+
+    /// As a shell would say it.
+    pub(crate) fn exit_code(self) -> i32 {
+        match self {
+            Ending::Exit(code) => code,
+            Ending::Signal(number) => 128 + number,
+        }
+    }
+}
+
+/// Opens the standard streams of a rank; what it writes goes to `chunks`. Only rank 0 reads what we are given.
+pub(crate) fn open_streams(
+    rank: u32,
+    chunks: &mpsc::Sender<Chunk>,
+) -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
+    let stdin = match rank {
+        0 => io::stdin().as_fd().try_clone_to_owned().or_else(|_| null())?,
+        _ => null()?,
+    };
+    let open = |stream| -> io::Result<OwnedFd> {
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
+        tokio::spawn(forward(rank, stream, pipe::Receiver::from_owned_fd(read_end)?, chunks.clone()));
+        Ok(write_end)
+    };
+    Ok((stdin, open(Stream::Out)?, open(Stream::Err)?))
+}
+
+/// Starts a rank as a process of its own.
+pub(crate) fn spawn(job: &Job, ends: RankEnds, variables: &Variables, board: &OwnedFd) -> io::Result<i32> {
+    let mut command = command(job);
+    command
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .env(CONTROL_FD_VAR, ends.control.as_raw_fd().to_string())
+        .process_group(0);
+    command.stdin(ends.stdin).stdout(ends.stdout).stderr(ends.stderr);
+    // Everything else is closed on exec; the board is opened for all ranks at once by the caller.
+    rustix::io::fcntl_setfd(&ends.control, FdFlags::empty())?;
+    rustix::io::fcntl_setfd(board, FdFlags::empty())?;
+    let spawned = command.spawn();
+    rustix::io::fcntl_setfd(board, FdFlags::CLOEXEC)?;
+    Ok(spawned?.id() as i32)
+}
+
+/// The words of the command that a rank executes when it is a process of its own.
+pub(crate) fn command_words(job: &Job) -> Vec<String> {
+    let command = command(job);
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+fn command(job: &Job) -> Command {
+    let python = job.python.as_deref().unwrap_or(Path::new("python3"));
+    match &job.program {
+        Program::Executable { path, args } => {
+            let mut command = Command::new(path);
+            command.args(args);
+            command
+        }
+        program => {
+            let mut command = Command::new(python);
+            command.args(["-m", "tpurun.run_rank"]).args(program.words());
+            command
+        }
+    }
+}
+
+fn null() -> io::Result<OwnedFd> {
+    Ok(File::open("/dev/null")?.into())
+}
+
+async fn forward(rank: u32, stream: Stream, mut pipe: pipe::Receiver, chunks: mpsc::Sender<Chunk>) {
+    loop {
+        let mut bytes = Vec::with_capacity(CHUNK_BYTES);
+        let read = pipe.read_buf(&mut bytes).await.unwrap_or(0);
+        if chunks.send(Chunk { rank, stream, bytes }).await.is_err() || read == 0 {
+            return;
+        }
+    }
+}
+
+const CHUNK_BYTES: usize = 16 << 10;

@@ -1,0 +1,159 @@
+//! Writes to the terminal on a thread of its own: a pager or a slow pipe must not keep the agent from
+//! noticing a signal, a dead rank or its own end.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tokio::sync::Notify;
+
+use crate::output::Stream;
+
+/// The two standard streams of the launcher.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    tx: mpsc::Sender<Piece>,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queued_bytes: AtomicUsize,
+    is_broken: AtomicBool,
+    /// Something was written, or never will be.
+    progress: Notify,
+}
+
+#[derive(Debug)]
+struct Piece {
+    stream: Stream,
+    bytes: Vec<u8>,
+}
+
+impl Screen {
+    pub(crate) fn new() -> io::Result<Screen> {
+        let streams =
+            [io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?];
+        Screen::over(streams)
+    }
+
+    fn over(streams: [OwnedFd; 2]) -> io::Result<Screen> {
+        let (tx, rx) = mpsc::channel();
+        let state = Arc::new(State::default());
+        let shared = state.clone();
+        // Never joined: it may be in the middle of a write that nobody will ever read.
+        std::thread::Builder::new().name("screen".into()).spawn(move || write_all(rx, streams, &shared))?;
+        Ok(Screen { tx, state })
+    }
+
+    /// Queues bytes; what was queued before, for either stream, is written before.
+    pub(crate) fn write(&self, stream: Stream, bytes: Vec<u8>) {
+        if !bytes.is_empty() && !self.is_broken() {
+            self.state.queued_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
+            let _ = self.tx.send(Piece { stream, bytes });
+        }
+    }
+
+    /// Whether more should be queued; when not, the ranks that write wait, as they would without us.
+    pub(crate) fn has_room(&self) -> bool {
+        self.state.queued_bytes.load(Ordering::Acquire) < QUEUE_BYTES
+    }
+
+    /// Whoever read our output has left.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.state.is_broken.load(Ordering::Acquire)
+    }
+
+    /// Waits until there is room.
+    pub(crate) async fn room(&self) {
+        self.wait(|| self.has_room()).await;
+    }
+
+    /// Waits until everything is written.
+    pub(crate) async fn flushed(&self) {
+        self.wait(|| self.state.queued_bytes.load(Ordering::Acquire) == 0).await;
+    }
+
+    async fn wait(&self, is_done: impl Fn() -> bool) {
+        loop {
+            let progress = self.state.progress.notified();
+            if is_done() || self.is_broken() {
+                return;
+            }
+            progress.await;
+        }
+    }
+}
+
+fn write_all(rx: mpsc::Receiver<Piece>, streams: [OwnedFd; 2], state: &State) {
+    let [mut out, mut err] = streams.map(File::from);
+    for Piece { stream, bytes } in rx {
+        let file = if stream == Stream::Out { &mut out } else { &mut err };
+        if write_patiently(file, &bytes).is_err() {
+            state.is_broken.store(true, Ordering::Release);
+        }
+        state.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
+        state.progress.notify_one();
+    }
+}
+
+/// Another process may have made the stream non-blocking.
+fn write_patiently(stream: &mut File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+const QUEUE_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use std::io::Read;
+
+    fn run(future: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future);
+    }
+
+    #[test]
+    fn a_reader_that_waits_holds_up_nobody_and_loses_nothing() {
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let screen = Screen::over([write_end.try_clone().unwrap(), write_end]).unwrap();
+        while screen.has_room() {
+            screen.write(Stream::Out, vec![b'o'; 10_000]);
+            screen.write(Stream::Err, vec![b'e'; 10_000]);
+        }
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            File::from(read_end).read_to_end(&mut bytes).unwrap();
+            bytes.len()
+        });
+        run(screen.flushed());
+        assert!(screen.has_room());
+        drop(screen);
+        assert!(reader.join().unwrap() >= QUEUE_BYTES);
+    }
+
+    #[test]
+    fn a_reader_that_left_is_noticed() {
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        drop(read_end);
+        let screen = Screen::over([write_end.try_clone().unwrap(), write_end]).unwrap();
+        screen.write(Stream::Out, vec![b'x'; 10]);
+        run(screen.flushed());
+        assert!(screen.is_broken());
+    }
+}

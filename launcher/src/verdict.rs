@@ -1,0 +1,317 @@
+//! Who is to blame: pure decisions from how ranks ended, what they left in writing, and the board.
+
+use std::time::{Duration, Instant};
+
+use tpurun_collectives::board::{LaneView, OpView, RankView};
+
+use crate::op_text::is_point_to_point;
+use crate::rank_set::RankSet;
+use crate::ranks::Ending;
+use crate::run_dir::ErrorRecord;
+
+/// Why the job failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Verdict {
+    /// None when no rank is.
+    pub(crate) culprit: Option<u32>,
+    pub(crate) cause: Cause,
+    /// Who waited for the culprit.
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) at: Instant,
+}
+
+/// What the culprit did.
+#[derive(Clone, Debug)]
+pub(crate) enum Cause {
+    /// It ended; with an exception if it left word of one.
+    Ended { ending: Ending, error: Option<ErrorRecord> },
+    /// Another rank's error names it.
+    Blamed { by: u32, ending: Ending, error: ErrorRecord },
+    /// It exited with code 0 while others needed it.
+    LeftEarly { error: Option<ErrorRecord> },
+    /// It was stopped, for this long, while others needed it.
+    Stopped(Duration),
+    /// It could not be started.
+    NotStarted(String),
+    /// The process that all ranks were forked from is gone.
+    ForkServerDied,
+}
+
+/// Ranks that wait for the culprit in the same communicator.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) ranks: RankSet,
+    pub(crate) group: String,
+    /// What one of them waits in; None when its record was torn.
+    pub(crate) op: Option<OpView>,
+}
+
+/// A rank that ended other than with exit code 0.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) rank: u32,
+    pub(crate) ending: Ending,
+    pub(crate) error: Option<ErrorRecord>,
+    pub(crate) at: Instant,
+}
+
+impl Verdict {
+    /// The culprit's, as a shell would say it; never 0.
+    pub(crate) fn exit_code(&self) -> i32 {
+        match &self.cause {
+            Cause::Ended { ending, .. } | Cause::Blamed { ending, .. } => ending.exit_code().max(1),
+            _ => 1,
+        }
+    }
+
+    /// Of a failure that is nobody's whose board could tell more.
+    pub(crate) fn plain(culprit: Option<u32>, cause: Cause, at: Instant) -> Verdict {
+        Verdict { culprit, cause, waiting: None, at }
+    }
+}
+
+/// The first failure is the cause, unless it only echoes another one.
+///
+/// `failures` in the order they were seen, which is not quite the order they happened: the kernel hands out
+/// the dead by number. `left` are the ranks that had exited with code 0, first one first.
+pub(crate) fn of_failures(failures: &[Failure], left: &[u32], views: &[RankView]) -> Option<Verdict> {
+    let first = failures.iter().find(|failure| !is_echo(failure)).or_else(|| failures.first())?;
+    let named = first.error.as_ref().and_then(|error| error.ranks.first().copied());
+    let named = named.filter(|rank| (*rank as usize) < views.len());
+    let missed = left.iter().copied().find(|rank| !waiting_for(views, *rank, 0, 0).is_empty());
+    let culprit = named.or(missed.filter(|_| is_echo(first))).unwrap_or(first.rank);
+    let own = failures.iter().find(|failure| failure.rank == culprit);
+    let cause = match (own, &first.error) {
+        (Some(own), _) => Cause::Ended { ending: own.ending, error: own.error.clone() },
+        (None, error) if left.contains(&culprit) => Cause::LeftEarly { error: error.clone() },
+        (None, Some(error)) => Cause::Blamed { by: first.rank, ending: first.ending, error: error.clone() },
+        (None, None) => Cause::Ended { ending: first.ending, error: None },
+    };
+    let waiting = largest(waiting_for(views, culprit, 0, 0));
+    Some(Verdict { culprit: Some(culprit), cause, waiting, at: own.unwrap_or(first).at })
+}
+
+/// A rank that exited with code 0, and that others have waited for since at least [`LEFT_AFTER`].
+pub(crate) fn of_leaving(left: &[u32], views: &[RankView], now_ns: u64, at: Instant) -> Option<Verdict> {
+    left.iter().find_map(|rank| {
+        let waiting = largest(waiting_for(views, *rank, now_ns, LEFT_AFTER.as_nanos() as u64))?;
+        let cause = Cause::LeftEarly { error: None };
+        Some(Verdict { culprit: Some(*rank), cause, waiting: Some(waiting), at })
+    })
+}
+
+/// A rank that is stopped and that others have waited for since at least [`STOPPED_AFTER`].
+pub(crate) fn of_stopping(
+    stopped: &[(u32, Duration)],
+    views: &[RankView],
+    now_ns: u64,
+    at: Instant,
+) -> Option<Verdict> {
+    let long = stopped.iter().filter(|(_, since)| *since >= STOPPED_AFTER);
+    long.into_iter().find_map(|(rank, since)| {
+        let waiting = largest(blocked_beside(views, *rank, now_ns, STOPPED_AFTER.as_nanos() as u64))?;
+        Some(Verdict { culprit: Some(*rank), cause: Cause::Stopped(*since), waiting: Some(waiting), at })
+    })
+}
+
+/// Whether any rank has been blocked long enough for somebody to ask why.
+pub(crate) fn is_anybody_blocked(views: &[RankView], now_ns: u64) -> bool {
+    let since = STOPPED_AFTER.as_nanos() as u64;
+    views.iter().flat_map(|view| &view.lanes).any(|lane| is_blocked(lane, now_ns, since))
+}
+
+/// An error that says only that somebody else is gone.
+fn is_echo(failure: &Failure) -> bool {
+    let Some(error) = &failure.error else { return false };
+    ECHO_KINDS.contains(&error.kind.as_str()) || ECHO_TEXTS.iter().any(|text| error.message.contains(text))
+}
+
+/// By communicator of `culprit`: the ranks that wait in an operation that it has not posted.
+///
+/// With a time, only those that have been blocked for it; without, also those that the engine has already
+/// let go with an error.
+fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
+    collect(views, culprit, |own, other| {
+        let is_waiting = match blocked_for_ns {
+            0 => other.blocked_since_ns.is_some() || other.completed < other.posted,
+            long => is_blocked(other, now_ns, long),
+        };
+        let needs_it = match &other.op {
+            Some(op) if is_point_to_point(op) => op.root == own.comm_rank as i32,
+            _ => other.posted > own.posted,
+        };
+        is_waiting && needs_it
+    })
+}
+
+/// By communicator of `culprit`: the ranks blocked in it, whatever it has posted.
+fn blocked_beside(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
+    collect(views, culprit, |_, other| is_blocked(other, now_ns, blocked_for_ns))
+}
+
+fn collect(views: &[RankView], culprit: u32, accept: impl Fn(&LaneView, &LaneView) -> bool) -> Vec<Waiting> {
+    let Some(culprit_view) = views.get(culprit as usize) else { return Vec::new() };
+    let mut found = Vec::new();
+    for own in &culprit_view.lanes {
+        let others = views.iter().zip(0_u32..).filter(|(_, rank)| *rank != culprit);
+        let lanes = others.flat_map(|(view, rank)| view.lanes.iter().map(move |lane| (rank, lane)));
+        let waiting: Vec<(u32, &LaneView)> =
+            lanes.filter(|(_, lane)| lane.comm_id == own.comm_id && accept(own, lane)).collect();
+        if let Some((_, lane)) = waiting.first() {
+            found.push(Waiting {
+                ranks: waiting.iter().map(|(rank, _)| *rank).collect(),
+                group: own.name.clone(),
+                op: lane.op.clone(),
+            });
+        }
+    }
+    found
+}
+
+fn largest(waiting: Vec<Waiting>) -> Option<Waiting> {
+    waiting.into_iter().max_by_key(|waiting| waiting.ranks.len())
+}
+
+fn is_blocked(lane: &LaneView, now_ns: u64, for_ns: u64) -> bool {
+    lane.blocked_since_ns.is_some_and(|since| now_ns.saturating_sub(since) >= for_ns)
+}
+
+/// How long others wait before an orderly exit counts as leaving early.
+const LEFT_AFTER: Duration = Duration::from_millis(300);
+/// How long a rank is stopped, and others wait, before it counts as a failure.
+const STOPPED_AFTER: Duration = Duration::from_secs(1);
+const ECHO_KINDS: [&str; 2] = ["RankLostError", "AbortedError"];
+/// Of Gloo and of sockets.
+const ECHO_TEXTS: [&str; 3] = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn lane(comm_id: u64, comm_rank: u32, posted: u64, blocked_since_ns: Option<u64>) -> LaneView {
+        let completed = if blocked_since_ns.is_some() { posted - 1 } else { posted };
+        let name = format!("dp{comm_id}");
+        LaneView {
+            comm_id,
+            name,
+            size: 4,
+            comm_rank,
+            closed: false,
+            posted,
+            completed,
+            blocked_since_ns,
+            op: None,
+        }
+    }
+
+    fn view(lanes: Vec<LaneView>) -> RankView {
+        RankView { pid: 1, lanes }
+    }
+
+    fn failure(rank: u32, kind: &str, message: &str, ranks: &[u32]) -> Failure {
+        let error = (!kind.is_empty()).then(|| ErrorRecord {
+            kind: kind.into(),
+            message: message.into(),
+            ranks: ranks.to_vec(),
+            ..ErrorRecord::default()
+        });
+        Failure { rank, ending: Ending::Exit(1), error, at: Instant::now() }
+    }
+
+    fn waiting_world() -> Vec<RankView> {
+        (0..4)
+            .map(|rank| {
+                view(vec![lane(1, rank, if rank == 2 { 10 } else { 11 }, (rank != 2).then_some(SECOND))])
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_first_failure_is_the_cause() {
+        let failures = [failure(2, "ValueError", "x", &[]), failure(0, "KeyError", "y", &[])];
+        let verdict = of_failures(&failures, &[], &waiting_world()).unwrap();
+        assert_eq!((verdict.culprit, verdict.exit_code()), (Some(2), 1));
+        let waiting = verdict.waiting.unwrap();
+        assert_eq!((waiting.ranks.to_string().as_str(), waiting.group.as_str()), ("0-1,3", "dp1"));
+    }
+
+    #[test]
+    fn an_echo_is_passed_over() {
+        let views = vec![RankView::default(); 4];
+        let failures = [
+            failure(0, "RankLostError", "rank 3 is gone", &[]),
+            failure(1, "RuntimeError", "gloo: Connection closed by peer [127.0.0.1]", &[]),
+            Failure { ending: Ending::Signal(11), error: None, ..failure(3, "", "", &[]) },
+        ];
+        let verdict = of_failures(&failures, &[], &views).unwrap();
+        assert_eq!((verdict.culprit, verdict.exit_code()), (Some(3), 139));
+        let verdict = of_failures(&failures[..2], &[], &views).unwrap();
+        assert_eq!(verdict.culprit, Some(0));
+    }
+
+    #[test]
+    fn an_echo_of_a_rank_that_left_points_to_it() {
+        let failures = [failure(0, "RankLostError", "rank 2 exited", &[])];
+        let verdict = of_failures(&failures, &[2], &waiting_world()).unwrap();
+        assert_eq!((verdict.culprit, verdict.exit_code()), (Some(2), 1));
+        assert!(matches!(verdict.cause, Cause::LeftEarly { error: Some(_) }));
+        let own = [failure(0, "ValueError", "bad", &[])];
+        assert_eq!(of_failures(&own, &[2], &waiting_world()).unwrap().culprit, Some(0));
+    }
+
+    #[test]
+    fn an_error_that_names_the_guilty_is_believed() {
+        let failures = [failure(1, "CollectiveMismatchError", "rank 3 posted", &[3])];
+        let verdict = of_failures(&failures, &[], &vec![RankView::default(); 4]).unwrap();
+        assert_eq!(verdict.culprit, Some(3));
+        assert!(matches!(verdict.cause, Cause::Blamed { by: 1, .. }));
+        let wild = [failure(1, "CollectiveMismatchError", "", &[99])];
+        assert_eq!(of_failures(&wild, &[], &vec![RankView::default(); 4]).unwrap().culprit, Some(1));
+    }
+
+    #[test]
+    fn leaving_early_needs_somebody_who_waits_long_enough() {
+        let views = waiting_world();
+        let soon = SECOND + 299_999_999;
+        assert!(of_leaving(&[2], &views, soon, Instant::now()).is_none());
+        let verdict = of_leaving(&[2], &views, soon + 1, Instant::now()).unwrap();
+        assert_eq!((verdict.culprit, verdict.waiting.unwrap().ranks.len()), (Some(2), 3));
+        // Rank 0 has posted what the others wait in: it did its part.
+        assert!(of_leaving(&[0], &views, 9 * SECOND, Instant::now()).is_none());
+        let elsewhere = vec![view(vec![lane(1, 0, 10, None)]), view(vec![lane(2, 1, 11, Some(SECOND))])];
+        assert!(of_leaving(&[0], &elsewhere, 9 * SECOND, Instant::now()).is_none());
+    }
+
+    #[test]
+    fn a_receive_waits_for_its_sender_only() {
+        let recv = OpView {
+            seq: 10,
+            collective: 10,
+            dtype: 11,
+            reduce_op: 255,
+            root: 2,
+            tag: 0,
+            count: 1,
+            shape: vec![],
+            site: String::new(),
+        };
+        let mut views: Vec<RankView> = (0..3).map(|rank| view(vec![lane(1, rank, 10, None)])).collect();
+        views[0].lanes[0] = LaneView { op: Some(recv), ..lane(1, 0, 10, Some(SECOND)) };
+        assert!(of_leaving(&[1], &views, 9 * SECOND, Instant::now()).is_none());
+        assert_eq!(of_leaving(&[1, 2], &views, 9 * SECOND, Instant::now()).unwrap().culprit, Some(2));
+    }
+
+    #[test]
+    fn a_stopped_rank_is_blamed_when_others_wait() {
+        let views = waiting_world();
+        let stopped = [(2, Duration::from_millis(1100))];
+        assert!(of_stopping(&stopped, &views, SECOND + SECOND / 2, Instant::now()).is_none());
+        assert!(is_anybody_blocked(&views, 2 * SECOND) && !is_anybody_blocked(&views, SECOND + 1));
+        let verdict = of_stopping(&stopped, &views, 2 * SECOND, Instant::now()).unwrap();
+        assert_eq!((verdict.culprit, verdict.exit_code()), (Some(2), 1));
+        let short = [(2, Duration::from_millis(900))];
+        assert!(of_stopping(&short, &views, 9 * SECOND, Instant::now()).is_none());
+    }
+}

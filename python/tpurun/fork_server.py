@@ -1,0 +1,419 @@
+"""Imports torch once and forks every rank of this host from the result.
+
+Started by the launcher as ``python -m tpurun.fork_server '{"fd": 5, ...}'``. The descriptor is one end of a stream
+socket that carries one JSON object per line; a request may come with descriptors. Until it forks, this process
+keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters instead.
+"""
+
+from __future__ import annotations
+
+import array
+import ast
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+
+from tpurun import run_rank
+
+PR_SET_PDEATHSIG = 1
+STORE_TIMEOUT_S = 30
+MAX_FDS_PER_REQUEST = 4
+# Descriptors of these mean that a driver is open, which does not survive a fork.
+ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri", "/dev/neuron")
+
+
+def main() -> None:
+    """Imports, answers ``ready`` or ``refuse``, then serves until the agent closes the socket."""
+    options = json.loads(sys.argv[1])
+    # What `-m` put there is for finding this module; the program gets its own entry in the child.
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    die_with_parent(options["agent"])
+    dispositions = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    agent = Agent(options["fd"])
+    try:
+        preload(options)
+        check_fork_is_sound()
+    except Refusal as refusal:
+        agent.tell(event="refuse", reason=str(refusal), quiet=refusal.is_quiet)
+        return
+    gc.collect()
+    gc.freeze()
+    Server(agent, options, dispositions).run()
+
+
+class Refusal(Exception):
+    """Why ranks can not be forked from this process; quiet when nobody would want to know."""
+
+    def __init__(self, reason: str, *, is_quiet: bool = False) -> None:
+        super().__init__(reason)
+        self.is_quiet = is_quiet
+
+
+class Agent:
+    """The agent at the other end of the socket."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(fileno=fd)
+        self.socket.set_inheritable(False)
+        self._bytes = bytearray()
+        self._fds: list[int] = []
+
+    def tell(self, **message: object) -> None:
+        """Sends one line. An agent that is gone has no use for it, and its end is the end of this process."""
+        try:
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            os._exit(1)
+
+    def requests(self) -> list[tuple[dict, list[int]]] | None:
+        """The complete requests that have arrived, each with its descriptors; None at the end."""
+        room = array.array("i", bytes(4 * MAX_FDS_PER_REQUEST))
+        data, ancillary, _flags, _address = self.socket.recvmsg(1 << 16, socket.CMSG_SPACE(len(room) * room.itemsize))
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                self._fds.extend(fds)
+        if not data:
+            return None
+        *lines, rest = bytes(self._bytes + data).split(b"\n")
+        self._bytes = bytearray(rest)
+        return [self._with_fds(json.loads(line)) for line in lines]
+
+    def _with_fds(self, request: dict) -> tuple[dict, list[int]]:
+        count = request.get("fds", 0)
+        fds, self._fds = self._fds[:count], self._fds[count:]
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return request, fds
+
+
+class Server:
+    """Forks on request and reports how the children end."""
+
+    def __init__(self, agent: Agent, options: dict, dispositions: dict) -> None:
+        self.agent = agent
+        self.options = options
+        self.dispositions = dispositions
+        self.pid = os.getpid()
+        self.ranks: dict[int, int] = {}
+        self.wakeup, wakeup_end = socket.socketpair()
+        self.wakeup.setblocking(False)
+        wakeup_end.setblocking(False)
+        self._wakeup_end = wakeup_end
+
+    def run(self) -> None:
+        """Serves until the agent closes its end."""
+        signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self.agent.tell(event="ready")
+        while True:
+            readable, _, _ = select.select([self.agent.socket, self.wakeup], [], [])
+            if self.wakeup in readable:
+                self.reap()
+            if self.agent.socket in readable:
+                requests = self.agent.requests()
+                if requests is None:
+                    return
+                for request, fds in requests:
+                    self.serve(request, fds)
+
+    def serve(self, request: dict, fds: list[int]) -> None:
+        """One request: the store, or one rank."""
+        if request["op"] == "store":
+            self.start_store(request["host"], request["port"])
+        else:
+            self.start_rank(request, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def start_rank(self, request: dict, fds: list[int]) -> None:
+        """Forks one rank; the child does not return from here."""
+        rank = request["rank"]
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.agent.tell(event="failed", rank=rank, reason=str(error))
+            return
+        if pid == 0:
+            self.become_rank(request, fds)
+        set_process_group(pid)
+        self.ranks[pid] = rank
+        self.agent.tell(event="started", rank=rank, pid=pid)
+
+    def become_rank(self, request: dict, fds: list[int]) -> None:
+        """In the child: undoes what makes this process a server, then runs the program."""
+        status = 1
+        try:
+            self.leave_server()
+            for target, fd in enumerate(fds[:3]):
+                os.dup2(fd, target)
+                os.close(fd)
+            # Ours alone: OpenBLAS must not start threads in the server.
+            os.environ.pop("OPENBLAS_NUM_THREADS", None)
+            os.environ.update(request["env"])
+            os.environ["TPURUN_CONTROL_FD"] = str(fds[3])
+            run_rank.use_whole_lines()
+            take_own_randomness()
+            use_threads_of_environment()
+            program = request["program"]
+            status = run_rank.run(
+                program["target"], program["args"], is_module=program["module"], owns_path_entry=False
+            )
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            run_rank.finish(status)
+
+    def start_store(self, host: str, port: int) -> None:
+        """Forks the process that holds the rendezvous store, so that no rank's death takes it away."""
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            self.leave_server()
+            hold_store(host, port, writer)
+        os.close(writer)
+        set_process_group(pid)
+        with os.fdopen(reader, "rb") as pipe:
+            ready, _, _ = select.select([pipe], [], [], STORE_TIMEOUT_S)
+            answer = json.loads(pipe.readline() or b"{}") if ready else {}
+        if "port" in answer:
+            stop_asking_for_host_names(host, answer["port"])
+        self.agent.tell(event="store", port=answer.get("port"), reason=answer.get("reason", "it did not start"))
+
+    def leave_server(self) -> None:
+        """First thing in every child."""
+        set_process_group(0)
+        die_with_parent(self.pid)
+        signal.set_wakeup_fd(-1)
+        for number, disposition in self.dispositions.items():
+            if disposition is not None and signal.getsignal(number) is not disposition:
+                signal.signal(number, disposition)
+        for connection in (self.agent.socket, self.wakeup, self._wakeup_end):
+            connection.close()
+
+    def reap(self) -> None:
+        """Reports every child that has ended."""
+        try:
+            while self.wakeup.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self.ranks.pop(pid, None)
+            code = os.waitstatus_to_exitcode(status)
+            if rank is not None:
+                self.agent.tell(event="exited", rank=rank, code=max(code, 0), signal=max(-code, 0))
+
+
+def preload(options: dict) -> None:
+    """Imports what all ranks will import."""
+    if importlib.util.find_spec("torch") is None:
+        raise Refusal("torch is not installed", is_quiet=True)
+    import_or_refuse("torch")
+    import_or_refuse("torch.distributed")
+    for name in options["preload"]:
+        import_or_refuse(name)
+    for name in torch_modules_of(options["target"]) if options.get("target") else ():
+        try:
+            importlib.import_module(name)
+        except Exception:
+            # The program itself will say what is wrong with it.
+            continue
+
+
+def import_or_refuse(name: str) -> None:
+    """A module that the ranks rely on."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise Refusal(f"cannot import {name}: {type(error).__name__}: {error}") from error
+
+
+def torch_modules_of(path: str) -> list[str]:
+    """The modules of torch that the program names, so that they are imported once and not by every rank.
+
+    The program is read, not run. An optimizer's constructor imports torch._dynamo: 4 s of CPU in each rank.
+    """
+    try:
+        with open(path, "rb") as source, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names[node.module] = None
+            if "optim" in {node.module.rpartition(".")[2], *(alias.name for alias in node.names)}:
+                names["torch._dynamo"] = None
+        elif isinstance(node, ast.Attribute) and node.attr in ("optim", "compile"):
+            names["torch._dynamo"] = None
+    return [name for name in names if name.startswith("torch.")]
+
+
+def check_fork_is_sound() -> None:
+    """Threads do not survive a fork, and neither does the state of a driver."""
+    if (threads := count_threads()) != 1:
+        raise Refusal(f"an imported module started threads ({threads - 1} more than expected)")
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(ACCELERATOR_FILES):
+            raise Refusal(f"an imported module opened {target}")
+    torch = sys.modules["torch"]
+    for device in ("cuda", "xpu", "tpu"):
+        module = getattr(torch, device, None)
+        if module is not None and getattr(module, "is_initialized", lambda: False)():
+            raise Refusal(f"an imported module initialised torch.{device}")
+
+
+def count_threads() -> int:
+    """Threads of this process as the kernel sees them; one that was joined may take a moment to go."""
+    deadline = time.monotonic() + 0.1
+    while (count := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
+        os.sched_yield()
+    return count
+
+
+def hold_store(host: str, port: int, writer: int) -> None:
+    """In a child: serves the store until the job ends; never returns."""
+    from torch.distributed import TCPStore
+
+    try:
+        # Our own socket, because c10d's would listen on every interface of the host.
+        listener = socket.create_server((host, port))
+        port = listener.getsockname()[1]
+        with failing_host_names():
+            store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        answer: dict[str, object] = {"port": store.port}
+    except Exception as error:
+        answer = {"reason": " ".join(str(error).split())}
+    os.write(writer, json.dumps(answer).encode() + b"\n")
+    os.close(writer)
+    while "port" in answer:
+        signal.pause()
+    os._exit(1)
+
+
+def stop_asking_for_host_names(host: str, port: int) -> None:
+    """Spares the ranks c10d's reverse lookups, which stall each of them for seconds where no resolver answers.
+
+    c10d asks for the name of every peer, only to log it, until one lookup fails for want of an answer; then it
+    logs addresses for the rest of the process, and of its forks. Here is that failure. The resolver's settings
+    belong to a thread, so those of the ranks stay as they are.
+    """
+    from torch.distributed import TCPStore
+
+    timeout = timedelta(seconds=STORE_TIMEOUT_S)
+    connect = threading.Thread(target=TCPStore, args=(host, port), kwargs={"timeout": timeout})
+    with failing_host_names():
+        connect.start()
+        connect.join()
+    count_threads()
+
+
+@contextlib.contextmanager
+def failing_host_names() -> Iterator[None]:
+    """Makes the resolver give up at once in threads that start to use it, and hides c10d's warning of that."""
+    before = os.environ.get("RES_OPTIONS")
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+        del os.environ["RES_OPTIONS"]
+        if before is not None:
+            os.environ["RES_OPTIONS"] = before
+
+
+def take_own_randomness() -> None:
+    """Separate processes would draw different numbers. (random reseeds itself; torch starts from a fixed seed.)"""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def use_threads_of_environment() -> None:
+    """What was imported has read the server's environment, which says 1; numbers may still be set by a call."""
+    threads = threads_in("OMP_NUM_THREADS")
+    torch = sys.modules["torch"]
+    if threads is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    blas_threads = threads_in("OPENBLAS_NUM_THREADS") or threads
+    if blas_threads is not None and blas_threads != 1:
+        for library in openblas_libraries():
+            set_openblas_threads(library, blas_threads)
+
+
+def threads_in(variable: str) -> int | None:
+    """A number of threads, when the variable holds one."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def openblas_libraries() -> set[str]:
+    """The copies of OpenBLAS that this process has loaded; wheels bring their own."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
+    return {path for path in paths if os.path.exists(path)}
+
+
+def set_openblas_threads(path: str, threads: int) -> None:
+    """The name of the function depends on who has built it."""
+    library = ctypes.CDLL(path)
+    for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
+                 "openblas_set_num_threads64_", "openblas_set_num_threads"):
+        if (function := getattr(library, name, None)) is not None:
+            function(threads)
+            return
+
+
+def set_process_group(pid: int) -> None:
+    """Both sides of a fork do it, so that neither has to wait; the child may already be gone."""
+    try:
+        os.setpgid(pid, pid)
+    except OSError:
+        pass
+
+
+def die_with_parent(parent: int) -> None:
+    """No orphans, however the parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Runs the program of one rank as ``python script args`` or ``python -m module args`` would.
+
+``python -m tpurun.run_rank [-m] target args...`` is how the launcher starts a rank without the fork server; a rank
+that was forked calls :func:`run` and :func:`finish` instead. Either way an exception is printed as usual and
+also described in the file that TORCHELASTIC_ERROR_FILE names, which the report is made from.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pkgutil
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from types import CodeType, ModuleType, TracebackType
+
+MAX_MESSAGE_CHARS = 8192
+
+
+def main() -> None:
+    """Runs what the command line names and leaves with its exit status."""
+    arguments = sys.argv[1:]
+    is_module = arguments[:1] == ["-m"]
+    if is_module:
+        del arguments[0]
+    use_whole_lines()
+    status = run(arguments[0], arguments[1:], is_module=is_module, owns_path_entry=not sys.flags.safe_path)
+    if status < 0:
+        die_by_signal(-status)
+    sys.exit(status)
+
+
+def use_whole_lines() -> None:
+    """A pipe would be written to in blocks: late on the screen, and lost when the rank is killed."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+
+
+def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: bool) -> int:
+    """Runs the program in a fresh ``__main__`` and returns its exit status, negative for a signal to die by.
+
+    ``owns_path_entry``: the first entry of sys.path is the one that ``-m`` put there for our own start.
+    """
+    if owns_path_entry:
+        del sys.path[0]
+    sys.argv = [target, *arguments]
+    main_module = ModuleType("__main__")
+    sys.modules["__main__"] = main_module
+    try:
+        code = load_module(main_module, target) if is_module else load_script(main_module, target)
+        exec(code, main_module.__dict__)
+    except SystemExit as stop:
+        return exit_status(stop)
+    except BaseException as error:
+        own = without_our_frames(error.__traceback__)
+        record(error, own)
+        sys.excepthook(type(error), error.with_traceback(own), own)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def finish(status: int) -> None:
+    """Ends a forked rank: what an interpreter does last for its program, but not the teardown of modules.
+
+    The teardown would copy every page that the ranks share, and destroy what the fork server has set up.
+    """
+    try:
+        # What the interpreter itself calls before it finalises; neither has a public name.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            status = status or 120
+    if status < 0:
+        die_by_signal(-status)
+    os._exit(status)
+
+
+def load_script(main_module: ModuleType, path: str) -> CodeType:
+    """The code of a script, or of the ``__main__`` of a directory or zip file."""
+    if not sys.flags.safe_path and not is_importable_container(path):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    if is_importable_container(path):
+        sys.path.insert(0, path)
+        return load_module(main_module, "__main__", shown_as=path)
+    path = os.path.abspath(path)
+    main_module.__file__ = path
+    main_module.__cached__ = None
+    if path.endswith(".pyc"):
+        loader = importlib.machinery.SourcelessFileLoader("__main__", path)
+        main_module.__loader__ = loader
+        return loader.get_code("__main__")
+    main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    with open(path, "rb") as source:
+        return compile(source.read(), path, "exec", dont_inherit=True)
+
+
+def load_module(main_module: ModuleType, name: str, shown_as: str | None = None) -> CodeType:
+    """The code of a module found on sys.path, as ``python -m`` finds it."""
+    if shown_as is None and not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    if name == "__main__":
+        spec = importlib.machinery.PathFinder.find_spec(name, sys.path[:1])
+    else:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.loader is None or (code := spec.loader.get_code(spec.name)) is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    main_module.__spec__ = spec
+    main_module.__package__ = spec.parent
+    main_module.__loader__ = spec.loader
+    main_module.__file__ = spec.origin
+    main_module.__cached__ = spec.cached
+    sys.argv[0] = shown_as or spec.origin or name
+    return code
+
+
+def is_importable_container(path: str) -> bool:
+    """A directory or zip file, which ``python path`` would search for ``__main__``."""
+    if os.path.isdir(path):
+        return True
+    return path.endswith((".zip", ".pyz", ".egg")) and pkgutil.get_importer(path) is not None
+
+
+def exit_status(stop: SystemExit) -> int:
+    """What the interpreter makes of the argument of sys.exit."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def die_by_signal(number: int) -> None:
+    """The parent sees the signal, as it would without us."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def without_our_frames(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first line of the program on."""
+    while tb is not None and (
+        tb.tb_frame.f_code.co_filename == __file__ or tb.tb_frame.f_globals.get("__name__", "").startswith("importlib")
+    ):
+        tb = tb.tb_next
+    return tb
+
+
+def record(error: BaseException, tb: TracebackType | None) -> None:
+    """Leaves word for the launcher: torchrun's contract, and beside it what the report shows."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    message = str(error)[:MAX_MESSAGE_CHARS]
+    name = type(error).__qualname__
+    stack = "".join(traceback.format_exception(type(error), error, tb))
+    entry = {
+        "message": {
+            "message": f"{name}: {message}",
+            "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+        },
+        "exception": {"type": name, "message": message, **place_of(error, tb)},
+    }
+    # The guilty ranks, when the error knows better than "the one that raised it".
+    if isinstance(ranks := getattr(error, "ranks", None), (list, tuple)):
+        entry["exception"]["ranks"] = [rank for rank in ranks if isinstance(rank, int) and rank >= 0]
+    try:
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
+            json.dump(entry, file)
+        os.replace(f"{path}.part", path)
+    except OSError:
+        # The traceback on stderr says the same; a full disk must not hide it.
+        pass
+
+
+def place_of(error: BaseException, tb: TracebackType | None) -> dict[str, object]:
+    """The innermost line of the user's own code, else the innermost line."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        source = (error.text or "").strip()
+        return {"file": error.filename, "line": error.lineno, "function": "<module>", "source": source}
+    frames = traceback.extract_tb(tb)
+    if not frames:
+        return {}
+    libraries = tuple({os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "purelib", "platlib")})
+    own = [f for f in frames if not f.filename.startswith(("<", *libraries))]
+    frame = (own or frames)[-1]
+    return {"file": frame.filename, "line": frame.lineno, "function": frame.name, "source": frame.line}
+
+
+if __name__ == "__main__":
+    main()
