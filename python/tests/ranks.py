@@ -117,7 +117,7 @@ def failure_of(call: Callable[[], Any]) -> BaseException:
     """The exception that the call raises; to not raise one is a failure of the test."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return error
     raise AssertionError("expected an exception, got none")
 

@@ -155,7 +155,9 @@ def all_gather_uneven() -> None:
     for async_op in BOTH:
         outputs = [torch.empty(shape) for shape in shapes]
         finish(
-            dist.all_gather(outputs, values(dist.get_rank(), shape=shapes[dist.get_rank()]), async_op=async_op)
+            dist.all_gather(
+                outputs, values(dist.get_rank(), shape=shapes[dist.get_rank()]), async_op=async_op
+            )
         )
         for rank, output in enumerate(outputs):
             equal(output, values(rank, shape=shapes[rank]))
@@ -200,9 +202,7 @@ def reduce_scatter_uneven() -> None:
     shapes = [(2 * part + 1,) if part != 1 else (0,) for part in range(size)]
     output = torch.empty(shapes[me])
     dist.reduce_scatter(output, [values(me + part, shape=shapes[part]) for part in range(size)])
-    equal(
-        output, reduced(dist.ReduceOp.SUM, [values(rank + me, shape=shapes[me]) for rank in range(size)])
-    )
+    equal(output, reduced(dist.ReduceOp.SUM, [values(rank + me, shape=shapes[me]) for rank in range(size)]))
 
 
 def reduce_scatter_tensor() -> None:

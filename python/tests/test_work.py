@@ -209,9 +209,7 @@ def threads_post_on_their_own_groups() -> None:
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group)
         dist.all_reduce(tensor, group=group)
 
-    threads = [
-        threading.Thread(target=loop, args=pair) for pair in zip(groups, results, strict=True)
-    ]
+    threads = [threading.Thread(target=loop, args=pair) for pair in zip(groups, results, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
