@@ -41,14 +41,6 @@ TpurunSpan bounds(const std::vector<TpurunSpan>& spans) {
   return highest == 0 ? TpurunSpan{nullptr, 0} : TpurunSpan{reinterpret_cast<void*>(lowest), highest - lowest};
 }
 
-bool usable_as_is(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
-at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  return tensor.detach().resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
-}
-
 // FNV-1a over the words; ranks compare the result, so it may not depend on the process.
 void mix(uint64_t& hash, uint64_t word) {
   for (int byte = 0; byte < 8; ++byte) {
@@ -101,21 +93,21 @@ void Operation::check(const at::Tensor& tensor) {
 at::Tensor Operation::readable(const at::Tensor& tensor) {
   check(tensor);
   profiled_.push_back(tensor);
-  if (usable_as_is(tensor)) {
+  if (tensor.is_contiguous()) {
     return tensor;
   }
-  kept_.push_back(contiguous_copy(tensor));
+  kept_.push_back(tensor.detach().contiguous());
   return kept_.back();
 }
 
 at::Tensor Operation::writable(const at::Tensor& tensor, Access access) {
   check(tensor);
   results_.push_back(tensor);
-  if (usable_as_is(tensor)) {
+  if (tensor.is_contiguous()) {
     return tensor;
   }
-  auto copy =
-      access == Access::kReadWrite ? contiguous_copy(tensor) : at::empty(tensor.sizes(), tensor.options());
+  auto copy = access == Access::kReadWrite ? tensor.detach().contiguous()
+                                           : at::empty(tensor.sizes(), tensor.options());
   staged_.push_back({tensor, copy});
   return copy;
 }
