@@ -165,6 +165,8 @@ class Server:
             for target, fd in enumerate(fds[:3]):
                 os.dup2(fd, target)
                 os.close(fd)
+            # Ours alone: OpenBLAS must not start threads in the server.
+            os.environ.pop("OPENBLAS_NUM_THREADS", None)
             os.environ.update(request["env"])
             os.environ["TPURUN_CONTROL_FD"] = str(fds[3])
             run_rank.use_whole_lines()

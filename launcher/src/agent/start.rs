@@ -182,7 +182,7 @@ impl Agent {
         }
     }
 
-    fn spawn_ranks(&mut self) {
+    pub(super) fn spawn_ranks(&mut self) {
         self.phase = Phase::Running;
         let store = match self.job.master_port {
             0 => free_port(),
