@@ -1,4 +1,4 @@
-//! What goes to the terminal or the pipe behind stdout and stderr: prefixes, colours, the bar that is redrawn.
+//! What goes to stdout and stderr, be they a terminal or pipes: prefixes, colours, the bar that is redrawn.
 //!
 //! Knows where the cursor is, so that nothing is ever appended to somebody else's unfinished line. The bytes
 //! stay here, in order, until they are drained.
@@ -179,7 +179,7 @@ impl Screen {
     }
 }
 
-/// `3`, `0-63`, `0-1,3-63`; where that would be long, `0,2,4,6,8,10,12,+25`: the first ones and how many more.
+/// `3`, `0-63`, `0-1,3-63`; where that is long, the first ones and how many more: `0,2,4,6,8,10,12,+25`.
 fn label(ranks: &[u32]) -> String {
     let full = ranks.iter().copied().collect::<RankSet>().to_string();
     if full.len() <= MAX_LABEL_CHARS {

@@ -367,8 +367,9 @@ fn read_back(shown: &[u8]) -> Vec<Vec<Vec<u8>>> {
         let text = line[bar + 1..].strip_prefix(b" ").expect("a space follows the prefix");
         for range in label.split(',') {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
-            for rank in first.parse::<usize>().unwrap()..=last.parse::<usize>().unwrap() {
-                lines_of[rank].push(text.to_vec());
+            let range = first.parse::<usize>().unwrap()..=last.parse::<usize>().unwrap();
+            for lines in &mut lines_of[range] {
+                lines.push(text.to_vec());
             }
         }
     }

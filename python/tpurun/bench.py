@@ -1,0 +1,487 @@
+"""Times collectives, alone or against another backend.
+
+One process of this module is one rank; `tpurun bench` starts them for each requested number of ranks, and
+any other launcher does as well. Terms and bandwidths are those of nccl-tests: `bytes` is the size of the
+largest buffer of a rank, algbw is bytes / time, and busbw is algbw times the share of these bytes that a link
+must carry, which makes different collectives and numbers of ranks comparable. Bandwidths are in 10^9 bytes/s.
+
+A time is the wall time of one iteration on the slowest rank, taken over blocks of iterations that start
+together. Backends are measured in turn, block by block, so that other load hits both; medians are shown.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+
+MIN_BLOCKS = 3
+MAX_BLOCKS = 7
+MAX_ITERATIONS = 20_000
+
+EXAMPLES = """\
+examples:
+  tpurun bench                                          the usual collectives on 2 and 8 ranks
+  tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
+  tpurun bench --collectives all_reduce --json          one JSON object per line
+  torchrun --nproc-per-node 4 -m tpurun.bench           under another launcher
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one backend took for one collective of one size."""
+
+    collective: str
+    bytes: int
+    ranks: int
+    backend: str
+    time_us: float
+    algbw_gbps: float
+    busbw_gbps: float
+    min_us: float
+    max_us: float
+    blocks: int
+    iterations: int
+
+
+def parse_size(text: str) -> int:
+    """`8`, `64K`, `1M`, `2G`: powers of 1024."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    digits, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    if not (digits.isascii() and digits.isdigit() and int(digits) > 0):
+        raise ValueError(f"expected a size such as 8, 64K or 1M, given {text!r}")
+    return int(digits) * unit
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth per algorithm bandwidth, as nccl-tests define it."""
+    match collective:
+        case "all_reduce":
+            return 2 * (ranks - 1) / ranks
+        case "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter":
+            return (ranks - 1) / ranks
+        case _:
+            return 1.0
+
+
+# --- The collectives ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective on buffers of its own."""
+
+    run: Callable[[], object]
+    buffers: list[torch.Tensor]
+    output: torch.Tensor | None = None
+    expected: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who takes part, and with how much. `chunk` is one rank's share of the elements."""
+
+    group: dist.ProcessGroup
+    rank: int
+    ranks: int
+    chunk: int
+    dtype: torch.dtype
+
+    @property
+    def count(self) -> int:
+        return self.chunk * self.ranks
+
+    def pattern(self, shift: int, count: int) -> torch.Tensor:
+        """Small numbers that tell ranks and places apart: element i is (i + shift) mod 3."""
+        return self._periodic([(place + shift) % 3 for place in range(3)], count)
+
+    def sum_of_patterns(self, shift: int, count: int) -> torch.Tensor:
+        """The sum over all ranks of `pattern(rank + shift, count)`."""
+        return self._periodic(
+            [sum((place + shift + rank) % 3 for rank in range(self.ranks)) for place in range(3)], count
+        )
+
+    def zeros(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=self.dtype)
+
+    def _periodic(self, period: list[int], count: int) -> torch.Tensor:
+        return torch.tensor(period, dtype=self.dtype).repeat(count // len(period) + 1)[:count].clone()
+
+
+def all_reduce(s: Setting) -> Call:
+    buffer = s.pattern(s.rank, s.count)
+    run = lambda: dist.all_reduce(buffer, group=s.group)  # noqa: E731
+    return Call(run, [buffer], buffer, s.sum_of_patterns(0, s.count))
+
+
+def all_gather(s: Setting) -> Call:
+    mine, out = s.pattern(s.rank, s.chunk), s.zeros(s.count)
+    expected = torch.cat([s.pattern(rank, s.chunk) for rank in range(s.ranks)])
+    return Call(lambda: dist.all_gather_into_tensor(out, mine, group=s.group), [mine, out], out, expected)
+
+
+def reduce_scatter(s: Setting) -> Call:
+    buffer, out = s.pattern(s.rank, s.count), s.zeros(s.chunk)
+    expected = s.sum_of_patterns(s.rank * s.chunk, s.chunk)
+    run = lambda: dist.reduce_scatter_tensor(out, buffer, group=s.group)  # noqa: E731
+    return Call(run, [buffer, out], out, expected)
+
+
+def all_to_all(s: Setting) -> Call:
+    buffer, out = s.pattern(s.rank, s.count), s.zeros(s.count)
+    expected = torch.cat([s.pattern(rank + s.rank * s.chunk, s.chunk) for rank in range(s.ranks)])
+    return Call(lambda: dist.all_to_all_single(out, buffer, group=s.group), [buffer, out], out, expected)
+
+
+def broadcast(s: Setting) -> Call:
+    buffer = s.pattern(s.rank, s.count)
+    run = lambda: dist.broadcast(buffer, group=s.group, group_src=0)  # noqa: E731
+    return Call(run, [buffer], buffer, s.pattern(0, s.count))
+
+
+def reduce(s: Setting) -> Call:
+    buffer = s.pattern(s.rank, s.count)
+    run = lambda: dist.reduce(buffer, group=s.group, group_dst=0)  # noqa: E731
+    # What the buffers of the other ranks hold afterwards is not defined.
+    return Call(run, [buffer], *([buffer, s.sum_of_patterns(0, s.count)] if s.rank == 0 else []))
+
+
+def gather(s: Setting) -> Call:
+    mine = s.pattern(s.rank, s.chunk)
+    if s.rank != 0:
+        return Call(lambda: dist.gather(mine, group=s.group, group_dst=0), [mine])
+    out = s.zeros(s.count)
+    parts = list(out.split(s.chunk))
+    expected = torch.cat([s.pattern(rank, s.chunk) for rank in range(s.ranks)])
+    return Call(lambda: dist.gather(mine, parts, group=s.group, group_dst=0), [mine, out], out, expected)
+
+
+def scatter(s: Setting) -> Call:
+    out, expected = s.zeros(s.chunk), s.pattern(s.rank * s.chunk, s.chunk)
+    if s.rank != 0:
+        return Call(lambda: dist.scatter(out, group=s.group, group_src=0), [out], out, expected)
+    buffer = s.pattern(0, s.count)
+    parts = list(buffer.split(s.chunk))
+    return Call(lambda: dist.scatter(out, parts, group=s.group, group_src=0), [buffer, out], out, expected)
+
+
+def send_recv(s: Setting) -> Call:
+    """Every rank sends to the next one and receives from the one before."""
+    mine, out = s.pattern(s.rank, s.count), s.zeros(s.count)
+    following, preceding = (s.rank + 1) % s.ranks, (s.rank - 1) % s.ranks
+
+    def run() -> None:
+        sent = dist.P2POp(dist.isend, mine, group=s.group, group_peer=following)
+        received = dist.P2POp(dist.irecv, out, group=s.group, group_peer=preceding)
+        for work in dist.batch_isend_irecv([sent, received]):
+            work.wait()
+
+    return Call(run, [mine, out], out, s.pattern(preceding, s.count))
+
+
+def barrier(s: Setting) -> Call:
+    return Call(lambda: dist.barrier(group=s.group), [])
+
+
+COLLECTIVES: dict[str, Callable[[Setting], Call]] = {
+    builder.__name__: builder
+    for builder in (
+        all_reduce, all_gather, reduce_scatter, all_to_all, broadcast,
+        reduce, gather, scatter, send_recv, barrier,
+    )
+}  # fmt: skip
+
+
+# --- Measuring ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often to repeat so that one row takes about the time it was given."""
+
+    blocks: int
+    iterations: dict[str, int]
+
+    @staticmethod
+    def within(seconds: float, estimates: dict[str, float]) -> "Plan":
+        """`estimates` are the seconds of one iteration on each backend; `seconds` is for each of them."""
+        slowest = max(estimates.values())
+        blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, int(seconds / max(slowest, 1e-9))))
+        per_block = seconds / blocks
+        iterations = {
+            backend: min(MAX_ITERATIONS, max(1, int(per_block / max(estimate, 1e-9))))
+            for backend, estimate in estimates.items()
+        }
+        return Plan(blocks, iterations)
+
+
+def measure(
+    collective: str,
+    bytes_asked: int,
+    groups: dict[str, dist.ProcessGroup],
+    seconds: float,
+    dtype: torch.dtype = torch.float32,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Times one collective of one size on each group, in turn. All ranks of the world call this together.
+
+    The groups span the world and are named after their backends. The size is rounded down to a whole number
+    of elements per rank.
+
+    Raises RuntimeError if a result is wrong.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunk = max(1, bytes_asked // (dtype.itemsize * ranks))
+    calls = {}
+    for backend, group in groups.items():
+        on_progress(f"{backend}: checking the result")
+        calls[backend] = _checked(collective, backend, Setting(group, rank, ranks, chunk, dtype))
+    # The first call was the check: the second one does not set anything up any more.
+    plan = Plan.within(seconds, {backend: _time_block(call, 1) for backend, call in calls.items()})
+    times: dict[str, list[float]] = {backend: [] for backend in groups}
+    for block in range(plan.blocks):
+        for backend, call in calls.items():
+            on_progress(f"{backend}: block {block + 1} of {plan.blocks}")
+            times[backend].append(_time_block(call, plan.iterations[backend]))
+    moved = 0 if collective == "barrier" else chunk * ranks * dtype.itemsize
+    return [
+        _row(collective, moved, ranks, backend, times[backend], plan.iterations[backend])
+        for backend in groups
+    ]
+
+
+def _checked(collective: str, backend: str, setting: Setting) -> Call:
+    call = COLLECTIVES[collective](setting)
+    call.run()
+    if call.output is not None and call.expected is not None:
+        wrong = (call.output != call.expected).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            raise RuntimeError(
+                f"{collective} of {setting.count} elements on {backend} is wrong on rank {setting.rank}: "
+                f"element {place} is {call.output[place].item()}, expected {call.expected[place].item()}"
+            )
+    # Zeros stay zeros however often they are summed up, and no time is spent on overflow.
+    for buffer in call.buffers:
+        buffer.zero_()
+    return replace(call, expected=None)
+
+
+def _time_block(call: Call, iterations: int) -> float:
+    """The seconds of one iteration on the slowest rank."""
+    gc_was_enabled = gc.isenabled()
+    gc.disable()
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(iterations):
+        call.run()
+    seconds = (time.perf_counter() - start) / iterations
+    if gc_was_enabled:
+        gc.enable()
+    slowest = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def _row(collective: str, moved: int, ranks: int, backend: str, times: list[float], iterations: int) -> Row:
+    median = statistics.median(times)
+    algbw = moved / median / 1e9
+    return Row(
+        collective=collective,
+        bytes=moved,
+        ranks=ranks,
+        backend=backend,
+        time_us=round(median * 1e6, 2),
+        algbw_gbps=round(algbw, 6),
+        busbw_gbps=round(algbw * bus_factor(collective, ranks), 6),
+        min_us=round(min(times) * 1e6, 2),
+        max_us=round(max(times) * 1e6, 2),
+        blocks=len(times),
+        iterations=iterations,
+    )
+
+
+# --- Reporting ----------------------------------------------------------------------------------------------
+
+
+def table_header(backend: str, against: str | None, ranks: int) -> str:
+    titles = f"{'collective':<14} {'bytes':>11} {'time':>11} {'min-max':>21} {'algbw':>9} {'busbw':>9}"
+    units = f"{'':<14} {'':>11} {'us':>11} {'us':>21} {'GB/s':>9} {'GB/s':>9}"
+    name = f"{backend}, {ranks} ranks"
+    if against is not None:
+        name += f", against {against}"
+        titles += f"  {against:>11} {'min-max':>21} {'ratio':>8}"
+        units += f"  {'us':>11} {'us':>21} {'':>8}"
+    return f"# {name}\n{titles}\n{units}"
+
+
+def table_line(row: Row, against: Row | None) -> str:
+    line = (
+        f"{row.collective:<14} {row.bytes:>11} {row.time_us:>11.1f} {_spread(row):>21} "
+        f"{row.algbw_gbps:>9.3f} {row.busbw_gbps:>9.3f}"
+    )
+    if against is not None:
+        ratio = against.time_us / row.time_us
+        line += f"  {against.time_us:>11.1f} {_spread(against):>21} {ratio:>7.1f}x"
+    return line
+
+
+def _spread(row: Row) -> str:
+    return f"{row.min_us:.1f}-{row.max_us:.1f}"
+
+
+class Progress:
+    """One line on stderr that is written over, by one rank alone."""
+
+    def __init__(self, total: int, is_shown: bool) -> None:
+        self.total, self.is_shown = total, is_shown
+        self.done = 0
+        self.case = ""
+        self.started = time.perf_counter()
+        self.shown_chars = 0
+
+    def show(self, text: str) -> None:
+        self._write(f"[{self.done + 1}/{self.total}] {self.case}, {text}")
+
+    def finish(self) -> None:
+        self._write(f"[{self.done}/{self.total}] measured in {time.perf_counter() - self.started:.1f} s")
+        if self.is_shown:
+            print(file=sys.stderr, flush=True)
+
+    def _write(self, text: str) -> None:
+        if self.is_shown:
+            print(f"\r{text:<{self.shown_chars}}", end="", file=sys.stderr, flush=True)
+            self.shown_chars = len(text)
+
+
+# --- The command --------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs as one rank of a job that a launcher started."""
+    args = parse_args(argv)
+    if "RANK" not in os.environ:
+        raise SystemExit("tpurun.bench: this is one rank of a job; start it with `tpurun bench` or torchrun")
+    backends = [args.backend] if args.against is None else [args.backend, args.against]
+    for backend in backends:
+        if not dist.is_backend_available(backend):
+            raise SystemExit(f"tpurun.bench: torch.distributed does not know the backend {backend!r}")
+    dist.init_process_group(args.backend, timeout=timedelta(minutes=10))
+    try:
+        groups = {backend: dist.new_group(backend=backend) for backend in backends}
+        run(args, groups)
+        dist.barrier()  # the others may still read what this rank offers
+    finally:
+        dist.destroy_process_group()
+
+
+def run(args: argparse.Namespace, groups: dict[str, dist.ProcessGroup]) -> None:
+    """Measures all that was asked for and prints each row when it is there."""
+    is_first = dist.get_rank() == 0
+    cases = list(_cases(args.collectives, args.sizes))
+    progress = Progress(len(cases), is_first)
+    if is_first and not args.json:
+        print(table_header(args.backend, args.against, dist.get_world_size()), flush=True)
+    for collective, bytes_asked in cases:
+        progress.case = f"{collective} {bytes_asked} bytes"
+        rows = measure(collective, bytes_asked, groups, args.seconds, DTYPES[args.dtype], progress.show)
+        progress.done += 1
+        if not is_first:
+            continue
+        if args.json:
+            for row in rows:
+                print(json.dumps(asdict(row)), flush=True)
+        else:
+            print(table_line(rows[0], rows[1] if len(rows) > 1 else None), flush=True)
+    progress.finish()
+
+
+def _cases(collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
+    for collective in collectives:
+        # A barrier has no size.
+        yield from ((collective, size) for size in (sizes[:1] if collective == "barrier" else sizes))
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tpurun bench",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--collectives",
+        type=_collectives,
+        default=",".join(list(COLLECTIVES)[:5]),
+        metavar="NAMES",
+        help=f"of {', '.join(COLLECTIVES)} (default: the first five)",
+    )
+    parser.add_argument(
+        "--sizes", type=_sizes, default="8,64K,1M,16M", metavar="BYTES", help="default: %(default)s"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--backend", default="tpu_dist", help="what to measure (default: %(default)s)")
+    parser.add_argument("--against", metavar="BACKEND", help="measure the same on this backend in turn")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=2.0,
+        help="time for each collective, size and backend (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
+    args = parser.parse_args(argv)
+    if args.against == args.backend:
+        parser.error(f"--against {args.against} is the backend that is measured: name another one")
+    return args
+
+
+def _list_of(text: str, parse: Callable[[str], object]) -> list:
+    try:
+        return [parse(part.strip()) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _sizes(text: str) -> list[int]:
+    return _list_of(text, parse_size)
+
+
+def _collectives(text: str) -> list[str]:
+    def known(name: str) -> str:
+        if name not in COLLECTIVES:
+            raise ValueError(f"expected some of {', '.join(COLLECTIVES)}, given {name!r}")
+        return name
+
+    return _list_of(text, known)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 3600:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds up to 3600, given {text!r}")
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
