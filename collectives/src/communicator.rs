@@ -214,10 +214,12 @@ impl Drop for Communicator {
 
 /// Each rank's share of the staging budget: two windows.
 fn window_bytes(staging_bytes: usize, ranks: u32) -> usize {
-    const MOST: usize = 4 << 20;
-    let share = staging_bytes / (2 * ranks as usize);
-    // At least a cache line per peer, for the collectives that address every one of them.
-    share.clamp((64 * ranks as usize).max(16 << 10), MOST.max(64 * ranks as usize))
+    // Half of a common level 2 cache: what is staged is folded while it is still there.
+    const MOST: usize = 512 << 10;
+    // Below, rounds cost more than they move; and every peer needs a cache line, for the collectives that
+    // address each of them.
+    let least = (16 << 10).max(64 * ranks as usize);
+    (staging_bytes / (2 * ranks as usize)).clamp(least, MOST.max(least))
 }
 
 fn claim_lane(board: &Board, members: &Membership) -> Option<board::Lane> {

@@ -369,8 +369,8 @@ impl Agent {
 
     /// A line of our own, in its place among those of the ranks.
     fn say(&mut self, line: &str) {
+        self.output.note(&format!("tpurun: {line}"));
         self.show();
-        self.screen.write(Stream::Err, format!("tpurun: {line}\n").into_bytes());
     }
 }
 

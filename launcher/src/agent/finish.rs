@@ -8,7 +8,6 @@ use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
 use crate::cgroup;
 use crate::dry_run;
 use crate::kill;
-use crate::output::Stream;
 use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
 use crate::report::{self, Facts};
@@ -91,7 +90,8 @@ impl Agent {
             Why::Failed(verdict) => {
                 let text = self.report(verdict, stopping, gone_at);
                 self.run_dir.write_report(&text);
-                self.screen.write(Stream::Err, text.into_bytes());
+                self.output.note(text.trim_end());
+                self.show();
                 verdict.exit_code()
             }
         }
