@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-SCRIPT = """
+SCRIPT = r"""
 import torch, torch.distributed as dist
 dist.init_process_group("tpu_dist")
 x = torch.full((3,), float(dist.get_rank()))
 dist.all_reduce(x)
 assert x[0].item() == sum(range(dist.get_world_size())), x
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "is fine", flush=True)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} is fine\n", end="", flush=True)  # in one write
 dist.destroy_process_group()
 """
 LIMIT_S = 120
