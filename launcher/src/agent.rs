@@ -104,6 +104,8 @@ struct Stopping {
     kill_at: Instant,
     victims: Vec<u32>,
     is_killing: bool,
+    /// Asked more than once: nothing is waited for any more.
+    is_hurried: bool,
 }
 
 enum Why {
@@ -195,7 +197,10 @@ impl Agent {
             }
             Asked::FrontDied => self.stop(Why::FrontDied, Duration::ZERO),
             Asked::Stop(signal) => match &mut self.phase {
-                Phase::Stopping(stopping) => stopping.kill_at = Instant::now(),
+                Phase::Stopping(stopping) => {
+                    stopping.kill_at = Instant::now();
+                    stopping.is_hurried = true;
+                }
                 _ => {
                     let again = if signal == Signal::INT { "; Ctrl-C again ends them at once" } else { "" };
                     let alive = self.ranks.iter().filter(|rank| rank.is_alive()).count();
@@ -319,6 +324,7 @@ impl Agent {
             if is_urgent {
                 stopping.kill_at = now;
                 stopping.why = why;
+                stopping.is_hurried = true;
             }
             return;
         }
@@ -332,6 +338,7 @@ impl Agent {
             kill_at: now + grace,
             victims,
             is_killing: false,
+            is_hurried: is_urgent,
         });
         if !is_urgent {
             running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
