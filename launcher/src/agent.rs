@@ -272,8 +272,16 @@ impl Agent {
         let running: HashMap<i32, u32> = self.running();
         let mut ended = Vec::new();
         kill::reap(&mut |pid, status| ended.push((pid, Ending::of(status))));
+        let ended: Vec<(i32, Option<Ending>)> =
+            ended.into_iter().map(|(pid, ending)| (pid.as_raw_nonzero().get(), ending)).collect();
+        // A forked rank comes to us only when its parent is gone, which then is the cause.
+        if let Some(server) = self.server.as_ref().map(|server| server.pid)
+            && ended.iter().any(|(pid, _)| *pid == server || running.contains_key(pid))
+        {
+            self.on_server_gone();
+        }
         for (pid, ending) in ended {
-            if let (Some(rank), Some(ending)) = (running.get(&pid.as_raw_nonzero().get()), ending) {
+            if let (Some(rank), Some(ending)) = (running.get(&pid), ending) {
                 self.on_end(*rank, ending);
             }
         }
