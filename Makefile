@@ -1,0 +1,135 @@
+# The few verbs a person types. Everything they fetch or build stays inside this checkout: .venv, target, build
+# and .cache; `make clean` removes them.
+#
+#   PYTHON=python3.12   the interpreter to build for (3.11 or newer)
+#   ARGS=...            what `make demo`, `make bench` and the tests pass on
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+PACKAGES := torch numpy scikit-build-core cmake ninja pytest ruff
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+# Stamps live in what they vouch for: who deletes .venv deletes them, too.
+VENV_READY := $(VENV)/.tpurun-venv
+PACKAGES_READY := $(VENV)/.tpurun-packages
+INSTALLED := $(VENV)/.tpurun-installed
+
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives launcher python \
+	-type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so')
+
+export CARGO_HOME := $(CURDIR)/.cache/cargo
+export PIP_NO_CACHE_DIR := 1
+export PIP_REQUIRE_VIRTUALENV := 1
+export PATH := $(VENV)/bin:$(PATH)
+# What an activated environment of somebody else's would smuggle in.
+unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV CARGO_TARGET_DIR
+
+say = @echo "tpurun: $(1)"
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: build
+build: $(INSTALLED) ## set up everything: .venv with torch and tpurun (.venv/bin/tpurun)
+	$(call say,ready: . .venv/bin/activate && tpurun -n 8 your_script.py)
+
+.PHONY: demo
+demo: $(INSTALLED) ## train a small GPT on 64 ranks
+	$(call say,training on 64 ranks: tpurun -n 64 examples/train.py $(ARGS))
+	@tpurun -n 64 examples/train.py $(ARGS)
+
+.PHONY: bench
+bench: $(INSTALLED) ## time the collectives against Gloo
+	@tpurun bench --against gloo $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED) test-rust test-loom test-python ## run every test
+
+.PHONY: check
+check: check-rust check-python ## format, lints, documentation, licences
+
+.PHONY: clean
+clean: ## remove everything that was built or fetched
+	rm -rf .venv .cache build target
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- setting up -------------------------------------------------------------------------------------------
+
+.PHONY: tools
+tools:
+	@missing=""; \
+	command -v cargo > /dev/null || missing+=" cargo (https://rustup.rs);"; \
+	command -v g++ > /dev/null || missing+=" g++ (apt-get install g++);"; \
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then \
+		missing+=" Python 3.11 or newer as $(PYTHON) (or make PYTHON=...);"; \
+	elif ! test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; then \
+		missing+=" Python.h of $(PYTHON) (apt-get install python3-dev);"; \
+	fi; \
+	if [ -n "$$missing" ]; then echo "tpurun: missing:$${missing%;}" >&2; exit 1; fi
+
+$(VENV_READY): | tools
+	$(call say,creating .venv with $$($(PYTHON) --version))
+	@$(PYTHON) -m venv --clear --without-pip $(VENV)
+	@if $(PY) -c 'import ensurepip' 2> /dev/null; then $(PY) -m ensurepip --default-pip > /dev/null; \
+	else $(PY) .ci/bootstrap_pip.py; fi
+	@touch $@
+
+$(PACKAGES_READY): constraints.txt $(VENV_READY)
+	$(call say,installing torch $(TORCH) and the build tools into .venv (about 3 GB$(,) once))
+	@$(PIP) install --constraint constraints.txt $(PACKAGES)
+	@touch $@
+
+, := ,
+
+$(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
+	$(call say,compiling the engine and the launcher)
+	@cargo build --release --locked --package tpurun-collectives --package tpurun-launcher
+	$(call say,compiling the torch extension and installing tpurun into .venv (about 2 minutes the first time))
+	@$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+# --- tests ------------------------------------------------------------------------------------------------
+
+.PHONY: test-rust
+test-rust: | tools
+	$(call say,testing the crates)
+	@if cargo nextest --version > /dev/null 2>&1; then \
+		cargo nextest run --workspace --locked && cargo test --workspace --locked --doc; \
+	else cargo test --workspace --locked; fi
+
+# Optimised, because a model is run for every interleaving; apart, because its flags would rebuild the rest.
+.PHONY: test-loom
+test-loom: | tools
+	$(call say,checking the models of the concurrent parts)
+	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
+		cargo test --package tpurun-collectives --release --locked --lib loom
+
+.PHONY: test-python
+test-python: $(INSTALLED)
+	$(call say,testing the backend and whole programs)
+	@$(PY) -m pytest $(ARGS)
+
+# --- checks -----------------------------------------------------------------------------------------------
+
+.PHONY: check-rust
+check-rust: | tools
+	$(call say,checking Rust)
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets --locked -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" cargo doc --workspace --locked --no-deps --document-private-items
+	@if cargo deny --version > /dev/null 2>&1; then cargo deny --locked check; \
+	else $(PYTHON) .ci/check_crates.py; fi
+
+.PHONY: check-python
+check-python: $(PACKAGES_READY)
+	$(call say,checking Python)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .

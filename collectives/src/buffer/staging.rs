@@ -1,0 +1,69 @@
+//! The user's memory against a shared region: what flat executions and messages do with it.
+
+use super::Spans;
+use crate::reduce::{self, Reduction};
+use crate::region::Region;
+
+impl Spans {
+    /// Bytes of one chunk; 0 for one that is not there.
+    pub(crate) fn chunk_bytes(&self, chunk: usize) -> usize {
+        if chunk < self.chunks() { self.chunk(chunk).total() } else { 0 }
+    }
+
+    pub(crate) fn chunk_sizes(&self) -> Vec<usize> {
+        (0..self.chunks()).map(|chunk| self.chunk_bytes(chunk)).collect()
+    }
+
+    pub(crate) fn longest_chunk(&self) -> usize {
+        (0..self.chunks()).map(|chunk| self.chunk_bytes(chunk)).max().unwrap_or(0)
+    }
+
+    /// Copies bytes of a chunk into a region.
+    pub(crate) fn stage(&self, chunk: usize, offset: usize, bytes: usize, region: &Region, at: usize) {
+        if bytes > 0 {
+            // SAFETY: `pointer` checks that the region has this many bytes there.
+            unsafe { self.chunk(chunk).copy_out(offset, region.pointer(at, bytes), bytes) };
+        }
+    }
+
+    /// Copies bytes of a region into a chunk.
+    pub(crate) fn fetch(&self, chunk: usize, offset: usize, bytes: usize, region: &Region, at: usize) {
+        if bytes > 0 {
+            // SAFETY: as in `stage`; `Spans::new` demands that what is written is writable.
+            unsafe { self.chunk(chunk).copy_in(offset, region.pointer(at, bytes), bytes) };
+        }
+    }
+
+    /// Folds the bytes at `sources` of a region, in this order, into a stretch of a chunk.
+    pub(crate) fn fold(
+        &self,
+        chunk: usize,
+        offset: usize,
+        bytes: usize,
+        reduction: Reduction,
+        region: &Region,
+        sources: &[usize],
+    ) {
+        if bytes == 0 {
+            return;
+        }
+        let size = reduction.dtype().size();
+        self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
+            let sources: Vec<*const u8> =
+                sources.iter().map(|source| region.pointer(source + at, bytes).cast_const()).collect();
+            // SAFETY: the sources are valid for `bytes` (checked by `pointer`) and no tensors; the piece is
+            // writable by the promise of `Spans::new`; both hold whole elements.
+            unsafe { reduce::fold(reduction, &sources, piece, bytes / size) };
+        });
+    }
+
+    /// Makes a chunk of `to` what a group of one rank makes of a chunk of ours.
+    pub(crate) fn fold_alone(&self, reduction: Reduction, to: &Spans) {
+        let size = reduction.dtype().size();
+        let count = self.total() / size;
+        self.each_pair((0, to, 0), (size, size), count, |from, to, count| {
+            // SAFETY: `each_pair` gives `count` elements on both sides, the same memory or apart.
+            unsafe { reduce::fold(reduction, &[from], to, count) };
+        });
+    }
+}

@@ -1,0 +1,231 @@
+//! A communicator: a rank group at an epoch, and this rank's end of it.
+//!
+//! It has two lanes that never wait for each other, one for collectives and one for messages. A blocking
+//! collective runs on the caller's own thread; an asynchronous one on the lane's progress thread, which
+//! exists from the first such operation on. Communicators share nothing, so what happens on one can not
+//! delay another (contract C1).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::board::{self, Board};
+use crate::config::Config;
+use crate::engine::{CollectiveThread, Job, MessageThread};
+use crate::failure::{Failure, FailureKind};
+use crate::lane::Lane;
+use crate::op::{Op, OpKind};
+use crate::p2p::Messages;
+use crate::segment::{Bootstrap, Membership, Offer, Segment};
+use crate::validate::validate;
+use crate::work::{OnDone, Outcome, Work};
+
+/// How an operation is posted.
+pub enum Mode {
+    /// On the caller's thread, to its end.
+    Blocking,
+    /// On the engine's; the callback is called when it ended, whatever its outcome.
+    Async(Option<OnDone>),
+}
+
+impl std::fmt::Debug for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Mode::Blocking => "Blocking",
+            Mode::Async(_) => "Async",
+        })
+    }
+}
+
+/// This rank's end of a communicator.
+#[derive(Debug)]
+pub struct Communicator {
+    segment: Arc<Segment>,
+    lane: Arc<Mutex<Lane>>,
+    collectives: Mutex<Option<CollectiveThread>>,
+    messages: MessageThread,
+    /// Asynchronous collectives that have not ended: a blocking one queues behind them.
+    queued: Arc<AtomicUsize>,
+    closing: Arc<AtomicBool>,
+    timeout_ms: AtomicU64,
+    posted: AtomicU64,
+    messages_posted: AtomicU64,
+}
+
+impl Communicator {
+    /// Creates this rank's end; returns when all ranks have.
+    ///
+    /// # Errors
+    /// `Timeout` naming the missing ranks, `Transport` when the host refuses memory or descriptors,
+    /// `InvalidUsage` for a bad membership or `TPURUN_*` variable.
+    pub fn create(
+        members: Membership,
+        timeout: Duration,
+        config: Config,
+        bootstrap: &dyn Bootstrap,
+        board: Option<&Board>,
+    ) -> Result<Self, Failure> {
+        let timeout = config.timeout.unwrap_or(timeout);
+        let window_bytes = window_bytes(config.staging_bytes, members.size());
+        let offer = Offer { window_bytes, cpus: config.cpus };
+        let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
+        let board = board.and_then(|board| claim_lane(board, segment.members()));
+        let closing = Arc::new(AtomicBool::new(false));
+        let lane = Lane::new(segment.clone(), config, board, closing.clone())?;
+        Ok(Self {
+            lane: Arc::new(Mutex::new(lane)),
+            collectives: Mutex::new(None),
+            messages: MessageThread::new(Messages::new(segment.clone()), segment.clone()),
+            segment,
+            queued: Arc::new(AtomicUsize::new(0)),
+            closing,
+            timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
+            posted: AtomicU64::new(0),
+            messages_posted: AtomicU64::new(0),
+        })
+    }
+
+    /// Posts one operation. Blocking: returns its outcome. Async: returns at once.
+    ///
+    /// # Errors
+    /// `InvalidUsage` before anything happened; for a blocking operation whatever made it fail.
+    pub fn post(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
+        validate(&op, self.segment.members())?;
+        if let Some(failure) = self.segment.failure() {
+            return Err(failure);
+        }
+        if self.closing.load(Ordering::Relaxed) {
+            let text = format!("{} was shut down by this rank", self.segment.members().name);
+            return Err(Failure::new(FailureKind::Aborted, text));
+        }
+        match op.kind {
+            OpKind::Send | OpKind::Recv => self.post_message(op, mode),
+            _ => self.post_collective(op, mode),
+        }
+    }
+
+    fn post_message(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
+        let seq = self.messages_posted.fetch_add(1, Ordering::Relaxed);
+        let (on_done, blocking) = match mode {
+            Mode::Blocking => (None, true),
+            Mode::Async(on_done) => (on_done, false),
+        };
+        let work = Arc::new(Work::new(seq, on_done));
+        self.messages.post(op, work.clone(), self.timeout(), blocking)?;
+        if blocking {
+            self.messages.wait(&work, None).expect("a wait without a deadline has an outcome")?;
+        }
+        Ok(work)
+    }
+
+    fn post_collective(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
+        let seq = self.posted.fetch_add(1, Ordering::Relaxed);
+        match mode {
+            Mode::Blocking if self.queued.load(Ordering::Acquire) == 0 => {
+                let mut lane = self.lane.lock().expect("a lane does not panic");
+                let outcome: Outcome = lane.run(&op, self.timeout()).map(|()| None);
+                outcome.clone()?;
+                let work = Work::new(seq, None);
+                work.finish(outcome);
+                Ok(Arc::new(work))
+            }
+            Mode::Blocking => {
+                let work = self.queue(op, seq, None)?;
+                work.wait(None).expect("a wait without a deadline has an outcome")?;
+                Ok(work)
+            }
+            Mode::Async(on_done) => self.queue(op, seq, on_done),
+        }
+    }
+
+    fn queue(&self, op: Op, seq: u64, on_done: Option<OnDone>) -> Result<Arc<Work>, Failure> {
+        let work = Arc::new(Work::new(seq, on_done));
+        let timeout = self.timeout();
+        let mut thread = self.collectives.lock().expect("starting a thread does not panic");
+        if thread.is_none() {
+            *thread = Some(CollectiveThread::start(self.lane.clone(), self.queued.clone())?);
+        }
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        let thread = thread.as_ref().expect("it was just started");
+        let pushed = thread.push(Job { op, work: work.clone(), timeout }, timeout);
+        if pushed.is_err() {
+            self.queued.fetch_sub(1, Ordering::AcqRel);
+        }
+        pushed.map(|()| work)
+    }
+
+    /// Waits for an operation, driving messages meanwhile; `None` when `deadline` passed.
+    pub fn wait(&self, work: &Work, deadline: Option<Instant>) -> Option<Outcome> {
+        if let Some(outcome) = work.outcome() {
+            return Some(outcome);
+        }
+        self.messages.wait(work, deadline)
+    }
+
+    /// Fails every pending and future operation of this communicator, on all its ranks.
+    pub fn abort(&self, reason: &str) {
+        let segment = &self.segment;
+        let who = segment.describe(&[segment.rank()]);
+        let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        segment.fail(FailureKind::Aborted, &format!("{} was aborted by {who}{why}", segment.members().name));
+    }
+
+    /// The failure of this communicator, if it has failed.
+    pub fn failure(&self) -> Option<Failure> {
+        self.segment.failure()
+    }
+
+    /// Lets queued collectives end (an operation that other ranks do not join is given two seconds), fails
+    /// pending messages of this rank, and joins the threads.
+    pub fn shutdown(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        let thread = self.collectives.lock().expect("starting a thread does not panic").take();
+        if let Some(thread) = thread {
+            thread.join();
+        }
+        self.messages.stop();
+    }
+
+    /// The default time limit of operations posted from now on.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout_ms.store(timeout.as_millis().max(1) as u64, Ordering::Relaxed);
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed))
+    }
+
+    /// Collectives posted so far.
+    pub fn seq(&self) -> u64 {
+        self.posted.load(Ordering::Relaxed)
+    }
+
+    /// Who is in it.
+    pub fn members(&self) -> &Membership {
+        self.segment.members()
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// Each rank's share of the staging budget: two windows.
+fn window_bytes(staging_bytes: usize, ranks: u32) -> usize {
+    // Half of a common level 2 cache: what is staged is folded while it is still there.
+    const MOST: usize = 512 << 10;
+    // Below, rounds cost more than they move; and every peer needs a cache line, for the collectives that
+    // address each of them.
+    let least = (16 << 10).max(64 * ranks as usize);
+    (staging_bytes / (2 * ranks as usize)).clamp(least, MOST.max(least))
+}
+
+fn claim_lane(board: &Board, members: &Membership) -> Option<board::Lane> {
+    let world_rank = members.world_ranks[members.rank as usize];
+    if world_rank >= board.world() {
+        return None;
+    }
+    board.rank(world_rank).claim_lane(members.id(), &members.name, members.size(), members.rank)
+}

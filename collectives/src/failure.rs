@@ -1,0 +1,69 @@
+//! Why operations fail: one small text that every rank of the communicator raises alike.
+
+use std::sync::Arc;
+
+/// The kinds of failure, numbered as `TpurunStatus` in the C ABI.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// This rank alone asked for something that cannot work; the communicator stays healthy.
+    InvalidUsage = 1,
+    /// The ranks posted different operations.
+    Mismatch = 2,
+    /// A rank's process is gone.
+    RankLost = 3,
+    /// The ranks wait for each other in a circle.
+    Deadlock = 4,
+    /// Not all ranks came in time.
+    Timeout = 5,
+    /// A rank gave the communicator up.
+    Aborted = 6,
+    /// The host refused a resource.
+    Transport = 7,
+    /// A bug in tpurun.
+    Internal = 8,
+}
+
+impl FailureKind {
+    /// The kind with this number; unknown numbers (another process wrote them) are `Internal`.
+    pub(crate) fn from_code(code: u32) -> Self {
+        use FailureKind::*;
+        [InvalidUsage, Mismatch, RankLost, Deadlock, Timeout, Aborted, Transport]
+            .into_iter()
+            .find(|kind| *kind as u32 == code)
+            .unwrap_or(Internal)
+    }
+}
+
+/// A failed operation. Cheap to clone: one failure reaches every waiter.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Failure {
+    kind: FailureKind,
+    text: Arc<str>,
+}
+
+impl Failure {
+    /// A failure with its whole text.
+    pub fn new(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    /// What went wrong, as a number.
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// What went wrong, as a person reads it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+macro_rules! invalid_usage {
+    ($($text:tt)*) => {
+        $crate::failure::Failure::new($crate::failure::FailureKind::InvalidUsage, format!($($text)*))
+    };
+}
+pub(crate) use invalid_usage;

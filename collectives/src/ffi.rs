@@ -1,0 +1,498 @@
+#![allow(unsafe_code)]
+//! The C ABI, see `python/csrc/tpurun.h`: the only `extern "C"` of the engine.
+//!
+//! Validates, converts, forwards. A panic is a bug and becomes `TPURUN_INTERNAL`, never an unwind into C++.
+
+use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::board::Board;
+use crate::bootstrap::{ControlBootstrap, Store, StoreBootstrap};
+use crate::buffer::Spans;
+use crate::communicator::{Communicator, Mode};
+use crate::config::Config;
+use crate::control::ControlClient;
+use crate::dtype::{Dtype, ReduceOp};
+use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::op::{Op, OpKind, Shape};
+use crate::segment::{Bootstrap, Membership};
+use crate::work::{OnDone, Outcome, Work};
+
+const ERROR_TEXT_BYTES: usize = 8184;
+const OK: i32 = 0;
+const ASYNC: u32 = 1;
+const SHAPE_MATCH: u32 = 1;
+
+/// `TpurunError`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CError {
+    status: i32,
+    bytes: u32,
+    text: [u8; ERROR_TEXT_BYTES],
+}
+
+/// `TpurunSpan`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CSpan {
+    data: *mut u8,
+    bytes: u64,
+}
+
+/// `TpurunStore`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CStore {
+    ctx: *mut c_void,
+    set: unsafe extern "C" fn(*mut c_void, *const u8, u64, *const u8, u64) -> i32,
+    get: unsafe extern "C" fn(*mut c_void, *const u8, u64, *mut u8, u64, *mut u64) -> i32,
+    add: unsafe extern "C" fn(*mut c_void, *const u8, u64, i64, *mut i64) -> i32,
+}
+
+/// `TpurunCommConfig`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CConfig {
+    name: *const u8,
+    name_bytes: u64,
+    rank: i32,
+    size: i32,
+    global_ranks: *const i32,
+    timeout_ms: i64,
+    store: CStore,
+}
+
+type CDone = unsafe extern "C" fn(*mut c_void, i32, *const u8, u64, i32);
+
+/// `TpurunOp`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct COp {
+    collective: u32,
+    dtype: u32,
+    reduce_op: u32,
+    flags: u32,
+    root: i32,
+    tag: i32,
+    scale: f64,
+    inputs: *const CSpan,
+    input_chunks: u32,
+    inputs_per_chunk: u32,
+    outputs: *const CSpan,
+    output_chunks: u32,
+    outputs_per_chunk: u32,
+    shape: *const i64,
+    ndim: u32,
+    shape_rule: u32,
+    shape_hash: u64,
+    timeout_ms: i64,
+    site: *const u8,
+    site_bytes: u64,
+    done: Option<CDone>,
+    done_ctx: *mut c_void,
+}
+
+// The C++ side asserts the same numbers.
+const _: () = assert!(size_of::<CError>() == 8192);
+const _: () = assert!(size_of::<CSpan>() == 16);
+const _: () = assert!(size_of::<CStore>() == 32);
+const _: () = assert!(size_of::<CConfig>() == 72);
+const _: () = assert!(size_of::<COp>() == 128);
+
+/// `TpurunWork`: keeps its communicator, which a waiting thread may have to drive.
+#[derive(Debug)]
+pub struct CWork {
+    communicator: Arc<Communicator>,
+    work: Arc<Work>,
+}
+
+/// What a process inherits from the launcher, at most once.
+struct Inherited {
+    board: Option<Board>,
+    control: Option<ControlClient>,
+}
+
+static INHERITED: OnceLock<Inherited> = OnceLock::new();
+
+fn inherited() -> &'static Inherited {
+    INHERITED.get_or_init(|| {
+        // A process that a rank forked has the same descriptors, but is not the rank.
+        let rank_pid = std::env::var("TPURUN_RANK_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
+        if rank_pid.is_some_and(|pid| pid != std::process::id()) {
+            return Inherited { board: None, control: None };
+        }
+        Inherited { board: Board::from_env(), control: ControlClient::from_env() }
+    })
+}
+
+/// # Safety
+/// `tpurun.h`: all pointers are valid for the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_create(
+    config: *const CConfig,
+    communicator: *mut *mut Arc<Communicator>,
+    error: *mut CError,
+) -> i32 {
+    guarded(error, || {
+        // SAFETY: the caller's promise.
+        let config = unsafe { &*config };
+        let created = Arc::new(create(config)?);
+        let handle = Box::into_raw(Box::new(created));
+        // SAFETY: the caller's promise.
+        unsafe { *communicator = handle };
+        Ok(())
+    })
+}
+
+fn create(config: &CConfig) -> Result<Communicator, Failure> {
+    let size = u32::try_from(config.size).ok().filter(|size| (1..=65_536).contains(size));
+    let size =
+        size.ok_or_else(|| invalid_usage!("expected a group of 1 to 65536 ranks, given {}", config.size))?;
+    let rank = u32::try_from(config.rank).ok().filter(|rank| *rank < size);
+    let rank = rank.ok_or_else(|| {
+        invalid_usage!(
+            "expected this process's rank in a group of {size}, given {}: it is not in the group",
+            config.rank
+        )
+    })?;
+    // SAFETY: the header promises `name_bytes` bytes.
+    let name = unsafe { text(config.name, config.name_bytes) };
+    // SAFETY: the header promises `size` entries.
+    let world_ranks = unsafe { slice(config.global_ranks, size as usize) };
+    let world_ranks = world_ranks.iter().map(|rank| {
+        u32::try_from(*rank)
+            .map_err(|_| invalid_usage!("expected ranks of the world from 0 on, given {rank}"))
+    });
+    let members = Membership { name, rank, world_ranks: world_ranks.collect::<Result<_, _>>()? };
+    let timeout = u64::try_from(config.timeout_ms).ok().filter(|ms| *ms > 0);
+    let timeout = timeout
+        .ok_or_else(|| invalid_usage!("expected a timeout above 0 ms, given {}", config.timeout_ms))
+        .map(Duration::from_millis)?;
+    let inherited = inherited();
+    let bootstrap: Box<dyn Bootstrap> = match &inherited.control {
+        Some(client) => Box::new(ControlBootstrap::new(client, &members)),
+        None => Box::new(StoreBootstrap::new(config.store, rank)?),
+    };
+    Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, inherited.board.as_ref())
+}
+
+/// # Safety
+/// `tpurun.h`: all pointers are valid for the call, spans and `done_ctx` of an asynchronous op until `done`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_post(
+    communicator: *const Arc<Communicator>,
+    op: *const COp,
+    work: *mut *mut CWork,
+    error: *mut CError,
+) -> i32 {
+    guarded(error, || {
+        // SAFETY: the caller's promise.
+        unsafe { *work = std::ptr::null_mut() };
+        // SAFETY: the caller's promise.
+        let communicator = unsafe { &*communicator };
+        // SAFETY: the caller's promise.
+        let c_op = unsafe { &*op };
+        // SAFETY: the caller's promise about spans is what `convert` asks for.
+        let op = unsafe { convert(c_op) }?;
+        if c_op.flags & ASYNC == 0 {
+            return communicator.post(op, Mode::Blocking).map(drop);
+        }
+        let posted = communicator.post(op, Mode::Async(on_done(c_op)))?;
+        let handle = Box::into_raw(Box::new(CWork { communicator: communicator.clone(), work: posted }));
+        // SAFETY: the caller's promise.
+        unsafe { *work = handle };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The spans stay valid until the returned op is dropped.
+unsafe fn convert(op: &COp) -> Result<Op, Failure> {
+    let kind = OpKind::from_code(op.collective);
+    let kind = kind.ok_or_else(|| invalid_usage!("{} is not a collective", op.collective))?;
+    let dtype = Dtype::try_from(op.dtype).map_err(|error| invalid_usage!("{kind}: {error}"))?;
+    let reduce_op = ReduceOp::try_from(op.reduce_op).map_err(|error| invalid_usage!("{kind}: {error}"))?;
+    // SAFETY: the header promises this many entries.
+    let shape = Shape::new(unsafe { slice(op.shape, op.ndim as usize) });
+    Ok(Op {
+        kind,
+        dtype,
+        reduce_op,
+        scale: op.scale,
+        root: u32::try_from(op.root).ok(),
+        tag: op.tag,
+        // SAFETY: the caller's promise.
+        inputs: unsafe { spans(op.inputs, op.input_chunks, op.inputs_per_chunk) },
+        // SAFETY: the caller's promise.
+        outputs: unsafe { spans(op.outputs, op.output_chunks, op.outputs_per_chunk) },
+        shape,
+        shape_hash: (op.shape_rule == SHAPE_MATCH).then_some(op.shape_hash),
+        timeout: u64::try_from(op.timeout_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis),
+        // SAFETY: the header promises `site_bytes` bytes.
+        site: unsafe { text(op.site, op.site_bytes) }.into(),
+    })
+}
+
+/// # Safety
+/// As for `Spans::new`, and `chunks * per_chunk` entries are readable.
+unsafe fn spans(spans: *const CSpan, chunks: u32, per_chunk: u32) -> Spans {
+    if chunks == 0 {
+        return Spans::empty();
+    }
+    // A chunk of no tensors is an empty one.
+    if per_chunk == 0 {
+        let nothing = std::iter::repeat_n((std::ptr::NonNull::dangling().as_ptr(), 0), chunks as usize);
+        // SAFETY: no bytes.
+        return unsafe { Spans::new(nothing, 1) };
+    }
+    // SAFETY: the caller's promise.
+    let pieces = unsafe { slice(spans, chunks as usize * per_chunk as usize) };
+    let pieces = pieces.iter().map(|span| (span.data, span.bytes as usize));
+    // SAFETY: the caller's promise.
+    unsafe { Spans::new(pieces, per_chunk as usize) }
+}
+
+/// The C callback with its context, which the header lets any thread use.
+struct Callback {
+    done: CDone,
+    ctx: *mut c_void,
+}
+
+// SAFETY: `tpurun.h` says that `done` is called from the engine's thread.
+unsafe impl Send for Callback {}
+
+impl Callback {
+    fn call(self, outcome: &Outcome) {
+        let (status, text, source) = match outcome {
+            Ok(source) => (OK, "", source.map_or(-1, |source| source as i32)),
+            Err(failure) => (failure.kind() as i32, failure.text(), -1),
+        };
+        // SAFETY: a valid function and its own context, until this one call.
+        unsafe { (self.done)(self.ctx, status, text.as_ptr(), text.len() as u64, source) };
+    }
+}
+
+fn on_done(op: &COp) -> Option<OnDone> {
+    let callback = Callback { done: op.done?, ctx: op.done_ctx };
+    Some(Box::new(move |outcome| callback.call(outcome)))
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_work_wait(work: *const CWork, timeout_ms: i64, error: *mut CError) -> i32 {
+    guarded(error, || {
+        // SAFETY: the caller's promise.
+        let work = unsafe { &*work };
+        let timeout = u64::try_from(timeout_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis);
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        match work.communicator.wait(&work.work, deadline) {
+            Some(outcome) => outcome.map(drop),
+            None => {
+                let waited = timeout.expect("only a wait with a deadline ends without an outcome");
+                let name = &work.communicator.members().name;
+                let text =
+                    format!("Timed out after {waited:?} waiting for operation {} of {name}", work.work.seq());
+                Err(Failure::new(FailureKind::Timeout, text))
+            }
+        }
+    })
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_work_is_done(work: *const CWork) -> i32 {
+    // SAFETY: the caller's promise.
+    i32::from(unsafe { &*work }.work.is_done())
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_work_seq(work: *const CWork) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { &*work }.work.seq()
+}
+
+/// # Safety
+/// `tpurun.h`; `work` is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_work_free(work: *mut CWork) {
+    if !work.is_null() {
+        // SAFETY: made by `tpurun_post`, given up by the caller.
+        let work = unsafe { Box::from_raw(work) };
+        guarded_void(|| drop(work));
+    }
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_abort(
+    communicator: *const Arc<Communicator>,
+    reason: *const u8,
+    bytes: u64,
+) {
+    // SAFETY: the caller's promise.
+    let communicator = unsafe { &*communicator };
+    // SAFETY: the caller's promise.
+    let reason = unsafe { text(reason, bytes) };
+    guarded_void(|| communicator.abort(&reason));
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_shutdown(communicator: *const Arc<Communicator>) {
+    // SAFETY: the caller's promise.
+    let communicator = unsafe { &*communicator };
+    guarded_void(|| communicator.shutdown());
+}
+
+/// # Safety
+/// `tpurun.h`; `communicator` is not used afterwards, though its works may be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_free(communicator: *mut Arc<Communicator>) {
+    if !communicator.is_null() {
+        // SAFETY: made by `tpurun_comm_create`, given up by the caller.
+        let communicator = unsafe { Box::from_raw(communicator) };
+        guarded_void(|| {
+            communicator.shutdown();
+            drop(communicator);
+        });
+    }
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_set_timeout(communicator: *const Arc<Communicator>, timeout_ms: i64) {
+    // SAFETY: the caller's promise.
+    let communicator = unsafe { &*communicator };
+    communicator.set_timeout(Duration::from_millis(timeout_ms.max(1) as u64));
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_seq(communicator: *const Arc<Communicator>) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { &*communicator }.seq()
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_failure(
+    communicator: *const Arc<Communicator>,
+    error: *mut CError,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let communicator = unsafe { &*communicator };
+    guarded(error, || communicator.failure().map_or(Ok(()), Err))
+}
+
+/// The version of this build.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+impl Store for CStore {
+    fn set(&self, key: &str, value: &str) -> Result<(), Failure> {
+        // SAFETY: the header's contract; both strings live through the call.
+        let status = unsafe {
+            (self.set)(self.ctx, key.as_ptr(), key.len() as u64, value.as_ptr(), value.len() as u64)
+        };
+        answered(status, "set", key)
+    }
+
+    fn get(&self, key: &str) -> Result<String, Failure> {
+        let mut value = vec![0; 512];
+        let mut bytes = 0;
+        // SAFETY: the header's contract; `value` has the capacity that is said.
+        let status = unsafe {
+            (self.get)(
+                self.ctx,
+                key.as_ptr(),
+                key.len() as u64,
+                value.as_mut_ptr(),
+                value.len() as u64,
+                &mut bytes,
+            )
+        };
+        answered(status, "get", key)?;
+        value.truncate(bytes as usize);
+        Ok(String::from_utf8_lossy(&value).into_owned())
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, Failure> {
+        let mut sum = 0;
+        // SAFETY: the header's contract.
+        let status = unsafe { (self.add)(self.ctx, key.as_ptr(), key.len() as u64, delta, &mut sum) };
+        answered(status, "add", key).map(|()| sum)
+    }
+}
+
+fn answered(status: i32, verb: &str, key: &str) -> Result<(), Failure> {
+    if status == 0 {
+        return Ok(());
+    }
+    let text = format!("the process group's store did not answer ({verb} {key}): is its rank 0 still there?");
+    Err(Failure::new(FailureKind::Transport, text))
+}
+
+/// Runs `body` and writes its failure to `error`.
+fn guarded(error: *mut CError, body: impl FnOnce() -> Result<(), Failure>) -> i32 {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(bug(&*panic)));
+    let Err(failure) = outcome else { return OK };
+    let status = failure.kind() as i32;
+    if !error.is_null() {
+        let mut bytes = failure.text().len().min(ERROR_TEXT_BYTES);
+        while !failure.text().is_char_boundary(bytes) {
+            bytes -= 1;
+        }
+        // SAFETY: `tpurun.h`: valid for writes, and nobody else holds it during the call.
+        let error = unsafe { &mut *error };
+        error.status = status;
+        error.bytes = bytes as u32;
+        error.text[..bytes].copy_from_slice(&failure.text().as_bytes()[..bytes]);
+    }
+    status
+}
+
+fn guarded_void(body: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+        tracing::error!(failure = %bug(&*panic), "an operation without a status failed");
+    }
+}
+
+fn bug(panic: &(dyn std::any::Any + Send)) -> Failure {
+    let what = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a text".to_owned());
+    Failure::new(FailureKind::Internal, format!("a bug in tpurun, please report it: {what}"))
+}
+
+/// # Safety
+/// `len` entries are readable for `'a`, or `len` is 0.
+unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(data, len) }
+}
+
+/// # Safety
+/// `bytes` bytes are readable, or `bytes` is 0.
+unsafe fn text(data: *const u8, bytes: u64) -> String {
+    // SAFETY: the caller's promise.
+    String::from_utf8_lossy(unsafe { slice(data, bytes as usize) }).into_owned()
+}

@@ -1,0 +1,190 @@
+//! Flat schedules: every rank stages into its window, all meet, every rank takes what it needs.
+//!
+//! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk. Bytes
+//! moved for an all-reduce of S bytes on N ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result.
+
+use tpurun_topology::{Action, Block, Schedule, Source, Step};
+
+use crate::failure::Failure;
+use crate::lane::{Lane, Meet};
+use crate::op::{Op, OpKind};
+use crate::segment::Segment;
+
+const LINE: usize = 64;
+
+/// One flat execution.
+#[derive(Debug)]
+pub(crate) struct Flat<'a> {
+    segment: &'a Segment,
+    op: &'a Op,
+    schedule: &'a Schedule,
+    /// Bytes of each chunk that go through a window in one round.
+    stretch: usize,
+    /// Distance of a window's chunks.
+    stride: usize,
+}
+
+impl<'a> Flat<'a> {
+    pub(crate) fn new(segment: &'a Segment, op: &'a Op, schedule: &'a Schedule) -> Self {
+        let slots = match op.kind {
+            OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter => segment.size() as usize,
+            _ => 1,
+        };
+        let room = segment.layout().window_bytes() / slots / LINE * LINE;
+        // Chunks lie close together when all ranks know how long each is: small ones then share pages.
+        let known = op.kind == OpKind::ReduceScatter;
+        let stride = if known { room.min(op.inputs.longest_chunk().next_multiple_of(LINE)) } else { room };
+        Self { segment, op, schedule, stretch: stride.max(LINE), stride: stride.max(LINE) }
+    }
+
+    /// Rounds that this rank knows to be needed.
+    fn rounds(&self) -> u32 {
+        let longest = self.op.inputs.longest_chunk().max(self.op.outputs.longest_chunk());
+        longest.div_ceil(self.stretch).max(1) as u32
+    }
+
+    pub(crate) fn run(&self, lane: &mut Lane, mut meet: Meet<'_>) -> Result<(), Failure> {
+        if self.segment.size() == 1 {
+            lane.match_keys(&meet, 1)?;
+            self.keep_own();
+            return Ok(());
+        }
+        let mut rounds = self.rounds();
+        let mut round = 0;
+        while round < rounds {
+            let parity = lane.parity();
+            let offset = round as usize * self.stretch;
+            let steps: Vec<&Step> = self.steps().collect();
+            // A fetch and the reducing fetches behind it are one fold.
+            for run in steps.chunk_by(|_, next| matches!(next, Step::Fetch { action: Action::Reduce, .. })) {
+                match run[0] {
+                    Step::Publish { block } => self.publish(*block, offset, parity),
+                    Step::Meet { fold } => {
+                        meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
+                        if round == 0 {
+                            rounds = lane.match_keys(&meet, rounds)?;
+                            self.keep_own();
+                        } else {
+                            lane.meet_again(&meet)?;
+                        }
+                    }
+                    Step::Fetch { from, block, .. } if run.len() == 1 => {
+                        self.fetch(*from, *block, offset, parity);
+                    }
+                    Step::Fetch { block, .. } => self.fold(run, *block, offset, parity),
+                    Step::Send { .. } | Step::Receive { .. } => {
+                        unreachable!(
+                            "flat schedules have no messages: the planner and this file belong together"
+                        )
+                    }
+                }
+            }
+            round += 1;
+        }
+        Ok(())
+    }
+
+    /// What this rank gives to itself goes through no window. Begins only once the keys have matched.
+    fn keep_own(&self) {
+        let Op { inputs, outputs, .. } = self.op;
+        let me = self.segment.rank() as usize;
+        if self.op.kind.reduces() {
+            if self.segment.size() == 1 {
+                inputs.fold_alone(self.op.reduction(1), outputs);
+            }
+            return;
+        }
+        let (input, output) = match self.op.kind {
+            OpKind::AllGather | OpKind::Gather => (0, me),
+            OpKind::AllToAll => (me, me),
+            OpKind::Scatter => (me, 0),
+            _ => return,
+        };
+        if input < inputs.chunks() && output < outputs.chunks() {
+            let (from, to) = (inputs.chunk(input), outputs.chunk(output));
+            from.copy_to(0, &to, 0, from.total());
+        }
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.schedule.channels.iter().flatten().filter(|step| self.takes_part(step))
+    }
+
+    /// Rooted collectives run the symmetric schedule without what only the root needs or gives.
+    fn takes_part(&self, step: &Step) -> bool {
+        let me = self.op.root == Some(self.segment.rank());
+        match (self.op.kind, step) {
+            (OpKind::Reduce | OpKind::Gather, Step::Fetch { .. }) => me,
+            (OpKind::Scatter, Step::Publish { .. }) => me,
+            (OpKind::Scatter, Step::Fetch { from, .. }) => self.op.root.map(Source::Rank) == Some(*from),
+            _ => true,
+        }
+    }
+
+    fn input_chunk(&self, block: Block) -> usize {
+        match self.op.kind {
+            OpKind::ReduceScatter => block.chunk as usize,
+            OpKind::AllToAll | OpKind::Scatter => self.destination(block),
+            _ => 0,
+        }
+    }
+
+    fn output_chunk(&self, block: Block) -> usize {
+        match self.op.kind {
+            OpKind::AllGather | OpKind::Gather => block.chunk as usize,
+            OpKind::AllToAll => (block.chunk / self.segment.size()) as usize,
+            _ => 0,
+        }
+    }
+
+    /// Which of a window's chunks a block is.
+    fn slot(&self, block: Block) -> usize {
+        match self.op.kind {
+            OpKind::ReduceScatter => block.chunk as usize,
+            OpKind::AllToAll | OpKind::Scatter => self.destination(block),
+            _ => 0,
+        }
+    }
+
+    fn destination(&self, block: Block) -> usize {
+        (block.chunk % self.segment.size()) as usize
+    }
+
+    /// Bytes of the only chunk that are folded in the round at `offset`.
+    fn left(&self, offset: usize) -> usize {
+        self.op.inputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch)
+    }
+
+    fn publish(&self, block: Block, offset: usize, parity: usize) {
+        let chunk = self.input_chunk(block);
+        let bytes = self.op.inputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
+        let window = self.segment.layout().window(self.segment.rank(), parity);
+        let at = window + self.slot(block) * self.stride;
+        self.op.inputs.stage(chunk, offset, bytes, self.segment.region(), at);
+    }
+
+    fn fetch(&self, from: Source, block: Block, offset: usize, parity: usize) {
+        let chunk = self.output_chunk(block);
+        let bytes = self.op.outputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
+        let at = match from {
+            Source::Rank(rank) => self.segment.layout().window(rank, parity) + self.slot(block) * self.stride,
+            Source::Folded => self.segment.layout().folded(parity),
+        };
+        self.op.outputs.fetch(chunk, offset, bytes, self.segment.region(), at);
+    }
+
+    fn fold(&self, run: &[&Step], block: Block, offset: usize, parity: usize) {
+        let layout = self.segment.layout();
+        let slot = self.slot(block) * self.stride;
+        let sources: Vec<usize> = run
+            .iter()
+            .filter_map(|step| match step {
+                Step::Fetch { from: Source::Rank(rank), .. } => Some(layout.window(*rank, parity) + slot),
+                _ => None,
+            })
+            .collect();
+        let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
+        let reduction = self.op.reduction(self.segment.size());
+        self.op.outputs.fold(0, offset, bytes, reduction, self.segment.region(), &sources);
+    }
+}

@@ -1,0 +1,321 @@
+//! The collective lane of a communicator: its operations, one after the other, on the caller's thread or on
+//! the progress thread.
+//!
+//! Every operation begins with a meeting of all ranks over its match keys; only then does any user tensor
+//! change. What follows depends on the schedule: flat ones go on meeting over shared windows, the others
+//! stream over byte rings.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering as StdOrdering};
+use std::time::{Duration, Instant};
+
+use tpurun_topology::{Algorithm, Schedule};
+
+use crate::board;
+use crate::config::Config;
+use crate::failure::{Failure, FailureKind};
+use crate::flat::Flat;
+use crate::match_key::{self, Planned, Posted, Slot};
+use crate::op::{Op, OpKind};
+use crate::planning::{Planner, Wanted};
+use crate::process::Liveness;
+use crate::segment::Segment;
+use crate::splits;
+use crate::stepwise;
+use crate::sync::{Arrival, AtomicU64, Opened, Ordering, Patience};
+
+/// After the first look, a waiter looks this often whether the ranks it waits for still exist.
+const LIVENESS_PERIOD: Duration = Duration::from_millis(500);
+/// How long a rank that shuts down waits for an operation that others have not joined.
+const CLOSING_GRACE: Duration = Duration::from_secs(2);
+
+/// Executes the collectives of one communicator in order.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    segment: Arc<Segment>,
+    planner: Planner,
+    config: Config,
+    patience: Patience,
+    plans: HashMap<Wanted, Arc<Schedule>>,
+    board: Option<board::Lane>,
+    closing: Arc<AtomicBool>,
+    /// Of everything but the operation that plans depend on.
+    plan_print: u64,
+    round: u32,
+    seq: u64,
+}
+
+/// What a meeting is about.
+pub(crate) struct Meet<'a> {
+    pub(crate) op: &'a Op,
+    pub(crate) seq: u64,
+    pub(crate) deadline: Instant,
+    pub(crate) timeout: Duration,
+    pub(crate) algorithm: Option<Algorithm>,
+    /// The fold the last to arrive does with the others' help: bytes at the start of every window.
+    pub(crate) fold_bytes: usize,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        config: Config,
+        board: Option<board::Lane>,
+        closing: Arc<AtomicBool>,
+    ) -> Result<Self, Failure> {
+        let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
+        let plan_print = planner.fingerprint();
+        let patience = Patience::new(segment.size(), config.cpus);
+        let plans = HashMap::new();
+        Ok(Self { segment, planner, config, patience, plans, board, closing, plan_print, round: 0, seq: 0 })
+    }
+
+    /// Runs one collective to its end.
+    pub(crate) fn run(&mut self, op: &Op, timeout: Duration) -> Result<(), Failure> {
+        if let Some(failure) = self.poisoned() {
+            return Err(failure);
+        }
+        let seq = self.seq;
+        self.seq += 1;
+        if let Some(board) = &self.board {
+            board.posted(seq, &record(op));
+        }
+        let timeout = op.timeout.unwrap_or(timeout);
+        let meet =
+            Meet { op, seq, deadline: Instant::now() + timeout, timeout, algorithm: None, fold_bytes: 0 };
+        let result = self.execute(meet);
+        if let Some(board) = &self.board {
+            board.completed(seq);
+        }
+        result
+    }
+
+    fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {
+        let op = meet.op;
+        let Some(wanted) = Wanted::by(op) else {
+            return self.match_keys(&meet, 1).map(drop);
+        };
+        let schedule = self.plan(wanted, op.kind)?;
+        meet.algorithm = Some(schedule.algorithm);
+        let segment = self.segment.clone();
+        if schedule.algorithm == Algorithm::Flat {
+            Flat::new(&segment, op, &schedule).run(self, meet)
+        } else {
+            self.match_keys(&meet, 1)?;
+            stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &mut || self.check(&meet, &[]))
+        }
+    }
+
+    fn plan(&mut self, wanted: Wanted, op: OpKind) -> Result<Arc<Schedule>, Failure> {
+        if let Some(plan) = self.plans.get(&wanted) {
+            return Ok(plan.clone());
+        }
+        let plan = Arc::new(self.planner.plan(wanted, op)?);
+        self.plans.insert(wanted, plan.clone());
+        Ok(plan)
+    }
+
+    /// Which of the two slots and windows the current round uses.
+    pub(crate) fn parity(&self) -> usize {
+        (self.round % 2) as usize
+    }
+
+    /// The first meeting of an operation: compares the keys. Returns how many rounds it takes in all.
+    pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<u32, Failure> {
+        let parity = self.parity();
+        let (region, layout) = (self.segment.region(), self.segment.layout());
+        let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
+        slot.write(
+            meet.op,
+            &Planned { seq: meet.seq, rounds, algorithm: meet.algorithm, print: self.plan_print },
+        );
+        if splits::needed(meet.op.kind) {
+            splits::write(&self.segment, meet.op, parity);
+        }
+        self.meet(meet, Some(parity))?;
+        let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().rounds(parity));
+        Ok(agreed.load(Ordering::Relaxed) as u32)
+    }
+
+    /// A later meeting of an operation.
+    pub(crate) fn meet_again(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
+        self.meet(meet, None)
+    }
+
+    fn meet(&mut self, meet: &Meet<'_>, keys: Option<usize>) -> Result<(), Failure> {
+        let round = self.round;
+        self.segment.set_arrived(round);
+        match self.segment.meeting().arrive(self.segment.size()) {
+            Arrival::Last => {
+                if let Some(parity) = keys {
+                    self.compare(meet, parity)?;
+                }
+                self.fold_or_open(meet, round);
+            }
+            Arrival::Early => {}
+        }
+        self.wait(meet, round)?;
+        self.round = round.wrapping_add(1);
+        Ok(())
+    }
+
+    /// The last to arrive: all keys must agree. Also agrees on the number of rounds.
+    fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<(), Failure> {
+        let (segment, layout) = (&self.segment, self.segment.layout());
+        let slots: Vec<Slot<'_>> =
+            segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
+        let group = &segment.members().name;
+        let verdict =
+            match_key::compare(&slots, self.config.matching, group, |rank| segment.world_rank(rank));
+        if let Err(text) = verdict {
+            return Err(segment.fail(FailureKind::Mismatch, &text));
+        }
+        if splits::needed(meet.op.kind)
+            && let Err(classes) = splits::compare(segment, parity)
+        {
+            let fields = [format!("the sizes of {}", Posted::of(meet.op))];
+            let text = match_key::describe(group, meet.seq, &fields, classes);
+            return Err(segment.fail(FailureKind::Mismatch, &text));
+        }
+        let rounds = slots.iter().map(Slot::rounds).max().unwrap_or(1);
+        let agreed: &AtomicU64 = segment.region().at(layout.rounds(parity));
+        agreed.store(rounds.into(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn fold_or_open(&self, meet: &Meet<'_>, round: u32) {
+        let meeting = self.segment.meeting();
+        let pieces = self.pieces(meet.fold_bytes);
+        if pieces <= 1 {
+            self.fold(meet, 0, 1, round);
+            meeting.open();
+            return;
+        }
+        meeting.share(round, pieces, self.config.cpus.min(self.segment.size()) - 1);
+        while let Some((piece, of)) = meeting.claim(round) {
+            self.fold(meet, piece, of, round);
+            meeting.piece_done(of);
+        }
+    }
+
+    /// Pieces worth waking a helper for: a wake-up costs some microseconds, as does folding 64 KiB.
+    fn pieces(&self, bytes: usize) -> u32 {
+        const PIECE_WORK: usize = 64 << 10;
+        let work = bytes * self.segment.size() as usize;
+        if self.config.cpus < 2 || self.segment.size() < 2 || work < 4 * PIECE_WORK {
+            return 1;
+        }
+        (work / (2 * PIECE_WORK)).clamp(2, 64) as u32
+    }
+
+    fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) {
+        if meet.fold_bytes == 0 {
+            return;
+        }
+        const ALIGN: usize = 64;
+        let lines = meet.fold_bytes.div_ceil(ALIGN);
+        let cut = |n: u32| (lines * n as usize / of as usize * ALIGN).min(meet.fold_bytes);
+        let (from, to) = (cut(piece), cut(piece + 1));
+        let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
+        let sources = self.segment.ranks().map(|rank| layout.window(rank, parity) + from);
+        let out = layout.folded(parity) + from;
+        self.segment.region().fold(meet.op.reduction(self.segment.size()), sources, out, to - from);
+    }
+
+    fn wait(&self, meet: &Meet<'_>, round: u32) -> Result<(), Failure> {
+        let meeting = self.segment.meeting();
+        let mut blocked = false;
+        let mut look = Instant::now() + LIVENESS_PERIOD / 5;
+        let result = loop {
+            // The first try does not tell the board: most waits are shorter than that is worth.
+            let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
+            match meeting.wait(round, self.patience, Some(until)) {
+                Opened::Yes => break Ok(()),
+                Opened::Poisoned => {
+                    break Err(self.poisoned().expect("poisoned after its failure was written"));
+                }
+                Opened::Help { piece, of } => {
+                    self.fold(meet, piece, of, round);
+                    meeting.piece_done(of);
+                }
+                Opened::NotYet if !blocked => {
+                    blocked = true;
+                    if let Some(board) = &self.board {
+                        board.blocked(monotonic_ns());
+                    }
+                }
+                Opened::NotYet => {
+                    look = Instant::now() + LIVENESS_PERIOD;
+                    if let Err(failure) = self.check(meet, &self.segment.missing(round)) {
+                        break Err(failure);
+                    }
+                }
+            }
+        };
+        if blocked && let Some(board) = &self.board {
+            board.unblocked();
+        }
+        result
+    }
+
+    /// Looks after a wait that takes long: has a missing rank died, did the time run out, do we shut down?
+    fn check(&self, meet: &Meet<'_>, missing: &[u32]) -> Result<(), Failure> {
+        let segment = &self.segment;
+        if let Some(failure) = segment.failure() {
+            return Err(failure);
+        }
+        let op = format!("operation {} of {}, {}", meet.seq, segment.members().name, Posted::of(meet.op));
+        // Step by step, a rank waits for its peers one after the other: any of them may be the one.
+        let suspects: Vec<u32> =
+            if missing.is_empty() { segment.ranks().collect() } else { missing.to_vec() };
+        let lost: Vec<u32> =
+            suspects.into_iter().filter(|rank| segment.liveness(*rank) == Liveness::Gone).collect();
+        if !lost.is_empty() {
+            let text = format!("{} is gone: {op} can not complete", segment.describe(&lost));
+            return Err(segment.fail(FailureKind::RankLost, &text));
+        }
+        let came = || {
+            let (ranks, here) = (segment.size() as usize, segment.size() as usize - missing.len());
+            match missing {
+                [] => format!("all {ranks} ranks came, not all went on"),
+                _ => format!("{here} of {ranks} ranks came, missing {}", segment.describe(missing)),
+            }
+        };
+        let now = Instant::now();
+        if now >= meet.deadline {
+            let text = format!("Timed out after {:?} in {op}: {}", meet.timeout, came());
+            return Err(segment.fail(FailureKind::Timeout, &text));
+        }
+        let started = meet.deadline.checked_sub(meet.timeout).unwrap_or(now);
+        if self.closing.load(StdOrdering::Relaxed) && now.duration_since(started) >= CLOSING_GRACE {
+            let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
+            let text = format!("{who} shut {name} down during {op}: {}", came());
+            return Err(segment.fail(FailureKind::Aborted, &text));
+        }
+        Ok(())
+    }
+
+    fn poisoned(&self) -> Option<Failure> {
+        self.segment.meeting().is_poisoned().then(|| self.segment.failure()).flatten()
+    }
+}
+
+/// What the board shows of an operation.
+pub(crate) fn record(op: &Op) -> board::OpRecord<'_> {
+    board::OpRecord {
+        collective: op.kind as u8,
+        dtype: op.dtype as u8,
+        reduce_op: if op.kind.reduces() { op.reduce_op as u8 } else { u8::MAX },
+        root: op.root.map_or(-1, |root| root as i32),
+        tag: op.tag,
+        count: if op.kind == OpKind::Barrier { 0 } else { op.count() },
+        shape: op.shape.dims(),
+        site: &op.site,
+    }
+}
+
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,211 @@
+//! Where everything lies in a communicator's shared segment.
+//!
+//! ```text
+//! header      sizes, nonce, who attached            one page
+//! meeting     the words of the rounds               one page with the failure's state
+//! failure     the one text that all ranks raise     one page
+//! members     pid, start time, doorbell             one record per rank
+//! slots       match key and details                 two per rank (round parity)
+//! splits      element counts per peer               two per rank
+//! windows     staged bytes of this rank             two per rank
+//! folded      the result of a fold                  two
+//! rings       byte rings, (channel, from, to)
+//! ```
+//!
+//! All of it is a pure function of three numbers, so every rank computes the same offsets and checks them
+//! against the header once.
+
+/// Version of this layout; ranks with different versions refuse each other.
+pub(crate) const VERSION: u32 = 1;
+/// "tpurun-s", little endian.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
+
+const PAGE: usize = 4096;
+const MEMBER_BYTES: usize = 256;
+/// A slot: one cache line of key, the rest details for messages.
+pub(crate) const SLOT_BYTES: usize = 384;
+/// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
+pub(crate) const P2P_CHANNEL: u32 = 6;
+const CHANNELS: u32 = P2P_CHANNEL + 1;
+/// All rings of a segment may take this much address space (not memory: untouched pages cost nothing).
+const RINGS_BUDGET: usize = 1 << 31;
+/// The text all ranks raise is cut to this.
+pub(crate) const FAILURE_TEXT_BYTES: usize = PAGE * 2 - 64;
+
+/// The offsets of one communicator's segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Layout {
+    ranks: usize,
+    window_bytes: usize,
+    ring_bytes: usize,
+}
+
+impl Layout {
+    /// For `ranks` ranks that stage at most `window_bytes` per round each.
+    pub(crate) fn new(ranks: u32, window_bytes: usize) -> Self {
+        let ranks = ranks as usize;
+        let rings = CHANNELS as usize * ranks * ranks;
+        let ring_bytes = prev_power_of_two(RINGS_BUDGET / rings).clamp(4 * 1024, 256 * 1024);
+        Self { ranks, window_bytes: window_bytes.next_multiple_of(PAGE), ring_bytes }
+    }
+
+    pub(crate) fn window_bytes(&self) -> usize {
+        self.window_bytes
+    }
+
+    pub(crate) fn ring_bytes(&self) -> u32 {
+        self.ring_bytes as u32
+    }
+
+    pub(crate) fn header(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn meeting(&self) -> usize {
+        PAGE
+    }
+
+    /// The number of rounds the last to arrive found, by the parity of an operation's first round.
+    pub(crate) fn rounds(&self, parity: usize) -> usize {
+        self.meeting() + PAGE / 2 + parity * 64
+    }
+
+    pub(crate) fn failure(&self) -> usize {
+        2 * PAGE
+    }
+
+    pub(crate) fn member(&self, rank: u32) -> usize {
+        4 * PAGE + self.nth(rank) * MEMBER_BYTES
+    }
+
+    pub(crate) fn slot(&self, rank: u32, parity: usize) -> usize {
+        self.slots() + (parity * self.ranks + self.nth(rank)) * SLOT_BYTES
+    }
+
+    /// The counts of `rank`: `ranks` of its inputs, then `ranks` of its outputs, 8 bytes each.
+    pub(crate) fn splits(&self, rank: u32, parity: usize) -> usize {
+        self.splits_start() + (parity * self.ranks + self.nth(rank)) * self.splits_bytes()
+    }
+
+    pub(crate) fn window(&self, rank: u32, parity: usize) -> usize {
+        self.windows() + (parity * self.ranks + self.nth(rank)) * self.window_bytes
+    }
+
+    pub(crate) fn folded(&self, parity: usize) -> usize {
+        self.folded_start() + parity * self.window_bytes
+    }
+
+    /// The counters of the ring from `from` to `to` on `channel`; its bytes follow at [`ring_data`](Self::ring_data).
+    pub(crate) fn ring_counters(&self, channel: u32, from: u32, to: u32) -> usize {
+        self.rings() + self.ring_index(channel, from, to) * RING_COUNTER_BYTES
+    }
+
+    pub(crate) fn ring_data(&self, channel: u32, from: u32, to: u32) -> usize {
+        self.ring_bytes_start() + self.ring_index(channel, from, to) * self.ring_bytes
+    }
+
+    /// The size of the segment.
+    pub(crate) fn total(&self) -> usize {
+        self.ring_bytes_start() + self.ring_count() * self.ring_bytes
+    }
+
+    fn nth(&self, rank: u32) -> usize {
+        let rank = rank as usize;
+        assert!(rank < self.ranks, "rank {rank} is not one of {}", self.ranks);
+        rank
+    }
+
+    fn slots(&self) -> usize {
+        page(4 * PAGE + self.ranks * MEMBER_BYTES)
+    }
+
+    fn splits_start(&self) -> usize {
+        page(self.slots() + 2 * self.ranks * SLOT_BYTES)
+    }
+
+    fn splits_bytes(&self) -> usize {
+        2 * self.ranks * 8
+    }
+
+    fn windows(&self) -> usize {
+        page(self.splits_start() + 2 * self.ranks * self.splits_bytes())
+    }
+
+    fn folded_start(&self) -> usize {
+        self.windows() + 2 * self.ranks * self.window_bytes
+    }
+
+    fn rings(&self) -> usize {
+        self.folded_start() + 2 * self.window_bytes
+    }
+
+    fn ring_count(&self) -> usize {
+        CHANNELS as usize * self.ranks * self.ranks
+    }
+
+    fn ring_index(&self, channel: u32, from: u32, to: u32) -> usize {
+        assert!(channel < CHANNELS, "channel {channel} is not one of {CHANNELS}");
+        (channel as usize * self.ranks + self.nth(from)) * self.ranks + self.nth(to)
+    }
+
+    fn ring_bytes_start(&self) -> usize {
+        page(self.rings() + self.ring_count() * RING_COUNTER_BYTES)
+    }
+}
+
+/// Bytes of one [`RingCounters`](crate::sync::RingCounters).
+const RING_COUNTER_BYTES: usize = 128;
+const _: () = assert!(size_of::<crate::sync::RingCounters>() == RING_COUNTER_BYTES || cfg!(tpurun_loom));
+const _: () = assert!(size_of::<crate::sync::Meeting>() <= PAGE / 2 || cfg!(tpurun_loom));
+
+fn page(bytes: usize) -> usize {
+    bytes.next_multiple_of(PAGE)
+}
+
+fn prev_power_of_two(n: usize) -> usize {
+    if n == 0 { 0 } else { 1 << n.ilog2() }
+}
+
+#[cfg(test)]
+#[cfg(not(tpurun_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_overlaps() {
+        for ranks in [1, 2, 3, 17, 64] {
+            let layout = Layout::new(ranks, 100_000);
+            let mut areas =
+                vec![(layout.header(), PAGE), (layout.meeting(), PAGE), (layout.failure(), 2 * PAGE)];
+            for rank in 0..ranks {
+                areas.push((layout.member(rank), MEMBER_BYTES));
+                for parity in 0..2 {
+                    areas.push((layout.slot(rank, parity), SLOT_BYTES));
+                    areas.push((layout.splits(rank, parity), layout.splits_bytes()));
+                    areas.push((layout.window(rank, parity), layout.window_bytes()));
+                }
+                for to in 0..ranks {
+                    for channel in 0..CHANNELS {
+                        areas.push((layout.ring_counters(channel, rank, to), RING_COUNTER_BYTES));
+                        areas.push((layout.ring_data(channel, rank, to), layout.ring_bytes));
+                    }
+                }
+            }
+            areas.extend((0..2).map(|parity| (layout.folded(parity), layout.window_bytes())));
+            areas.sort_unstable();
+            for pair in areas.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?} overlap with {ranks} ranks");
+            }
+            let last = areas.last().expect("there are areas");
+            assert_eq!(last.0 + last.1, layout.total());
+        }
+    }
+
+    #[test]
+    fn rings_stay_within_their_budget() {
+        for ranks in [2, 64, 256] {
+            let layout = Layout::new(ranks, 1 << 20);
+            assert!(layout.total() - layout.rings() <= 2 * RINGS_BUDGET, "{ranks} ranks");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Match keys: what every rank says about its operation before any byte moves (contract C2).
+//!
+//! A rank writes its key and the details a message needs into its slot, then arrives. The last to arrive
+//! reads one cache line per rank; only when keys differ are the details read, to say who did what where.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tpurun_topology::Algorithm;
+
+use crate::config::Matching;
+use crate::dtype::{Dtype, ReduceOp};
+use crate::layout::SLOT_BYTES;
+use crate::op::{MAX_DIMS, Op, OpKind, Shape};
+use crate::rank_list::RankList;
+use crate::region::Region;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Words of a slot that are compared, in this order; the call site only in strict matching.
+const FIELDS: [(usize, &str); 6] = [
+    (KIND, "collective"),
+    (COUNT, "element count"),
+    (SIZES, "shape or split sizes"),
+    (SCALE, "scale"),
+    (PLAN, "topology"),
+    (SITE, "call site"),
+];
+const KIND: usize = 0;
+const COUNT: usize = 1;
+const SIZES: usize = 2;
+const SCALE: usize = 3;
+const SITE: usize = 4;
+const SEQ: usize = 5;
+const ROUNDS: usize = 6;
+const PLAN: usize = 7;
+// The second cache line on: details.
+const NDIM: usize = 8;
+const DIMS: usize = 9;
+const ELEMENTS: usize = DIMS + MAX_DIMS;
+const SITE_BYTES: usize = ELEMENTS + 1;
+const SITE_TEXT: usize = SITE_BYTES + 1;
+const SITE_TEXT_BYTES: usize = SLOT_BYTES - SITE_TEXT * 8;
+const NO_REDUCE_OP: u8 = 0xff;
+
+/// How this rank is going to run an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    pub(crate) seq: u64,
+    /// Rounds it takes, as far as this rank knows.
+    pub(crate) rounds: u32,
+    pub(crate) algorithm: Option<Algorithm>,
+    /// Differs where plans can not fit together.
+    pub(crate) print: u64,
+}
+
+/// One slot in the segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot<'a> {
+    region: &'a Region,
+    offset: usize,
+}
+
+impl<'a> Slot<'a> {
+    pub(crate) fn new(region: &'a Region, offset: usize) -> Self {
+        Self { region, offset }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        self.region.at(self.offset + index * 8)
+    }
+
+    fn store(&self, index: usize, value: u64) {
+        // Relaxed: the arrival publishes the slot.
+        self.word(index).store(value, Ordering::Relaxed);
+    }
+
+    fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+
+    /// Writes the key of an operation.
+    pub(crate) fn write(&self, op: &Op, planned: &Planned) {
+        let reduce_op = if op.kind.reduces() { op.reduce_op as u8 } else { NO_REDUCE_OP };
+        let root = op.root.map_or(u32::MAX, |root| root);
+        let codes =
+            u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, algorithm_code(planned.algorithm)]);
+        let (count, sizes) = matched_sizes(op);
+        let scale = if reduce_op == ReduceOp::PremulSum as u8 { op.scale.to_bits() } else { 0 };
+        self.store(KIND, u64::from(codes) | u64::from(root) << 32);
+        self.store(COUNT, count);
+        self.store(SIZES, sizes);
+        self.store(SCALE, scale);
+        self.store(SITE, hash(&op.site));
+        self.store(SEQ, planned.seq);
+        self.store(ROUNDS, u64::from(planned.rounds));
+        self.store(PLAN, planned.print);
+        self.store(NDIM, u64::from(op.shape.ndim()));
+        for (index, dim) in op.shape.dims().iter().enumerate() {
+            self.store(DIMS + index, *dim as u64);
+        }
+        self.store(ELEMENTS, op.count());
+        let site = tail(&op.site, SITE_TEXT_BYTES);
+        self.store(SITE_BYTES, site.len() as u64);
+        for (index, bytes) in site.as_bytes().chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.store(SITE_TEXT + index, u64::from_le_bytes(word));
+        }
+    }
+
+    pub(crate) fn seq(&self) -> u64 {
+        self.load(SEQ)
+    }
+
+    /// Rounds this rank needs; the last to arrive takes the maximum over all.
+    pub(crate) fn rounds(&self) -> u32 {
+        self.load(ROUNDS) as u32
+    }
+
+    fn differs(&self, other: &Slot<'_>, matching: Matching) -> bool {
+        let fields = match matching {
+            Matching::Normal => &FIELDS[..FIELDS.len() - 1],
+            Matching::Strict => &FIELDS[..],
+        };
+        fields.iter().any(|(index, _)| self.load(*index) != other.load(*index))
+    }
+
+    /// What the slot says, for messages. Another process wrote it, so any value must do.
+    pub(crate) fn posted(&self) -> Posted {
+        let codes = self.load(KIND);
+        let [kind, dtype, reduce_op, _] = (codes as u32).to_le_bytes();
+        let mut dims = [0; MAX_DIMS];
+        for (index, dim) in dims.iter_mut().enumerate() {
+            *dim = self.load(DIMS + index) as i64;
+        }
+        let site_bytes = (self.load(SITE_BYTES) as usize).min(SITE_TEXT_BYTES);
+        let mut site: Vec<u8> = (0..site_bytes.div_ceil(8))
+            .flat_map(|index| self.load(SITE_TEXT + index).to_le_bytes())
+            .collect();
+        site.truncate(site_bytes);
+        Posted {
+            kind: OpKind::from_code(u32::from(kind)),
+            dtype: Dtype::try_from(u32::from(dtype)).ok(),
+            reduce_op: ReduceOp::try_from(u32::from(reduce_op)).ok(),
+            scale: f64::from_bits(self.load(SCALE)),
+            root: u32::try_from(codes >> 32).ok().filter(|root| *root != u32::MAX),
+            shape: Shape::from_parts(dims, self.load(NDIM) as u32),
+            elements: self.load(ELEMENTS),
+            site: String::from_utf8_lossy(&site).into_owned(),
+        }
+    }
+}
+
+/// One rank's operation, as its slot tells it.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Posted {
+    kind: Option<OpKind>,
+    dtype: Option<Dtype>,
+    reduce_op: Option<ReduceOp>,
+    scale: f64,
+    root: Option<u32>,
+    shape: Shape,
+    elements: u64,
+    site: String,
+}
+
+impl Posted {
+    pub(crate) fn of(op: &Op) -> Self {
+        Self {
+            kind: Some(op.kind),
+            dtype: Some(op.dtype),
+            reduce_op: op.kind.reduces().then_some(op.reduce_op),
+            scale: op.scale,
+            root: op.root,
+            shape: op.shape,
+            elements: op.count(),
+            site: op.site.clone().into(),
+        }
+    }
+}
+
+impl fmt::Display for Posted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(kind) = self.kind else { return f.write_str("an unknown operation") };
+        if kind == OpKind::Barrier {
+            return f.write_str("barrier()");
+        }
+        let dtype = self.dtype.map_or("?".to_owned(), |dtype| dtype.to_string());
+        let scalar = self.shape.ndim() == 0 && self.elements != 1;
+        let shape = if scalar { format!("[{}]", self.elements) } else { self.shape.to_string() };
+        write!(f, "{kind}({dtype}{shape}")?;
+        match self.reduce_op {
+            Some(ReduceOp::PremulSum) => write!(f, ", premul_sum by {}", self.scale)?,
+            Some(op) => write!(f, ", {op}")?,
+            None => {}
+        }
+        match (kind, self.root) {
+            (OpKind::Send, Some(peer)) => write!(f, ", to rank {peer}")?,
+            (OpKind::Recv, Some(peer)) => write!(f, ", from rank {peer}")?,
+            (OpKind::Recv, None) => write!(f, ", from any rank")?,
+            (_, Some(root)) => write!(f, ", root {root}")?,
+            (_, None) => {}
+        }
+        f.write_str(")")?;
+        if self.site.is_empty() { Ok(()) } else { write!(f, " at {}", self.site) }
+    }
+}
+
+/// Compares the keys in `slots` (one per rank). `who` names a rank of the group, `Err` is the whole text.
+pub(crate) fn compare(
+    slots: &[Slot<'_>],
+    matching: Matching,
+    group: &str,
+    world_rank: impl Fn(u32) -> u32,
+) -> Result<(), String> {
+    let first = &slots[0];
+    if slots.iter().all(|slot| !slot.differs(first, matching)) {
+        return Ok(());
+    }
+    let fields: Vec<String> = FIELDS
+        .iter()
+        .filter(|(index, _)| matching == Matching::Strict || *index != SITE)
+        .filter(|(index, _)| slots.iter().any(|slot| slot.load(*index) != first.load(*index)))
+        .flat_map(|(index, name)| if *index == KIND { code_fields(slots) } else { vec![(*name).to_owned()] })
+        .collect();
+    let mut classes: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    for (rank, slot) in slots.iter().enumerate() {
+        classes.entry(slot.posted().to_string()).or_default().push(world_rank(rank as u32));
+    }
+    Err(describe(group, first.seq(), &fields, classes))
+}
+
+/// The text of a mismatch: the majority first, then the minorities by size.
+pub(crate) fn describe(
+    group: &str,
+    seq: u64,
+    fields: &[String],
+    classes: BTreeMap<String, Vec<u32>>,
+) -> String {
+    let mut classes: Vec<(String, Vec<u32>)> = classes.into_iter().collect();
+    classes.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
+    let mut text =
+        format!("collective mismatch in {group}, operation {seq}: the ranks differ in {}", fields.join(", "));
+    const SHOWN: usize = 8;
+    for (posted, ranks) in classes.iter().take(SHOWN) {
+        let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+        text += &format!("\n  {noun} {} posted {posted}", RankList(ranks));
+    }
+    if classes.len() > SHOWN {
+        text += &format!("\n  and {} more kinds of operation", classes.len() - SHOWN);
+    }
+    text
+}
+
+/// Which of the packed codes differ.
+fn code_fields(slots: &[Slot<'_>]) -> Vec<String> {
+    let names = ["collective", "dtype", "reduce op", "algorithm", "root"];
+    let codes = |slot: &Slot<'_>| {
+        let word = slot.load(KIND);
+        let [kind, dtype, reduce_op, algorithm] = (word as u32).to_le_bytes().map(u32::from);
+        [kind, dtype, reduce_op, algorithm, (word >> 32) as u32]
+    };
+    let first = codes(&slots[0]);
+    (0..names.len())
+        .filter(|field| slots.iter().any(|slot| codes(slot)[*field] != first[*field]))
+        .map(|field| names[field].to_owned())
+        .collect()
+}
+
+/// What must be equal about the sizes: a count, and a hash of shapes or of the sizes per rank. All-to-all,
+/// gather and scatter are checked pair by pair instead, see `splits.rs`.
+fn matched_sizes(op: &Op) -> (u64, u64) {
+    let elements = |bytes: usize| (bytes / op.dtype.size()) as u64;
+    match op.kind {
+        OpKind::AllGather => (elements(op.outputs.total()), hash(&op.outputs.chunk_sizes())),
+        OpKind::ReduceScatter => (elements(op.inputs.total()), hash(&op.inputs.chunk_sizes())),
+        OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce => (op.count(), op.shape_hash.unwrap_or(0)),
+        OpKind::AllToAll | OpKind::Gather | OpKind::Scatter | OpKind::Barrier => (0, 0),
+        OpKind::Send | OpKind::Recv => (op.count(), 0),
+    }
+}
+
+fn algorithm_code(algorithm: Option<Algorithm>) -> u8 {
+    let position = |algorithm| Algorithm::ALL.iter().position(|known| *known == algorithm);
+    algorithm.and_then(position).map_or(u8::MAX, |position| position as u8)
+}
+
+fn hash(value: &(impl Hash + ?Sized)) -> u64 {
+    // The same on every rank: DefaultHasher::new has fixed keys, and all ranks of a host run one build.
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The last `bytes` of `text`, cut at a character.
+fn tail(text: &str, bytes: usize) -> &str {
+    let mut start = text.len().saturating_sub(bytes);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    &text[start..]
+}

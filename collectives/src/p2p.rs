@@ -1,0 +1,390 @@
+//! The message lane of a communicator: send and recv between pairs of ranks.
+//!
+//! Each ordered pair has one byte ring. A message is a fixed header and its bytes, streamed as the ring has
+//! room, so a large send makes progress only while the receiver takes part, and a small one completes at
+//! once. A receive takes the first message from its source with its tag; messages with other tags that lie
+//! in front of it are set aside in private memory, up to a bound.
+//!
+//! Whoever waits drives: a thread in [`Messages::wait`] moves the bytes itself, and the progress thread does
+//! it for works nobody waits for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, FailureKind};
+use crate::layout::P2P_CHANNEL;
+use crate::match_key::Posted;
+use crate::message::{HEADER_BYTES, Header};
+use crate::op::{Op, OpKind};
+use crate::process::Liveness;
+use crate::segment::Segment;
+use crate::work::Work;
+
+/// Bytes of messages nobody asked for yet that a rank keeps aside per communicator.
+const UNEXPECTED_BYTES: usize = 256 << 20;
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
+
+/// A posted send or receive.
+#[derive(Debug)]
+struct Pending {
+    op: Op,
+    work: Arc<Work>,
+    deadline: Instant,
+    timeout: Duration,
+    /// A send: bytes of header and payload in the ring so far. A receive: payload bytes that arrived.
+    moved: usize,
+}
+
+/// What a source's ring is in the middle of.
+#[derive(Debug)]
+enum Inbound {
+    Header,
+    /// The rest goes to the receive in this place.
+    Into(Box<Pending>, u32),
+    /// The rest goes aside.
+    Aside {
+        at: usize,
+    },
+}
+
+/// A message set aside; complete once `bytes` has its full length.
+#[derive(Debug)]
+struct Unexpected {
+    header: Header,
+    bytes: Vec<u8>,
+    moved: usize,
+}
+
+/// All pending messages of this rank in one communicator.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    segment: Arc<Segment>,
+    sends: Vec<VecDeque<Pending>>,
+    receives: VecDeque<Pending>,
+    inbound: Vec<Inbound>,
+    unexpected: Vec<VecDeque<Unexpected>>,
+    aside_bytes: usize,
+}
+
+impl Messages {
+    pub(crate) fn new(segment: Arc<Segment>) -> Self {
+        let ranks = segment.size() as usize;
+        Self {
+            segment,
+            sends: (0..ranks).map(|_| VecDeque::new()).collect(),
+            receives: VecDeque::new(),
+            inbound: (0..ranks).map(|_| Inbound::Header).collect(),
+            unexpected: (0..ranks).map(|_| VecDeque::new()).collect(),
+            aside_bytes: 0,
+        }
+    }
+
+    /// Adds a send or receive, and moves what can move at once.
+    pub(crate) fn post(&mut self, op: Op, work: Arc<Work>, timeout: Duration) {
+        let timeout = op.timeout.unwrap_or(timeout);
+        let pending = Pending { op, work, deadline: Instant::now() + timeout, timeout, moved: 0 };
+        match pending.op.kind {
+            OpKind::Send => {
+                let to = pending.op.root.expect("a send has a destination, checked when posted") as usize;
+                self.sends[to].push_back(pending);
+            }
+            _ => self.receives.push_back(pending),
+        }
+        self.progress();
+    }
+
+    /// Whether anything is pending.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.receives.is_empty()
+            && self.sends.iter().all(VecDeque::is_empty)
+            && !self.inbound.iter().any(|inbound| matches!(inbound, Inbound::Into(..)))
+    }
+
+    /// Moves every byte that can move now.
+    pub(crate) fn progress(&mut self) {
+        if let Some(failure) = self.segment.failure() {
+            self.fail_all(&failure);
+            return;
+        }
+        let ranks = 0..self.segment.size();
+        let moved = ranks.clone().try_for_each(|to| self.progress_sends(to)).and_then(|()| {
+            self.take_set_aside();
+            ranks.clone().try_for_each(|from| self.progress_receives(from))
+        });
+        if let Err(failure) = moved {
+            self.fail_all(&failure);
+        }
+    }
+
+    /// When a waiter has to look again even if nothing rings.
+    pub(crate) fn next_look(&self) -> Instant {
+        let look = Instant::now() + LOOK_PERIOD;
+        self.pending().map(|pending| pending.deadline).min().map_or(look, |deadline| deadline.min(look))
+    }
+
+    /// Fails what can no longer complete: its time is up, or the peer is gone.
+    pub(crate) fn check(&mut self) {
+        let now = Instant::now();
+        let segment = self.segment.clone();
+        let late = self.pending().find(|pending| now >= pending.deadline).map(|pending| {
+            let text = format!(
+                "Timed out after {:?} in {} of {}",
+                pending.timeout,
+                Posted::of(&pending.op),
+                segment.members().name
+            );
+            (FailureKind::Timeout, text)
+        });
+        let lost = || {
+            self.pending().find_map(|pending| {
+                let peer = pending.op.root?;
+                (segment.liveness(peer) == Liveness::Gone && !self.has_bytes_from(peer)).then(|| {
+                    let posted = Posted::of(&pending.op);
+                    let name = &segment.members().name;
+                    let text =
+                        format!("{} is gone: {posted} of {name} can not complete", segment.describe(&[peer]));
+                    (FailureKind::RankLost, text)
+                })
+            })
+        };
+        if let Some((kind, text)) = late.or_else(lost) {
+            let failure = segment.fail(kind, &text);
+            self.fail_all(&failure);
+        }
+    }
+
+    /// Completes everything pending with this failure.
+    pub(crate) fn fail_all(&mut self, failure: &Failure) {
+        let into = self.inbound.iter_mut().filter_map(|inbound| match inbound {
+            Inbound::Into(..) => match std::mem::replace(inbound, Inbound::Header) {
+                Inbound::Into(pending, _) => Some(*pending),
+                _ => None,
+            },
+            _ => None,
+        });
+        let pending: Vec<Pending> = self
+            .sends
+            .iter_mut()
+            .flat_map(|sends| sends.drain(..))
+            .chain(self.receives.drain(..))
+            .chain(into)
+            .collect();
+        for pending in pending {
+            pending.work.finish(Err(failure.clone()));
+        }
+    }
+
+    fn pending(&self) -> impl Iterator<Item = &Pending> {
+        let into = self.inbound.iter().filter_map(|inbound| match inbound {
+            Inbound::Into(pending, _) => Some(&**pending),
+            _ => None,
+        });
+        self.sends.iter().flatten().chain(&self.receives).chain(into)
+    }
+
+    /// A dead sender's bytes are still in its ring: what it had sent is received.
+    fn has_bytes_from(&self, rank: u32) -> bool {
+        let ring = self.segment.ring(P2P_CHANNEL, rank, self.segment.rank());
+        ring.readable().is_ok_and(|run| run.bytes > 0)
+    }
+
+    fn progress_sends(&mut self, to: u32) -> Result<(), Failure> {
+        let segment = self.segment.clone();
+        let ring = segment.ring(P2P_CHANNEL, segment.rank(), to);
+        let data = segment.layout().ring_data(P2P_CHANNEL, segment.rank(), to);
+        while let Some(pending) = self.sends[to as usize].front_mut() {
+            let run = ring.writable().map_err(|error| segment.corrupt(to, &error.to_string()))?;
+            let mut room = run;
+            if pending.moved == 0 {
+                if (run.bytes as usize) < HEADER_BYTES {
+                    break;
+                }
+                let header = Header::of(&pending.op).encode();
+                segment.write_run(data, run, &header);
+                room = run.after(HEADER_BYTES as u32);
+                pending.moved = HEADER_BYTES;
+            }
+            let payload = pending.moved - HEADER_BYTES;
+            let left = pending.op.inputs.total() - payload;
+            let now = room.first(left.min(u32::MAX as usize) as u32);
+            let mut at = payload;
+            for (offset, bytes) in now.pieces() {
+                pending.op.inputs.stage(0, at, bytes as usize, segment.region(), data + offset as usize);
+                at += bytes as usize;
+            }
+            pending.moved += now.bytes as usize;
+            let moved = run.bytes - room.bytes + now.bytes;
+            if moved > 0 {
+                ring.publish(moved);
+                segment.doorbell(to).ring();
+            }
+            if now.bytes as usize != left {
+                break;
+            }
+            let done = self.sends[to as usize].pop_front().expect("its front was just looked at");
+            done.work.finish(Ok(None));
+        }
+        Ok(())
+    }
+
+    fn progress_receives(&mut self, from: u32) -> Result<(), Failure> {
+        let segment = self.segment.clone();
+        let ring = segment.ring(P2P_CHANNEL, from, segment.rank());
+        let data = segment.layout().ring_data(P2P_CHANNEL, from, segment.rank());
+        loop {
+            let run = ring.readable().map_err(|error| segment.corrupt(from, &error.to_string()))?;
+            let inbound = std::mem::replace(&mut self.inbound[from as usize], Inbound::Header);
+            let taken = match inbound {
+                Inbound::Header => {
+                    if (run.bytes as usize) < HEADER_BYTES || !self.wants(from) {
+                        return Ok(());
+                    }
+                    let mut bytes = [0; HEADER_BYTES];
+                    segment.read_run(data, run, &mut bytes);
+                    let header =
+                        Header::decode(&bytes).map_err(|error| segment.corrupt(from, &error.to_string()))?;
+                    if !self.begin(from, header)? {
+                        return Ok(());
+                    }
+                    HEADER_BYTES as u32
+                }
+                Inbound::Into(mut pending, source) => {
+                    let left = pending.op.outputs.total() - pending.moved;
+                    let now = run.first(left.min(u32::MAX as usize) as u32);
+                    let mut at = pending.moved;
+                    for (offset, bytes) in now.pieces() {
+                        pending.op.outputs.fetch(
+                            0,
+                            at,
+                            bytes as usize,
+                            segment.region(),
+                            data + offset as usize,
+                        );
+                        at += bytes as usize;
+                    }
+                    pending.moved = at;
+                    if now.bytes as usize == left {
+                        pending.work.finish(Ok(Some(source)));
+                    } else {
+                        self.inbound[from as usize] = Inbound::Into(pending, source);
+                    }
+                    now.bytes
+                }
+                Inbound::Aside { at } => {
+                    let message = &mut self.unexpected[from as usize][at];
+                    let left = message.bytes.len() - message.moved;
+                    let now = run.first(left.min(u32::MAX as usize) as u32);
+                    let to = message.moved..message.moved + now.bytes as usize;
+                    segment.read_run(data, now, &mut message.bytes[to]);
+                    message.moved += now.bytes as usize;
+                    if message.moved == message.bytes.len() {
+                        self.take_set_aside();
+                    } else {
+                        self.inbound[from as usize] = Inbound::Aside { at };
+                    }
+                    now.bytes
+                }
+            };
+            if taken > 0 {
+                ring.consume(taken);
+                segment.doorbell(from).ring();
+            } else if !matches!(self.inbound[from as usize], Inbound::Header) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether a receive may take something from this source.
+    fn wants(&self, from: u32) -> bool {
+        self.receives.iter().any(|receive| receive.op.root.is_none_or(|root| root == from))
+    }
+
+    fn first_match(&self, from: u32, tag: i32) -> Option<usize> {
+        self.receives
+            .iter()
+            .position(|receive| receive.op.tag == tag && receive.op.root.is_none_or(|root| root == from))
+    }
+
+    /// Decides where a message goes; false when it has to stay in the ring for now.
+    fn begin(&mut self, from: u32, header: Header) -> Result<bool, Failure> {
+        if let Some(index) = self.first_match(from, header.tag) {
+            let receive = self.receives.remove(index).expect("its position was just found");
+            if let Err(failure) = self.agree(from, &header, &receive) {
+                self.receives.push_front(receive);
+                return Err(failure);
+            }
+            if header.bytes == 0 {
+                receive.work.finish(Ok(Some(from)));
+            } else {
+                self.inbound[from as usize] = Inbound::Into(Box::new(receive), from);
+            }
+            return Ok(true);
+        }
+        let bytes = usize::try_from(header.bytes).unwrap_or(usize::MAX);
+        if bytes > UNEXPECTED_BYTES - self.aside_bytes {
+            return Ok(false);
+        }
+        self.aside_bytes += bytes;
+        let at = self.unexpected[from as usize].len();
+        self.unexpected[from as usize].push_back(Unexpected { header, bytes: vec![0; bytes], moved: 0 });
+        if bytes > 0 {
+            self.inbound[from as usize] = Inbound::Aside { at };
+        }
+        Ok(true)
+    }
+
+    /// Gives complete messages that were set aside to the receives that ask for them.
+    fn take_set_aside(&mut self) {
+        let mut index = 0;
+        while index < self.receives.len() {
+            let receive = &self.receives[index];
+            let found = (0..self.segment.size())
+                .filter(|from| receive.op.root.is_none_or(|root| root == *from))
+                .find_map(|from| {
+                    let messages = &self.unexpected[from as usize];
+                    let at = messages.iter().position(|message| message.header.tag == receive.op.tag)?;
+                    (messages[at].moved == messages[at].bytes.len()).then_some((from, at))
+                });
+            let Some((from, at)) = found else {
+                index += 1;
+                continue;
+            };
+            let receive = self.receives.remove(index).expect("its position was just found");
+            let message = self.unexpected[from as usize].remove(at).expect("its position was just found");
+            if let Inbound::Aside { at: current } = &mut self.inbound[from as usize]
+                && *current > at
+            {
+                *current -= 1;
+            }
+            self.aside_bytes -= message.bytes.len();
+            match self.agree(from, &message.header, &receive) {
+                Ok(()) => {
+                    receive.op.outputs.write(0, &message.bytes);
+                    receive.work.finish(Ok(Some(from)));
+                }
+                Err(failure) => receive.work.finish(Err(failure)),
+            }
+        }
+    }
+
+    /// A message must be what its receive expects (contract C2).
+    fn agree(&self, from: u32, header: &Header, receive: &Pending) -> Result<(), Failure> {
+        let expected = Header::of(&receive.op);
+        if header.dtype == expected.dtype && header.bytes == expected.bytes {
+            return Ok(());
+        }
+        let segment = &self.segment;
+        let field = if header.dtype == expected.dtype { "element count" } else { "dtype" };
+        let text = format!(
+            "message mismatch in {}, tag {}: the ranks differ in {field}\n  rank {} posted {}\n  rank {} posted {}",
+            segment.members().name,
+            header.tag,
+            segment.world_rank(from),
+            header.describe(segment.world_rank(segment.rank())),
+            segment.world_rank(segment.rank()),
+            Posted::of(&receive.op)
+        );
+        Err(segment.fail(FailureKind::Mismatch, &text))
+    }
+}

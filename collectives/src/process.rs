@@ -1,0 +1,77 @@
+//! What /proc says about another process of this host.
+
+use std::fs;
+
+/// Whether a process still is what it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Liveness {
+    Alive,
+    /// Gone, a zombie, or another process with the same number.
+    Gone,
+    /// /proc cannot tell.
+    Unknown,
+}
+
+/// The time the process started, in clock ticks since boot.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    stat(pid).map(|stat| stat.start)
+}
+
+/// Whether the process that had `pid` and `start` is still there; `start` 0 is any.
+pub(crate) fn liveness(pid: u32, start: u64) -> Liveness {
+    if pid == 0 {
+        return Liveness::Unknown;
+    }
+    match stat(pid) {
+        Some(stat) if matches!(stat.state, b'Z' | b'X' | b'x') => Liveness::Gone,
+        Some(stat) if start != 0 && stat.start != start => Liveness::Gone,
+        Some(_) => Liveness::Alive,
+        None if fs::exists("/proc/self/stat").unwrap_or(false) => Liveness::Gone,
+        None => Liveness::Unknown,
+    }
+}
+
+struct Stat {
+    state: u8,
+    start: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// `pid (name) state ppid ..`: the name may hold anything, so fields count from the last parenthesis.
+fn parse(stat: &[u8]) -> Option<Stat> {
+    let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let fields: Vec<&str> = std::str::from_utf8(&stat[after..]).ok()?.split_ascii_whitespace().collect();
+    let state = *fields.first()?.as_bytes().first()?;
+    // proc_pid_stat(5): state is field 3, starttime field 22.
+    let start = fields.get(19)?.parse().ok()?;
+    Some(Stat { state, start })
+}
+
+#[cfg(test)]
+#[cfg(not(tpurun_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_parentheses_do_not_confuse() {
+        let line = b"7 (a) b) (c) S 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
+        let stat = parse(line).expect("well formed");
+        assert_eq!((stat.state, stat.start), (b'S', 4242));
+        assert!(parse(b"7 (a").is_none());
+    }
+
+    #[test]
+    fn a_child_is_alive_until_it_is_not() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+        let start = start_time(child.id()).expect("the child is in /proc");
+        assert_eq!(liveness(child.id(), start), Liveness::Alive);
+        assert_eq!(liveness(child.id(), start + 1), Liveness::Gone);
+        drop(child.stdin.take());
+        child.wait().expect("cat ends with its input");
+        assert_eq!(liveness(child.id(), start), Liveness::Gone);
+    }
+}

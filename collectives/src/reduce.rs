@@ -1,0 +1,247 @@
+//! Reduction kernels: many operands of one element type become one, in a fixed order.
+//!
+//! The order of the sources is the order of the arithmetic, whoever executes it and on whatever vector unit,
+//! so that a result has the same bits everywhere. Floats of 16 and 8 bits are calculated in `f32` and rounded
+//! once. Sources are memory that other processes can write to: a torn value gives a wrong number, nothing else.
+#![allow(unsafe_code)]
+
+mod format;
+mod operator;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
+use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
+use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
+use tile::{Fold, VectorUnit};
+
+/// A reduce operation on elements of one type among some number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reduction {
+    dtype: Dtype,
+    op: ReduceOp,
+    scale: f64,
+    ranks: u32,
+}
+
+impl Reduction {
+    /// `scale` is the factor of a `premul_sum`, `ranks` the divisor of an `avg`; others ignore them.
+    ///
+    /// # Errors
+    /// [`Unsupported`] when the operation has no meaning for the elements.
+    pub const fn new(dtype: Dtype, op: ReduceOp, scale: f64, ranks: u32) -> Result<Self, Unsupported> {
+        match supported(dtype, op) {
+            Ok(()) => Ok(Self { dtype, op, scale, ranks }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Of collectives that move elements and calculate nothing.
+    pub const fn none(dtype: Dtype) -> Self {
+        Self { dtype, op: ReduceOp::Sum, scale: 1.0, ranks: 1 }
+    }
+
+    /// What the elements are.
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// What is done with them.
+    pub const fn op(&self) -> ReduceOp {
+        self.op
+    }
+
+    /// What partial results of a step-wise fold are kept in, see [`wide`].
+    pub const fn wide(&self) -> Dtype {
+        wide(self.dtype, self.op)
+    }
+
+    /// The operation between partial results: what is left of this one without its first and last step.
+    const fn partial(&self) -> Self {
+        let op = match self.op {
+            ReduceOp::Avg | ReduceOp::PremulSum => ReduceOp::Sum,
+            op => op,
+        };
+        Self { dtype: self.wide(), op, ..*self }
+    }
+}
+
+/// The type that keeps partial results exact enough to round once: `f32` for arithmetic on smaller floats.
+pub const fn wide(dtype: Dtype, op: ReduceOp) -> Dtype {
+    let rounds = matches!(op, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product | ReduceOp::PremulSum);
+    match dtype {
+        Dtype::F16 | Dtype::Bf16 if rounds => Dtype::F32,
+        Dtype::F8E4M3Fn | Dtype::F8E5M2 | Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz if rounds => Dtype::F32,
+        _ => dtype,
+    }
+}
+
+/// `out[i] = finish(s0[i] ⊕ s1[i] ⊕ ...)`, in the order of `sources`; nothing when there are none.
+///
+/// # Safety
+/// Every source must be readable and `out` writable for `count` elements. `out` may be one of the sources,
+/// and must otherwise not overlap them. Pointers need not be aligned.
+pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
+    // SAFETY: the caller's promise; this processor has its own widest unit.
+    unsafe { fold_on(VectorUnit::widest(), reduction, sources, out, count) }
+}
+
+/// # Safety
+/// As [`fold`], and this processor must have `unit`.
+unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
+    let Reduction { dtype, op, scale, ranks } = reduction;
+    macro_rules! run {
+        ($format:ty, $op:ty) => {
+            run!($format, $op, count)
+        };
+        ($format:ty, $op:ty, $count:expr) => {{
+            let fold = Fold::<$format, $format, $op>::new(sources, out, $count, scale, ranks);
+            // SAFETY: the caller's promise.
+            unsafe { tile::run(fold, unit) }
+        }};
+    }
+    macro_rules! integer {
+        ($type:ty, $unsigned:ty) => {
+            // Where the sign makes no difference, the unsigned type stands for both.
+            match op {
+                ReduceOp::Sum | ReduceOp::PremulSum => run!(Integer<$unsigned>, Sum),
+                ReduceOp::Product => run!(Integer<$unsigned>, Product),
+                ReduceOp::Band => run!(Integer<$unsigned>, Band),
+                ReduceOp::Bor => run!(Integer<$unsigned>, Bor),
+                ReduceOp::Bxor => run!(Integer<$unsigned>, Bxor),
+                ReduceOp::Avg => run!(Integer<$type>, Avg),
+                ReduceOp::Min => run!(Integer<$type>, Min),
+                ReduceOp::Max => run!(Integer<$type>, Max),
+            }
+        };
+    }
+    macro_rules! float {
+        ($format:ty) => {
+            match op {
+                ReduceOp::Avg => run!($format, Avg),
+                ReduceOp::Product => run!($format, Product),
+                ReduceOp::Min => run!($format, Min),
+                ReduceOp::Max => run!($format, Max),
+                ReduceOp::PremulSum => run!($format, PremulSum),
+                _ => run!($format, Sum),
+            }
+        };
+    }
+    macro_rules! complex {
+        ($half:ty) => {
+            // Only a product mixes the halves.
+            match op {
+                ReduceOp::Product => run!(Complex<$half>, Product),
+                ReduceOp::Avg => run!($half, Avg, 2 * count),
+                ReduceOp::PremulSum => run!($half, PremulSum, 2 * count),
+                _ => run!($half, Sum, 2 * count),
+            }
+        };
+    }
+    match dtype {
+        Dtype::Bool => match op {
+            ReduceOp::Product | ReduceOp::Min | ReduceOp::Band => run!(Bool, Band),
+            ReduceOp::Bxor => run!(Bool, Bxor),
+            _ => run!(Bool, Bor),
+        },
+        Dtype::U8 => integer!(u8, u8),
+        Dtype::I8 => integer!(i8, u8),
+        Dtype::U16 => integer!(u16, u16),
+        Dtype::I16 => integer!(i16, u16),
+        Dtype::U32 => integer!(u32, u32),
+        Dtype::I32 => integer!(i32, u32),
+        Dtype::U64 => integer!(u64, u64),
+        Dtype::I64 => integer!(i64, u64),
+        Dtype::F16 => float!(F16),
+        Dtype::Bf16 => float!(Bf16),
+        Dtype::F32 => float!(F32),
+        Dtype::F64 => float!(F64),
+        Dtype::F8E4M3Fn => float!(F8E4M3Fn),
+        Dtype::F8E5M2 => float!(F8E5M2),
+        Dtype::F8E4M3Fnuz => float!(F8E4M3Fnuz),
+        Dtype::F8E5M2Fnuz => float!(F8E5M2Fnuz),
+        Dtype::C64 => complex!(F32),
+        Dtype::C128 => complex!(F64),
+    }
+}
+
+/// `to[i] = lift(from[i])`: an operand becomes a partial result, in the layout of [`Reduction::wide`].
+///
+/// # Safety
+/// `from` must be readable for `count` elements, `to` writable for `count` wide ones. They may be the same
+/// memory where the layouts are, and must otherwise not overlap. Pointers need not be aligned.
+pub unsafe fn widen(reduction: Reduction, from: *const u8, to: *mut u8, count: usize) {
+    let Reduction { dtype, op, scale, ranks } = reduction;
+    if reduction.wide() == dtype {
+        if op == ReduceOp::PremulSum {
+            // SAFETY: the caller's promise.
+            return unsafe { fold(reduction, &[from], to, count) };
+        }
+        // SAFETY: the caller's promise.
+        return unsafe { to.copy_from(from, count * dtype.size()) };
+    }
+    let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
+    macro_rules! run {
+        ($format:ty) => {{
+            let sources = [from];
+            let fold = Fold::<$format, F32, PremulSum>::new(&sources, to, count, factor, ranks);
+            // SAFETY: the caller's promise.
+            unsafe { tile::run(fold, VectorUnit::widest()) }
+        }};
+    }
+    small_floats!(dtype, run)
+}
+
+/// `partial[i] = received[i] ⊕ partial[i]`, both partial results.
+///
+/// # Safety
+/// `received` must be readable and `partial` writable for `count` elements of [`Reduction::wide`], and they
+/// must not overlap. Pointers need not be aligned.
+pub unsafe fn accumulate(reduction: Reduction, received: *const u8, partial: *mut u8, count: usize) {
+    // SAFETY: the caller's promise; the output is the second source.
+    unsafe { fold(reduction.partial(), &[received, partial.cast_const()], partial, count) }
+}
+
+/// `to[i] = finish(from[i])`: a partial result becomes the result; rounds once and divides for an average.
+///
+/// # Safety
+/// `from` must be readable for `count` wide elements, `to` writable for `count` elements. They may be the
+/// same memory where the layouts are, and must otherwise not overlap. Pointers need not be aligned.
+pub unsafe fn finish(reduction: Reduction, from: *const u8, to: *mut u8, count: usize) {
+    let Reduction { dtype, op, scale, ranks } = reduction;
+    if reduction.wide() == dtype {
+        if op == ReduceOp::Avg {
+            // SAFETY: the caller's promise.
+            return unsafe { fold(reduction, &[from], to, count) };
+        }
+        // SAFETY: the caller's promise.
+        return unsafe { to.copy_from(from, count * dtype.size()) };
+    }
+    let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
+    macro_rules! run {
+        ($format:ty) => {{
+            let sources = [from];
+            let fold = Fold::<F32, $format, Avg>::new(&sources, to, count, scale, divisor);
+            // SAFETY: the caller's promise.
+            unsafe { tile::run(fold, VectorUnit::widest()) }
+        }};
+    }
+    small_floats!(dtype, run)
+}
+
+/// Calls a macro with the format of a dtype whose partial results are wider than itself.
+macro_rules! small_floats {
+    ($dtype:expr, $run:ident) => {
+        match $dtype {
+            Dtype::F16 => $run!(F16),
+            Dtype::Bf16 => $run!(Bf16),
+            Dtype::F8E4M3Fn => $run!(F8E4M3Fn),
+            Dtype::F8E5M2 => $run!(F8E5M2),
+            Dtype::F8E4M3Fnuz => $run!(F8E4M3Fnuz),
+            Dtype::F8E5M2Fnuz => $run!(F8E5M2Fnuz),
+            _ => {}
+        }
+    };
+}
+use small_floats;

@@ -1,0 +1,169 @@
+//! The kernels against a slow scalar oracle, and the conversions against what torch does.
+
+mod conversions;
+mod oracle;
+
+use proptest::prelude::*;
+
+use super::tile::VectorUnit;
+use super::*;
+
+/// Values that break kernels, mixed with any bit pattern.
+fn element(dtype: Dtype) -> impl Strategy<Value = Vec<u8>> {
+    let size = dtype.size();
+    let real = move |value: f64| oracle::encode(dtype, oracle::Value::Real(value, value));
+    prop_oneof![
+        4 => prop::collection::vec(any::<u8>(), size),
+        1 => Just(vec![0; size]),
+        1 => Just(vec![0xff; size]),
+        1 => Just(f64::NAN).prop_map(real),
+        1 => prop_oneof![Just(f64::INFINITY), Just(f64::NEG_INFINITY)].prop_map(real),
+        4 => (-8.0..8.0f64).prop_map(real),
+        1 => (-1e-40..1e-40f64).prop_map(real),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    reduction: Reduction,
+    sources: Vec<Vec<u8>>,
+    count: usize,
+}
+
+fn case(dtype: Dtype, op: ReduceOp) -> impl Strategy<Value = Case> {
+    let counts = if cfg!(miri) { 0..9usize } else { 0..140usize };
+    (1..=9usize, counts, -4.0..4.0f64).prop_flat_map(move |(ranks, count, scale)| {
+        let source = prop::collection::vec(element(dtype), count).prop_map(|elements| elements.concat());
+        prop::collection::vec(source, ranks).prop_map(move |sources| {
+            let reduction = Reduction::new(dtype, op, scale, ranks as u32).expect("pairs are filtered");
+            Case { reduction, sources, count }
+        })
+    })
+}
+
+fn defined() -> impl Iterator<Item = (Dtype, ReduceOp)> {
+    let pairs = Dtype::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
+    pairs.filter(|&(dtype, op)| supported(dtype, op).is_ok())
+}
+
+fn each_pair(cases: u32, check: impl Fn(&Case) -> Result<(), TestCaseError>) {
+    for (dtype, op) in defined() {
+        let cases = if cfg!(miri) { 1 } else { cases };
+        let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+        let mut runner = proptest::test_runner::TestRunner::new(config);
+        if let Err(error) = runner.run(&case(dtype, op), |case| check(&case)) {
+            panic!("{op} of {dtype}: {error}");
+        }
+    }
+}
+
+fn pointers(sources: &[Vec<u8>]) -> Vec<*const u8> {
+    sources.iter().map(|source| source.as_ptr()).collect()
+}
+
+fn run(unit: VectorUnit, case: &Case) -> Vec<u8> {
+    let mut out = vec![0xa5; case.count * case.reduction.dtype().size()];
+    // SAFETY: all buffers hold `count` elements; `widest` exists, and so does the baseline.
+    unsafe { fold_on(unit, case.reduction, &pointers(&case.sources), out.as_mut_ptr(), case.count) };
+    out
+}
+
+#[test]
+fn folds_like_the_oracle_on_every_vector_unit() {
+    each_pair(24, |case| {
+        let expected = oracle::fold(&case.reduction, &case.sources, case.count);
+        prop_assert_eq!(&run(VectorUnit::Baseline, case), &expected);
+        prop_assert_eq!(&run(VectorUnit::widest(), case), &expected);
+        Ok(())
+    });
+}
+
+#[test]
+fn folds_in_place() {
+    each_pair(8, |case| {
+        let expected = run(VectorUnit::widest(), case);
+        for place in 0..case.sources.len() {
+            let mut sources = case.sources.clone();
+            let out = sources[place].as_mut_ptr();
+            let mut pointers = pointers(&sources);
+            pointers[place] = out.cast_const();
+            // SAFETY: all buffers hold `count` elements; the output is one of the sources.
+            unsafe { fold(case.reduction, &pointers, out, case.count) };
+            prop_assert_eq!(&sources[place], &expected);
+        }
+        Ok(())
+    });
+}
+
+/// Larger than a tile, at odd addresses, in any pieces: always the same bits.
+#[test]
+#[cfg_attr(miri, ignore = "many elements")]
+fn pieces_make_no_difference() {
+    // Few sources and many have tiles of their own size.
+    let cases = defined().flat_map(|pair| [(pair, 3), (pair, 17)]);
+    for ((dtype, op), ranks) in cases {
+        let (count, size) = (10_000, dtype.size());
+        let reduction = Reduction::new(dtype, op, 0.37, ranks).expect("pairs are filtered");
+        let mut state = 1u64;
+        let mut source = || {
+            let mut bytes = vec![0u8; count * size + 1];
+            bytes.fill_with(|| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 56) as u8
+            });
+            bytes
+        };
+        let sources: Vec<Vec<u8>> = (0..ranks).map(|_| source()).collect();
+        let odd = sources.iter().map(|source| source[1..].to_vec()).collect();
+        let whole = run(VectorUnit::widest(), &Case { reduction, sources: odd, count });
+        let mut pieces = vec![0; count * size + 1];
+        let mut start = 0;
+        for piece in [1, 7, 1024, 33, 8192, 743] {
+            let pointers: Vec<_> = sources.iter().map(|source| source[1 + start * size..].as_ptr()).collect();
+            let out = pieces[1 + start * size..].as_mut_ptr();
+            // SAFETY: `piece` elements are left in every buffer.
+            unsafe { fold(reduction, &pointers, out, piece) };
+            start += piece;
+        }
+        assert_eq!(start, count);
+        assert!(pieces[1..] == whole[..], "{op} of {dtype} differs by pieces");
+    }
+}
+
+/// A ring of any length: partial results travel wide, and are rounded once.
+#[test]
+fn steps_make_the_bits_of_a_fold() {
+    each_pair(24, |case| {
+        let Case { reduction, sources, count } = case;
+        let wide_bytes = count * reduction.wide().size();
+        let widened = |source: &Vec<u8>| {
+            let mut wide = vec![0u8; wide_bytes];
+            // SAFETY: `count` elements in each layout.
+            unsafe { widen(*reduction, source.as_ptr(), wide.as_mut_ptr(), *count) };
+            wide
+        };
+        let mut travelling = widened(&sources[0]);
+        for source in &sources[1..] {
+            let mut own = widened(source);
+            // SAFETY: `count` wide elements in both.
+            unsafe { accumulate(*reduction, travelling.as_ptr(), own.as_mut_ptr(), *count) };
+            travelling = own;
+        }
+        let mut out = vec![0u8; count * reduction.dtype().size()];
+        // SAFETY: `count` elements in each layout.
+        unsafe { finish(*reduction, travelling.as_ptr(), out.as_mut_ptr(), *count) };
+        // The steps leave a lone operand as it is, where a fold may write its NaN or its truth anew.
+        if sources.len() > 1 {
+            prop_assert_eq!(&out, &run(VectorUnit::widest(), case));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn no_sources_write_nothing() {
+    let mut out = [7u8; 4];
+    // SAFETY: one element of room.
+    unsafe { fold(Reduction::none(Dtype::F32), &[], out.as_mut_ptr(), 1) };
+    assert_eq!(out, [7; 4]);
+}

@@ -1,0 +1,180 @@
+#![allow(unsafe_code)]
+//! Memory that several ranks map: a sealed memfd, or plain memory shared by the threads of a test.
+//!
+//! Everything in it is either an atomic word or bytes that are only ever copied, so another process may
+//! write anything at any time without breaking this one. All access is bounds-checked here; a bad offset is
+//! a bug of ours and panics, a bad *value* in the memory is the business of whoever reads it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::reduce::{self, Reduction};
+use crate::sync::Word;
+
+/// Types that live in a region: any bit pattern is a value, all access is atomic.
+///
+/// # Safety
+/// Implementors are `repr(C)` or `repr(transparent)`, hold only atomics (or padding), and all zeroes is
+/// their first state.
+pub(crate) unsafe trait Shared {}
+
+// SAFETY: a `repr(transparent)` AtomicU32.
+unsafe impl Shared for Word {}
+// SAFETY: an atomic.
+unsafe impl Shared for std::sync::atomic::AtomicU32 {}
+// SAFETY: an atomic.
+unsafe impl Shared for std::sync::atomic::AtomicU64 {}
+// SAFETY: `repr(C)` over one `Word`.
+unsafe impl Shared for crate::sync::Doorbell {}
+// SAFETY: `repr(C)` over a `Word` and atomics, each alone on its cache line.
+unsafe impl Shared for crate::sync::Meeting {}
+// SAFETY: `repr(C)` over atomics and padding.
+unsafe impl Shared for crate::sync::RingCounters {}
+
+/// A mapped region; unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is only reached through atomics and raw copies, see the module's head.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Creates a zeroed region of `bytes` that others can map through the descriptor. Its size is sealed, so
+    /// that no process can cut it under the others; pages take memory only once they are touched.
+    pub(crate) fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let region = Self::map(fd.as_fd(), bytes)?;
+        Ok((region, fd))
+    }
+
+    /// Maps a region that another process created; its size must be sealed and exactly `bytes`.
+    pub(crate) fn open(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::other("the shared segment's size is not sealed"));
+        }
+        let size = rustix::fs::fstat(fd.as_fd())?.st_size;
+        if u64::try_from(size) != Ok(bytes as u64) {
+            let text = format!("the shared segment has {size} bytes, expected {bytes}");
+            return Err(io::Error::other(text));
+        }
+        Self::map(fd.as_fd(), bytes)
+    }
+
+    /// The size of the memory behind a descriptor.
+    pub(crate) fn size_of(fd: impl AsFd) -> io::Result<usize> {
+        usize::try_from(rustix::fs::fstat(fd)?.st_size).map_err(io::Error::other)
+    }
+
+    fn map(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0) }?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null on success");
+        Ok(Self { base, bytes })
+    }
+
+    /// The atomic (or struct of atomics) at `offset`.
+    pub(crate) fn at<T: Shared>(&self, offset: usize) -> &T {
+        let pointer = self.pointer(offset, size_of::<T>()).cast::<T>();
+        assert!(pointer.is_aligned(), "offset {offset} is not aligned for {}", std::any::type_name::<T>());
+        // SAFETY: in bounds and aligned (checked above), zeroed or written through atomics only (`Shared`),
+        // and mapped for as long as `self` lives.
+        unsafe { &*pointer }
+    }
+
+    /// The first byte of `bytes` bytes at `offset`, for copies and reduce kernels.
+    pub(crate) fn pointer(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes),
+            "{bytes} bytes at offset {offset} are outside of a region of {} bytes",
+            self.bytes
+        );
+        // SAFETY: in bounds, checked above.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Folds `bytes` at each of `sources` (offsets, in this order) into `out`, all in this region.
+    pub(crate) fn fold(
+        &self,
+        reduction: Reduction,
+        sources: impl Iterator<Item = usize>,
+        out: usize,
+        bytes: usize,
+    ) {
+        let sources: Vec<*const u8> = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
+        let out = self.pointer(out, bytes);
+        let count = bytes / reduction.dtype().size();
+        // SAFETY: every pointer is valid for `bytes` (checked by `pointer`), the offsets of windows are
+        // multiples of 64, and the folded area is none of the windows.
+        unsafe { reduce::fold(reduction, &sources, out, count) };
+    }
+
+    /// Copies bytes into the region.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        let to = self.pointer(offset, bytes.len());
+        // SAFETY: `to` is valid for the length (checked by `pointer`); `bytes` is ours, so they are disjoint.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies bytes out of the region.
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) {
+        let from = self.pointer(offset, bytes.len());
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let base = self.base.as_ptr().cast();
+        // SAFETY: exactly what was mapped; every reference into it borrows `self`.
+        let _ = unsafe { rustix::mm::munmap(base, self.bytes) };
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(tpurun_loom))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn two_maps_see_one_memory() {
+        let (one, fd) = Region::create("test", 4096).expect("memfds work here");
+        let two = Region::open(&fd, 4096).expect("the same descriptor maps again");
+        one.at::<AtomicU64>(64).store(7, Ordering::Release);
+        assert_eq!(two.at::<AtomicU64>(64).load(Ordering::Acquire), 7);
+        one.write(100, b"abc");
+        let mut read = [0; 3];
+        two.read(100, &mut read);
+        assert_eq!(&read, b"abc");
+    }
+
+    #[test]
+    fn a_segment_of_another_size_is_refused() {
+        let (_one, fd) = Region::create("test", 4096).expect("memfds work here");
+        let error = Region::open(&fd, 8192).expect_err("the size differs").to_string();
+        assert_eq!(error, "the shared segment has 4096 bytes, expected 8192");
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "the size is sealed");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of a region")]
+    fn nothing_is_reached_outside() {
+        let (region, _fd) = Region::create("test", 4096).expect("memfds work here");
+        region.write(4095, b"ab");
+    }
+}

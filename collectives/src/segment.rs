@@ -1,0 +1,387 @@
+//! The shared segment of one communicator on one host: how its ranks meet, and how they fail together.
+
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, FailureKind};
+use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
+use crate::process::{self, Liveness};
+use crate::rank_list::RankList;
+use crate::region::Region;
+use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Run, Word};
+
+/// How the ranks of a host hand each other the descriptor of their segment.
+pub trait Bootstrap {
+    /// Rank 0: offers the segment to all others.
+    ///
+    /// # Errors
+    /// What the store or the control plane said.
+    fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure>;
+    /// The others: waits for it.
+    ///
+    /// # Errors
+    /// As above, or that the deadline passed.
+    fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure>;
+}
+
+/// Who is in a communicator.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// The process group's name, shown in messages.
+    pub name: String,
+    /// This rank in the group.
+    pub rank: u32,
+    /// The ranks of the group by their rank in the world.
+    pub world_ranks: Vec<u32>,
+}
+
+impl Membership {
+    /// Ranks of the group.
+    pub fn size(&self) -> u32 {
+        self.world_ranks.len() as u32
+    }
+
+    /// A number for the group: the same on all its ranks, different for other names or ranks.
+    pub(crate) fn id(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.name, &self.world_ranks).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+// Header words.
+const H_MAGIC: usize = 0;
+const H_VERSION: usize = 8;
+const H_RANKS: usize = 12;
+const H_WINDOW: usize = 16;
+const H_CPUS: usize = 24;
+const H_ATTACHED: usize = 64;
+// Member words.
+const M_PID: usize = 0;
+const M_START: usize = 8;
+const M_WORLD_RANK: usize = 16;
+const M_ARRIVED: usize = 24;
+const M_DOORBELL: usize = 64;
+// Failure words.
+const F_STATE: usize = 0;
+const F_KIND: usize = 4;
+const F_BYTES: usize = 8;
+const F_TEXT: usize = 64;
+const F_NONE: u32 = 0;
+const F_WRITING: u32 = 1;
+const F_READY: u32 = 2;
+
+/// What rank 0 decides for all, where their own settings might differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) window_bytes: usize,
+    /// What plans count on; ranks may be pinned to different CPUs.
+    pub(crate) cpus: u32,
+}
+
+/// One rank's view of the segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    region: Region,
+    layout: Layout,
+    members: Membership,
+}
+
+impl Segment {
+    /// Creates (rank 0) or joins the segment, and returns when all ranks are in.
+    pub(crate) fn rendezvous(
+        members: Membership,
+        offer: Offer,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Self, Failure> {
+        let deadline = Instant::now() + timeout;
+        let segment = if members.rank == 0 {
+            let layout = Layout::new(members.size(), offer.window_bytes);
+            let (region, fd) = Region::create("tpurun-communicator", layout.total())
+                .map_err(|error| refused(&members, "create", layout.total(), &error))?;
+            let segment = Self { region, layout, members };
+            segment.write_header(offer.cpus);
+            segment.attach()?;
+            bootstrap.offer(fd.as_fd())?;
+            segment.wait_for_all(deadline, timeout)?;
+            // Only now may the descriptor go: others may have opened it through this process.
+            drop(fd);
+            segment
+        } else {
+            let fd = bootstrap.fetch(deadline)?;
+            let segment = Self::join(members, &fd)?;
+            segment.attach()?;
+            segment.wait_for_all(deadline, timeout)?;
+            segment
+        };
+        Ok(segment)
+    }
+
+    fn write_header(&self, cpus: u32) {
+        let header = self.layout.header();
+        let word = |offset: usize| self.region.at::<AtomicU32>(header + offset);
+        self.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
+        word(H_VERSION).store(VERSION, Ordering::Relaxed);
+        word(H_RANKS).store(self.members.size(), Ordering::Relaxed);
+        word(H_CPUS).store(cpus, Ordering::Relaxed);
+        let window = self.layout.window_bytes() as u64;
+        self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
+    }
+
+    fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
+        let bytes = Region::size_of(fd).map_err(|error| refused(&members, "inspect", 0, &error))?;
+        let region = Region::open(fd, bytes).map_err(|error| refused(&members, "map", bytes, &error))?;
+        let word = |offset: usize| region.at::<AtomicU32>(offset).load(Ordering::Relaxed);
+        let long = |offset: usize| region.at::<AtomicU64>(offset).load(Ordering::Relaxed);
+        let foreign = |what: &str, expected: u64, given: u64| {
+            let text =
+                format!("the shared segment of {} has {what} {given}, expected {expected}", members.name);
+            Err(Failure::new(FailureKind::Transport, text))
+        };
+        if bytes < 4096 || long(H_MAGIC) != MAGIC {
+            return foreign("magic", MAGIC, if bytes < 8 { 0 } else { long(H_MAGIC) });
+        }
+        if word(H_VERSION) != VERSION {
+            return foreign("layout version", VERSION.into(), word(H_VERSION).into());
+        }
+        if word(H_RANKS) != members.size() {
+            return foreign("ranks", members.size().into(), word(H_RANKS).into());
+        }
+        let window = usize::try_from(long(H_WINDOW)).unwrap_or(usize::MAX).min(bytes);
+        let layout = Layout::new(members.size(), window);
+        if layout.total() != bytes {
+            return foreign("bytes", layout.total() as u64, bytes as u64);
+        }
+        Ok(Self { region, layout, members })
+    }
+
+    fn attach(&self) -> Result<(), Failure> {
+        let me = self.layout.member(self.members.rank);
+        let start = process::start_time(std::process::id()).unwrap_or(0);
+        self.region.at::<AtomicU64>(me + M_START).store(start, Ordering::Relaxed);
+        let world = self.members.world_ranks[self.members.rank as usize];
+        self.region.at::<AtomicU32>(me + M_WORLD_RANK).store(world, Ordering::Relaxed);
+        let pid = self.region.at::<AtomicU32>(me + M_PID);
+        // Release: the words above belong to the pid.
+        if let Err(other) = pid.compare_exchange(0, std::process::id(), Ordering::Release, Ordering::Relaxed)
+        {
+            let text =
+                format!("rank {world} of {} is already attached as process {other}", self.members.name);
+            return Err(Failure::new(FailureKind::Transport, text));
+        }
+        let attached = self.attached();
+        attached.atomic().fetch_add(1, Ordering::AcqRel);
+        attached.wake(EVERYBODY);
+        Ok(())
+    }
+
+    fn attached(&self) -> &Word {
+        self.region.at(self.layout.header() + H_ATTACHED)
+    }
+
+    fn wait_for_all(&self, deadline: Instant, timeout: Duration) -> Result<(), Failure> {
+        loop {
+            let seen = self.attached().atomic().load(Ordering::Acquire);
+            if seen >= self.members.size() {
+                return Ok(());
+            }
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            if Instant::now() >= deadline {
+                let missing: Vec<u32> = self
+                    .ranks()
+                    .filter(|rank| self.pid(*rank) == 0)
+                    .map(|rank| self.world_rank(rank))
+                    .collect();
+                let text = format!(
+                    "Timed out after {timeout:?} creating {}: {} of {} ranks came, missing rank {}",
+                    self.members.name,
+                    seen,
+                    self.members.size(),
+                    RankList(&missing)
+                );
+                return Err(self.fail(FailureKind::Timeout, &text));
+            }
+            self.attached().sleep(seen, Some(deadline));
+        }
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn members(&self) -> &Membership {
+        &self.members
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.members.rank
+    }
+
+    /// The CPUs that plans count on, the same on every rank.
+    pub(crate) fn planned_cpus(&self) -> u32 {
+        self.region.at::<AtomicU32>(self.layout.header() + H_CPUS).load(Ordering::Relaxed).max(1)
+    }
+
+    pub(crate) fn size(&self) -> u32 {
+        self.members.size()
+    }
+
+    pub(crate) fn ranks(&self) -> std::ops::Range<u32> {
+        0..self.size()
+    }
+
+    pub(crate) fn world_rank(&self, rank: u32) -> u32 {
+        self.members.world_ranks[rank as usize]
+    }
+
+    pub(crate) fn meeting(&self) -> &Meeting {
+        self.region.at(self.layout.meeting())
+    }
+
+    /// Rung whenever something happened on a byte ring of `rank`.
+    pub(crate) fn doorbell(&self, rank: u32) -> &Doorbell {
+        self.region.at(self.layout.member(rank) + M_DOORBELL)
+    }
+
+    pub(crate) fn ring(&self, channel: u32, from: u32, to: u32) -> Ring<'_> {
+        let counters = self.region.at(self.layout.ring_counters(channel, from, to));
+        Ring::new(counters, self.layout.ring_bytes())
+    }
+
+    /// Copies bytes to the beginning of a run of the ring whose data is at `data`.
+    pub(crate) fn write_run(&self, data: usize, run: Run, bytes: &[u8]) {
+        let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
+        let (head, rest) = bytes.split_at(head as usize);
+        self.region.write(data + first as usize, head);
+        self.region.write(data + second as usize, rest);
+    }
+
+    /// Copies the beginning of a run of the ring whose data is at `data`.
+    pub(crate) fn read_run(&self, data: usize, run: Run, bytes: &mut [u8]) {
+        let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
+        let (head, rest) = bytes.split_at_mut(head as usize);
+        self.region.read(data + first as usize, head);
+        self.region.read(data + second as usize, rest);
+    }
+
+    /// Says that this rank is about to arrive in `round`.
+    pub(crate) fn set_arrived(&self, round: u32) {
+        let arrived: &AtomicU64 = self.region.at(self.layout.member(self.rank()) + M_ARRIVED);
+        arrived.store(u64::from(round) + 1, Ordering::Relaxed);
+    }
+
+    /// Ranks that have not arrived in `round`.
+    pub(crate) fn missing(&self, round: u32) -> Vec<u32> {
+        let arrived = |rank: u32| {
+            let word: &AtomicU64 = self.region.at(self.layout.member(rank) + M_ARRIVED);
+            word.load(Ordering::Relaxed) as u32
+        };
+        self.ranks().filter(|rank| arrived(*rank) != round.wrapping_add(1)).collect()
+    }
+
+    pub(crate) fn pid(&self, rank: u32) -> u32 {
+        self.region.at::<AtomicU32>(self.layout.member(rank) + M_PID).load(Ordering::Acquire)
+    }
+
+    /// Whether the process of `rank` still is what attached.
+    pub(crate) fn liveness(&self, rank: u32) -> Liveness {
+        let start: &AtomicU64 = self.region.at(self.layout.member(rank) + M_START);
+        process::liveness(self.pid(rank), start.load(Ordering::Relaxed))
+    }
+
+    /// Fails the communicator for all its ranks and returns the failure that stands: the first one.
+    pub(crate) fn fail(&self, kind: FailureKind, text: &str) -> Failure {
+        let base = self.layout.failure();
+        let state: &Word = self.region.at(base + F_STATE);
+        let claimed =
+            state.atomic().compare_exchange(F_NONE, F_WRITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if claimed {
+            let mut end = text.len().min(FAILURE_TEXT_BYTES);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            self.region.write(base + F_TEXT, &text.as_bytes()[..end]);
+            self.region.at::<AtomicU32>(base + F_KIND).store(kind as u32, Ordering::Relaxed);
+            self.region.at::<AtomicU32>(base + F_BYTES).store(end as u32, Ordering::Relaxed);
+            state.atomic().store(F_READY, Ordering::Release);
+            state.wake(EVERYBODY);
+            self.poison();
+        }
+        self.failure().unwrap_or_else(|| Failure::new(kind, text))
+    }
+
+    /// Fails the communicator because `rank` wrote nonsense into it.
+    pub(crate) fn corrupt(&self, rank: u32, what: &str) -> Failure {
+        self.fail(FailureKind::Internal, &format!("{} wrote what can not be: {what}", self.describe(&[rank])))
+    }
+
+    fn poison(&self) {
+        self.meeting().poison();
+        for rank in self.ranks() {
+            self.doorbell(rank).ring();
+        }
+    }
+
+    /// The failure of this communicator, if it has failed.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        // Longer than writing the text takes, even on a machine that is 64 times oversubscribed.
+        const PATIENCE: Duration = Duration::from_millis(500);
+        let base = self.layout.failure();
+        let state: &Word = self.region.at(base + F_STATE);
+        let mut deadline = None;
+        loop {
+            match state.atomic().load(Ordering::Acquire) {
+                F_NONE => return None,
+                F_WRITING => {
+                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    if Instant::now() >= deadline {
+                        // The writer died over it. All that come later say the same.
+                        self.poison();
+                        let text =
+                            format!("{} failed, and the rank that knew why is gone", self.members.name);
+                        return Some(Failure::new(FailureKind::RankLost, text));
+                    }
+                    state.sleep(F_WRITING, Some(deadline));
+                }
+                _ => break,
+            }
+        }
+        let bytes = self.region.at::<AtomicU32>(base + F_BYTES).load(Ordering::Relaxed) as usize;
+        let mut text = vec![0; bytes.min(FAILURE_TEXT_BYTES)];
+        self.region.read(base + F_TEXT, &mut text);
+        let kind = FailureKind::from_code(self.region.at::<AtomicU32>(base + F_KIND).load(Ordering::Relaxed));
+        Some(Failure::new(kind, String::from_utf8_lossy(&text)))
+    }
+
+    /// `rank 3 (pid 4711)`, for messages.
+    pub(crate) fn describe(&self, ranks: &[u32]) -> String {
+        const SHOWN: usize = 4;
+        let world: Vec<u32> = ranks.iter().map(|rank| self.world_rank(*rank)).collect();
+        let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+        let mut text = format!("{noun} {}", RankList(&world));
+        let pids: Vec<String> = ranks.iter().take(SHOWN).map(|rank| self.pid(*rank).to_string()).collect();
+        let more = if ranks.len() > SHOWN { ", .." } else { "" };
+        write!(text, " (pid {}{more})", pids.join(", ")).expect("writing to a String does not fail");
+        text
+    }
+}
+
+fn refused(members: &Membership, verb: &str, bytes: usize, error: &io::Error) -> Failure {
+    let hint = match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => "; raise the limit with `ulimit -n`",
+        Some(rustix::io::Errno::NOMEM) => "; lower TPURUN_STAGING_BYTES or raise the limit with `ulimit -v`",
+        _ => "",
+    };
+    let text = format!("cannot {verb} the shared segment of {} ({bytes} bytes): {error}{hint}", members.name);
+    Failure::new(FailureKind::Transport, text)
+}

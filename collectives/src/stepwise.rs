@@ -1,0 +1,57 @@
+//! Executes schedules of sends and receives over the byte rings of a segment, on the thread that calls.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tpurun_topology::Schedule;
+
+use crate::execution::{Buffers, Execution, ExecutionError, Operation};
+use crate::failure::{Failure, FailureKind};
+use crate::op::Op;
+use crate::segment::Segment;
+use crate::transport::shm::ShmTransport;
+use crate::transport::{DriveError, Round, drive};
+
+/// A waiter looks this often whether its peers still exist, if nothing rings.
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
+
+/// Runs one operation whose keys have matched; `check` says when to give up.
+pub(crate) fn run(
+    segment: &Segment,
+    op: &Op,
+    schedule: &Arc<Schedule>,
+    seq: u64,
+    deadline: Instant,
+    check: &mut dyn FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let buffers = Buffers { input: op.inputs.clone(), output: op.outputs.clone() };
+    let mut transport = ShmTransport::new(segment, schedule.channels.len());
+    let operation = Operation { epoch: 0, seq };
+    let segment_bytes = ShmTransport::segment_bytes(segment);
+    let execution = Execution::new(schedule, op.reduction(segment.size()), buffers, operation, segment_bytes);
+    let mut execution = execution.map_err(|error| broken(segment, op, &error))?;
+    let doorbell = segment.doorbell(segment.rank());
+    loop {
+        let seen = doorbell.rings();
+        let round = drive(&mut execution, &mut transport);
+        if let Some((rank, what)) = transport.corrupt() {
+            return Err(segment.corrupt(rank, &what));
+        }
+        let round = round.map_err(|error| match error {
+            DriveError::Lost { rank } => segment.corrupt(rank, "a ring that can not be used"),
+            DriveError::Execution(error) => broken(segment, op, &error),
+        })?;
+        if execution.is_done() {
+            return Ok(());
+        }
+        if round == Round::Idle {
+            doorbell.wait(seen, Some(deadline.min(Instant::now() + LOOK_PERIOD)));
+            check()?;
+        }
+    }
+}
+
+fn broken(segment: &Segment, op: &Op, error: &ExecutionError) -> Failure {
+    let text = format!("{} of {}: {error}", op.kind, segment.members().name);
+    segment.fail(FailureKind::Internal, &text)
+}

@@ -1,0 +1,111 @@
+//! The facade over atomics, locks and futexes: the only way the engine synchronises.
+//!
+//! Under `--cfg tpurun_loom` everything here is loom's, so that the models in `sync/` explore every
+//! interleaving of the very code that runs. A [`Word`] is a futex word: in the real build 4 bytes that may
+//! live in memory shared between processes, under loom a value with a lock and a condition variable, which
+//! has the futex's semantics (compare and sleep are one step).
+
+mod completion;
+mod doorbell;
+mod meeting;
+#[cfg(test)]
+mod model;
+mod patience;
+mod queue;
+mod ring;
+
+pub(crate) use completion::Completion;
+pub(crate) use doorbell::Doorbell;
+pub(crate) use meeting::{Arrival, Meeting, Opened};
+pub(crate) use patience::Patience;
+pub(crate) use queue::{OpQueue, Pop};
+pub(crate) use ring::{Ring, RingCounters, Run};
+
+#[cfg(not(tpurun_loom))]
+mod imp {
+    use std::time::Instant;
+
+    use rustix::thread::futex;
+    pub(crate) use std::sync::Mutex;
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    /// A futex word.
+    #[repr(transparent)]
+    #[derive(Debug, Default)]
+    pub(crate) struct Word(AtomicU32);
+
+    impl Word {
+        pub(crate) fn atomic(&self) -> &AtomicU32 {
+            &self.0
+        }
+
+        /// Sleeps while the word holds `expected`, at most until `deadline`; may return early.
+        pub(crate) fn sleep(&self, expected: u32, deadline: Option<Instant>) {
+            let timeout = match deadline {
+                None => None,
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return;
+                    }
+                    futex::Timespec::try_from(left).ok()
+                }
+            };
+            // Shared between processes: no PRIVATE flag. Every error (value changed, signal, timeout) means
+            // the same to the caller: look again.
+            let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
+        }
+
+        /// Wakes at most `count` sleepers.
+        pub(crate) fn wake(&self, count: u32) {
+            let _ = futex::wake(&self.0, futex::Flags::empty(), count);
+        }
+    }
+
+    pub(crate) fn yield_now() {
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(tpurun_loom)]
+mod imp {
+    use std::time::Instant;
+
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::sync::{Condvar, Mutex};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Word {
+        value: AtomicU32,
+        lock: Mutex<()>,
+        changed: Condvar,
+    }
+
+    impl Word {
+        pub(crate) fn atomic(&self) -> &AtomicU32 {
+            &self.value
+        }
+
+        // Deadlines do not exist in a model: a wake-up that only a timeout would repair is a deadlock there.
+        pub(crate) fn sleep(&self, expected: u32, _deadline: Option<Instant>) {
+            let guard = self.lock.lock().expect("the model never panics under this lock");
+            if self.value.load(Ordering::SeqCst) == expected {
+                drop(self.changed.wait(guard));
+            }
+        }
+
+        pub(crate) fn wake(&self, count: u32) {
+            let _guard = self.lock.lock().expect("the model never panics under this lock");
+            if count == 1 { self.changed.notify_one() } else { self.changed.notify_all() }
+        }
+    }
+
+    pub(crate) fn yield_now() {
+        loom::thread::yield_now();
+    }
+}
+
+pub(crate) use imp::*;
+
+/// Wake-all for [`Word::wake`].
+pub(crate) const EVERYBODY: u32 = i32::MAX as u32;

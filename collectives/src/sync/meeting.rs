@@ -1,0 +1,274 @@
+//! The meeting: all ranks of a communicator arrive, the last one decides, then all go on together.
+//!
+//! This is the slot protocol. In each round a rank writes its own slot and window (single writer), then
+//! arrives. The last to arrive has seen every slot: it compares the match keys, folds what is to be folded,
+//! and opens the round; the others sleep on one word, so that one wake-all frees them. A large fold is cut
+//! into pieces which the ranks that are awake claim. What a rank wrote in round k is read by others until it
+//! arrives in round k + 1, so it may be overwritten from round k + 2 on: slots and windows come in pairs.
+//!
+//! Nothing is locked and nothing needs a cleanup: a rank that dies has arrived or has not.
+
+use std::time::Instant;
+
+use super::{AtomicU64, EVERYBODY, Ordering, Patience, Word};
+
+const SLEEPERS: u32 = 1;
+const POISONED: u32 = 2;
+const ROUND_SHIFT: u32 = 2;
+const ROUND_MASK: u32 = u32::MAX >> ROUND_SHIFT;
+
+/// The shared words of a communicator's rounds; all zeroes is "no round opened yet".
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Meeting {
+    opened: OwnLine<Word>,
+    arrivals: OwnLine<AtomicU64>,
+    pieces: OwnLine<AtomicU64>,
+    folded: OwnLine<AtomicU64>,
+}
+
+// Waiters read `opened` while others still arrive: on one cache line every arrival would stall them.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+struct OwnLine<T>(T);
+
+/// What a rank learns on arriving.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Arrival {
+    /// All others are here: compare, fold, then [`open`](Meeting::open).
+    Last,
+    /// Others are missing: [`wait`](Meeting::wait).
+    Early,
+}
+
+/// Why a wait returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opened {
+    /// The round is over: results may be read.
+    Yes,
+    /// Fold this piece, then call [`piece_done`](Meeting::piece_done), then wait again.
+    Help { piece: u32, of: u32 },
+    /// The communicator failed.
+    Poisoned,
+    /// `until` passed.
+    NotYet,
+}
+
+impl Meeting {
+    /// Announces that this rank's slot and window of the current round are complete.
+    pub(crate) fn arrive(&self, ranks: u32) -> Arrival {
+        // Release: my slot and window. Acquire (of the last): everybody's, through the chain of increments.
+        let before = self.arrivals.0.fetch_add(1, Ordering::AcqRel);
+        if (before + 1).is_multiple_of(u64::from(ranks)) { Arrival::Last } else { Arrival::Early }
+    }
+
+    /// Opens the round for everybody; called once per round.
+    pub(crate) fn open(&self) {
+        let word = self.opened.0.atomic();
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            if seen & POISONED != 0 {
+                return;
+            }
+            let next = (seen >> ROUND_SHIFT).wrapping_add(1) & ROUND_MASK;
+            // Release pairs with the acquire in `wait`. The new value has no SLEEPERS bit: who sleeps
+            // afterwards sets it again.
+            match word.compare_exchange_weak(seen, next << ROUND_SHIFT, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        if seen & SLEEPERS != 0 {
+            self.opened.0.wake(EVERYBODY);
+        }
+    }
+
+    /// Waits until round `round` (counted from 0) is open, there is something to fold, or `until`.
+    pub(crate) fn wait(&self, round: u32, patience: Patience, until: Option<Instant>) -> Opened {
+        let word = self.opened.0.atomic();
+        let mut patience = patience.begin();
+        loop {
+            let seen = word.load(Ordering::Acquire);
+            if seen & POISONED != 0 {
+                return Opened::Poisoned;
+            }
+            if seen >> ROUND_SHIFT != round & ROUND_MASK {
+                return Opened::Yes;
+            }
+            if let Some((piece, of)) = self.claim(round) {
+                return Opened::Help { piece, of };
+            }
+            if patience.again() {
+                continue;
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Opened::NotYet;
+            }
+            let asleep = seen | SLEEPERS;
+            if seen == asleep
+                || word.compare_exchange(seen, asleep, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                self.opened.0.sleep(asleep, until);
+            }
+        }
+    }
+
+    /// Offers a fold of `of` pieces to at most `helpers` sleeping ranks; called by the last arriver, which
+    /// then claims pieces itself and waits like the others.
+    pub(crate) fn share(&self, round: u32, of: u32, helpers: u32) {
+        debug_assert!((1..=u32::from(u16::MAX)).contains(&of));
+        self.folded.0.store(u64::from(round) << 32, Ordering::Relaxed);
+        // Release: the counter above, and through the caller's arrival everybody's windows.
+        self.pieces.0.store(u64::from(round) << 32 | u64::from(of) << 16, Ordering::Release);
+        if helpers > 0 {
+            self.opened.0.wake(helpers);
+        }
+    }
+
+    /// Claims the next piece of the fold of this round.
+    pub(crate) fn claim(&self, round: u32) -> Option<(u32, u32)> {
+        let mut seen = self.pieces.0.load(Ordering::Acquire);
+        loop {
+            let (of, next) = ((seen >> 16 & 0xffff) as u32, (seen & 0xffff) as u32);
+            if (seen >> 32) as u32 != round || next >= of {
+                return None;
+            }
+            match self.pieces.0.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some((next, of)),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Reports a claimed piece as folded; who reports the last one opens the round.
+    pub(crate) fn piece_done(&self, of: u32) {
+        // AcqRel chain: the opener has seen every folder's writes, and publishes them by opening.
+        let before = self.folded.0.fetch_add(1, Ordering::AcqRel);
+        if (before as u32).wrapping_add(1) == of {
+            self.open();
+        }
+    }
+
+    /// Fails every present and future wait.
+    pub(crate) fn poison(&self) {
+        self.opened.0.atomic().fetch_or(POISONED, Ordering::AcqRel);
+        self.opened.0.wake(EVERYBODY);
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.opened.0.atomic().load(Ordering::Acquire) & POISONED != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU32;
+    use crate::sync::model::{Arc, model, spawn};
+
+    const RANKS: u32 = 2;
+
+    #[derive(Default)]
+    struct Shared {
+        meeting: Meeting,
+        // [round parity][rank]: relaxed, so that only the protocol's own orderings make them visible.
+        slots: [[AtomicU32; RANKS as usize]; 2],
+        folded: [[AtomicU32; 2]; 2],
+    }
+
+    fn rank(shared: &Shared, rank: u32, rounds: u32, pieces: u32) {
+        for round in 0..rounds {
+            let parity = (round % 2) as usize;
+            shared.slots[parity][rank as usize].store(round * 10 + rank + 1, Ordering::Relaxed);
+            let expected: u32 = (0..RANKS).map(|r| round * 10 + r + 1).sum();
+            let fold = |piece: u32| {
+                let sum = shared.slots[parity].iter().map(|s| s.load(Ordering::Relaxed)).sum();
+                assert_eq!(sum, expected, "the folder sees every slot of its round");
+                shared.folded[parity][piece as usize].store(sum, Ordering::Relaxed);
+                shared.meeting.piece_done(pieces);
+            };
+            if shared.meeting.arrive(RANKS) == Arrival::Last {
+                shared.meeting.share(round, pieces, RANKS);
+                while let Some((piece, _)) = shared.meeting.claim(round) {
+                    fold(piece);
+                }
+            }
+            loop {
+                match shared.meeting.wait(round, Patience::NONE, None) {
+                    Opened::Yes => break,
+                    Opened::Help { piece, .. } => fold(piece),
+                    Opened::Poisoned | Opened::NotYet => unreachable!("nobody poisons, there is no deadline"),
+                }
+            }
+            for (r, slot) in shared.slots[parity].iter().enumerate() {
+                let slot = slot.load(Ordering::Relaxed);
+                assert_eq!(slot, round * 10 + r as u32 + 1, "a slot stays while others may read it");
+            }
+            for piece in 0..pieces as usize {
+                assert_eq!(shared.folded[parity][piece].load(Ordering::Relaxed), expected);
+            }
+        }
+    }
+
+    fn meet(rounds: u32, pieces: u32) {
+        model(move || {
+            let shared = Arc::new(Shared::default());
+            let other = {
+                let shared = shared.clone();
+                spawn(move || rank(&shared, 1, rounds, pieces))
+            };
+            rank(&shared, 0, rounds, pieces);
+            other.join().expect("the other rank does not panic");
+        });
+    }
+
+    #[test]
+    fn loom_every_rank_sees_every_slot_in_every_round() {
+        meet(3, 1);
+    }
+
+    #[test]
+    fn loom_a_shared_fold_is_done_once_and_seen_whole() {
+        meet(1, 2);
+    }
+
+    /// One rank arrives and waits, the other never does but poisons: the waiter must learn of it.
+    #[test]
+    fn loom_poison_reaches_a_waiter() {
+        model(|| {
+            let meeting = Arc::new(Meeting::default());
+            let guilty = {
+                let meeting = meeting.clone();
+                spawn(move || meeting.poison())
+            };
+            assert_eq!(meeting.arrive(RANKS), Arrival::Early);
+            assert_eq!(meeting.wait(0, Patience::NONE, None), Opened::Poisoned);
+            guilty.join().expect("the guilty rank does not panic");
+        });
+    }
+
+    /// A round that was opened is a success for all, whatever comes later.
+    #[test]
+    fn loom_an_opened_round_stays_open() {
+        model(|| {
+            let meeting = Arc::new(Meeting::default());
+            let last = {
+                let meeting = meeting.clone();
+                spawn(move || {
+                    if meeting.arrive(RANKS) == Arrival::Last {
+                        meeting.open();
+                    }
+                    if meeting.wait(0, Patience::NONE, None) == Opened::Yes {
+                        // This rank goes on, and its next operation fails.
+                        meeting.poison();
+                    }
+                })
+            };
+            if meeting.arrive(RANKS) == Arrival::Last {
+                meeting.open();
+            }
+            assert_eq!(meeting.wait(0, Patience::NONE, None), Opened::Yes);
+            last.join().expect("the last to arrive does not panic");
+        });
+    }
+}

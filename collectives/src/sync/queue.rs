@@ -1,0 +1,210 @@
+//! The op queue: asynchronous operations on their way from the callers to a progress thread.
+//!
+//! Bounded: a full queue pushes back on the caller. Producers take turns under a lock; the consumer is one
+//! thread.
+
+use std::time::Instant;
+
+use super::{AtomicU32, Doorbell, Mutex, Ordering};
+
+/// A bounded queue that can be closed; what was pushed before is still popped.
+#[derive(Debug)]
+pub(crate) struct OpQueue<T> {
+    tx: Mutex<lane::Tx<T>>,
+    rx: Mutex<lane::Rx<T>>,
+    pushed: Doorbell,
+    popped: Doorbell,
+    closed: AtomicU32,
+}
+
+/// What [`OpQueue::pop`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Pop<T> {
+    Item(T),
+    Closed,
+}
+
+impl<T> OpQueue<T> {
+    pub(crate) fn new(capacity: usize) -> Self {
+        let (tx, rx) = lane::new(capacity);
+        Self {
+            tx: Mutex::new(tx),
+            rx: Mutex::new(rx),
+            pushed: Doorbell::default(),
+            popped: Doorbell::default(),
+            closed: AtomicU32::new(0),
+        }
+    }
+
+    /// Pushes, waiting for room until `deadline`; gives the item back when the queue is closed or stays full.
+    pub(crate) fn push(&self, mut item: T, deadline: Option<Instant>) -> Result<(), T> {
+        loop {
+            let seen = self.popped.rings();
+            {
+                let mut tx = self.tx.lock().expect("pushing does not panic");
+                // Under the lock that `close` takes: nothing is pushed behind a consumer that saw the end.
+                if self.closed.load(Ordering::Relaxed) != 0 {
+                    return Err(item);
+                }
+                match tx.try_push(item) {
+                    Ok(()) => break,
+                    Err(back) => item = back,
+                }
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(item);
+            }
+            self.popped.wait(seen, deadline);
+        }
+        self.pushed.ring();
+        Ok(())
+    }
+
+    /// Pops the oldest item, waiting for one; `Closed` once the queue is closed and empty.
+    pub(crate) fn pop(&self) -> Pop<T> {
+        loop {
+            let seen = self.pushed.rings();
+            // Read before looking for items: what was pushed before the close is then found below.
+            let closed = self.closed.load(Ordering::Acquire) != 0;
+            let item = self.rx.lock().expect("popping does not panic").try_pop();
+            match item {
+                Some(item) => {
+                    self.popped.ring();
+                    return Pop::Item(item);
+                }
+                None if closed => return Pop::Closed,
+                None => self.pushed.wait(seen, None),
+            }
+        }
+    }
+
+    /// Refuses further pushes and lets the consumer run dry.
+    pub(crate) fn close(&self) {
+        {
+            let _tx = self.tx.lock().expect("pushing does not panic");
+            self.closed.store(1, Ordering::Release);
+        }
+        self.pushed.ring();
+        self.popped.ring();
+    }
+}
+
+#[cfg(not(tpurun_loom))]
+mod lane {
+    use ringbuf::traits::{Consumer, Producer, Split};
+    use ringbuf::{HeapCons, HeapProd, HeapRb};
+
+    pub(super) struct Tx<T>(HeapProd<T>);
+    pub(super) struct Rx<T>(HeapCons<T>);
+
+    pub(super) fn new<T>(capacity: usize) -> (Tx<T>, Rx<T>) {
+        let (tx, rx) = HeapRb::new(capacity).split();
+        (Tx(tx), Rx(rx))
+    }
+
+    impl<T> Tx<T> {
+        pub(super) fn try_push(&mut self, item: T) -> Result<(), T> {
+            self.0.try_push(item)
+        }
+    }
+
+    impl<T> Rx<T> {
+        pub(super) fn try_pop(&mut self) -> Option<T> {
+            self.0.try_pop()
+        }
+    }
+
+    impl<T> std::fmt::Debug for Tx<T> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Tx")
+        }
+    }
+
+    impl<T> std::fmt::Debug for Rx<T> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Rx")
+        }
+    }
+}
+
+// loom cannot see inside ringbuf: the same interface over a locked deque.
+#[cfg(tpurun_loom)]
+mod lane {
+    use std::collections::VecDeque;
+
+    use loom::sync::{Arc, Mutex};
+
+    #[derive(Debug)]
+    pub(super) struct Tx<T>(Arc<Mutex<VecDeque<T>>>, usize);
+    #[derive(Debug)]
+    pub(super) struct Rx<T>(Arc<Mutex<VecDeque<T>>>);
+
+    pub(super) fn new<T>(capacity: usize) -> (Tx<T>, Rx<T>) {
+        let items = Arc::new(Mutex::new(VecDeque::new()));
+        (Tx(items.clone(), capacity), Rx(items))
+    }
+
+    impl<T> Tx<T> {
+        pub(super) fn try_push(&mut self, item: T) -> Result<(), T> {
+            let mut items = self.0.lock().expect("the model never panics under this lock");
+            if items.len() == self.1 {
+                return Err(item);
+            }
+            items.push_back(item);
+            Ok(())
+        }
+    }
+
+    impl<T> Rx<T> {
+        pub(super) fn try_pop(&mut self) -> Option<T> {
+            self.0.lock().expect("the model never panics under this lock").pop_front()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::model::{Arc, model, spawn};
+
+    /// Room for one, three pushes: the producer sleeps on a full queue, nothing is lost or reordered, and
+    /// the consumer sees the end exactly after the last item.
+    #[test]
+    fn loom_full_then_closed() {
+        model(|| {
+            let queue = Arc::new(OpQueue::new(1));
+            let producer = {
+                let queue = queue.clone();
+                spawn(move || {
+                    for item in 0..3 {
+                        queue.push(item, None).expect("the queue is open");
+                    }
+                    queue.close();
+                    assert_eq!(queue.push(3, None), Err(3), "a closed queue gives the item back");
+                })
+            };
+            for item in 0..3 {
+                assert_eq!(queue.pop(), Pop::Item(item));
+            }
+            assert_eq!(queue.pop(), Pop::Closed);
+            producer.join().expect("the producer does not panic");
+        });
+    }
+
+    /// Closing frees a producer that sleeps on a full queue.
+    #[test]
+    fn loom_close_frees_a_blocked_producer() {
+        model(|| {
+            let queue = Arc::new(OpQueue::new(1));
+            queue.push(0, None).expect("there is room for one");
+            let producer = {
+                let queue = queue.clone();
+                spawn(move || queue.push(1, None))
+            };
+            queue.close();
+            assert_eq!(producer.join().expect("the producer does not panic"), Err(1));
+            assert_eq!(queue.pop(), Pop::Item(0));
+            assert_eq!(queue.pop(), Pop::Closed);
+        });
+    }
+}

@@ -1,0 +1,63 @@
+//! The handle of a posted operation.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use crate::failure::Failure;
+use crate::sync::Completion;
+
+/// How an operation ended: a receive names the rank it heard from.
+pub type Outcome = Result<Option<u32>, Failure>;
+
+/// Called once when an operation ends, on the thread that ended it.
+pub type OnDone = Box<dyn FnOnce(&Outcome) + Send>;
+
+/// One posted operation.
+pub struct Work {
+    seq: u64,
+    completion: Completion<Outcome>,
+    on_done: Mutex<Option<OnDone>>,
+}
+
+impl Work {
+    pub(crate) fn new(seq: u64, on_done: Option<OnDone>) -> Self {
+        Self { seq, completion: Completion::default(), on_done: Mutex::new(on_done) }
+    }
+
+    /// The position of this operation among those of its communicator.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Whether the operation ended, well or not.
+    pub fn is_done(&self) -> bool {
+        self.completion.is_done()
+    }
+
+    /// The outcome, if there is one by now.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.completion.get()
+    }
+
+    /// Waits for the outcome, at most until `deadline`.
+    pub fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
+        self.completion.wait(deadline)
+    }
+
+    pub(crate) fn finish(&self, outcome: Outcome) {
+        // Taken first, so that the callback has the outcome before a waiter can go on and drop its owner.
+        let on_done = self.on_done.lock().expect("a callback is called outside of this lock").take();
+        let first = self.completion.set(outcome.clone());
+        if let Some(on_done) = on_done {
+            debug_assert!(first, "an operation with a callback left ends here");
+            on_done(&outcome);
+        }
+    }
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").field("seq", &self.seq).field("done", &self.is_done()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,122 @@
+//! Ranks as threads of one process: each maps the segment for itself, as separate processes would.
+#![allow(unsafe_code, unreachable_pub)]
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use tpurun_collectives::dtype::{Dtype, ReduceOp};
+use tpurun_collectives::{
+    Bootstrap, Communicator, Config, Failure, FailureKind, Membership, Mode, Op, OpKind, Shape, Spans, Work,
+};
+
+/// Hands the descriptor from the thread of rank 0 to the others.
+#[derive(Default, Debug)]
+pub struct Handover {
+    segment: Mutex<Option<OwnedFd>>,
+    offered: Condvar,
+}
+
+impl Bootstrap for Handover {
+    fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure> {
+        *self.segment.lock().unwrap() = Some(segment.try_clone_to_owned().unwrap());
+        self.offered.notify_all();
+        Ok(())
+    }
+
+    fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure> {
+        let mut segment = self.segment.lock().unwrap();
+        loop {
+            if let Some(segment) = &*segment {
+                return Ok(segment.try_clone().unwrap());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::new(FailureKind::Timeout, "nobody offered a segment"));
+            }
+            segment = self.offered.wait_timeout(segment, left).unwrap().0;
+        }
+    }
+}
+
+pub fn config() -> Config {
+    Config { staging_bytes: 256 << 10, ..Config::default() }
+}
+
+/// Runs `body` as each rank of a group, and returns what each returned.
+pub fn with_ranks<T: Send>(
+    ranks: u32,
+    config: &Config,
+    timeout: Duration,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let handover = Handover::default();
+    let (handover, body) = (&handover, &body);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
+                scope.spawn(move || {
+                    let communicator =
+                        Communicator::create(members, timeout, config.clone(), handover, None).unwrap();
+                    body(&communicator)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// An operation over vectors of i64 (one per chunk), for the tests to own.
+pub struct Call {
+    pub kind: OpKind,
+    pub reduce_op: ReduceOp,
+    pub root: Option<u32>,
+    pub tag: i32,
+    pub inputs: Vec<Vec<i64>>,
+    pub outputs: Vec<Vec<i64>>,
+    pub site: &'static str,
+}
+
+impl Call {
+    pub fn new(kind: OpKind, inputs: Vec<Vec<i64>>, outputs: Vec<Vec<i64>>) -> Self {
+        Self { kind, reduce_op: ReduceOp::Sum, root: None, tag: 0, inputs, outputs, site: "test.py:1" }
+    }
+
+    pub fn op(&mut self) -> Op {
+        let spans = |chunks: &mut Vec<Vec<i64>>| {
+            let pieces =
+                chunks.iter_mut().map(|chunk| (chunk.as_mut_ptr().cast(), size_of_val(chunk.as_slice())));
+            // SAFETY: the tests keep a call until its operation is over.
+            unsafe { Spans::new(pieces, 1) }
+        };
+        let count = self.inputs.first().or(self.outputs.first()).map_or(0, Vec::len);
+        Op {
+            kind: self.kind,
+            dtype: Dtype::I64,
+            reduce_op: self.reduce_op,
+            scale: 1.0,
+            root: self.root,
+            tag: self.tag,
+            inputs: spans(&mut self.inputs),
+            outputs: spans(&mut self.outputs),
+            shape: Shape::new(&[count as i64]),
+            shape_hash: None,
+            timeout: None,
+            site: self.site.into(),
+        }
+    }
+
+    /// Runs it to its end and returns the outputs.
+    pub fn run(mut self, communicator: &Communicator) -> Result<Vec<Vec<i64>>, Failure> {
+        let op = self.op();
+        communicator.post(op, Mode::Blocking)?;
+        Ok(self.outputs)
+    }
+
+    /// Posts it; the call must be kept until the work ended.
+    pub fn post(&mut self, communicator: &Communicator) -> Result<Arc<Work>, Failure> {
+        let op = self.op();
+        communicator.post(op, Mode::Async(None))
+    }
+}

@@ -1,0 +1,35 @@
+// The extension module `tpurun._C`.
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "call_site.h"
+#include "callbacks.h"
+#include "process_group.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, module) {
+  // The bases are bound by torch.
+  py::module_::import("torch.distributed");
+
+  using Pg = tpurun::ProcessGroup;
+  py::class_<tpurun::ProcessGroupOptions, c10d::Backend::Options, c10::intrusive_ptr<tpurun::ProcessGroupOptions>>(module, "ProcessGroupOptions")
+      .def(py::init([](std::chrono::milliseconds timeout) {
+             return c10::make_intrusive<tpurun::ProcessGroupOptions>(timeout);
+           }),
+           py::arg("timeout") = kBackendDefaultTimeout);
+
+  py::class_<Pg, c10d::Backend, c10::intrusive_ptr<Pg>>(module, "ProcessGroup")
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       const std::vector<int32_t>& global_ranks, const std::string& name,
+                       std::chrono::milliseconds timeout) {
+             return c10::make_intrusive<Pg>(store, rank, size, global_ranks, name, timeout);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"), py::arg("name"),
+           py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+
+  module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
+  module.def("stop_callbacks", &tpurun::stop_callbacks, "Run no more callbacks of futures; for exit.");
+}

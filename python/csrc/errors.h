@@ -1,0 +1,28 @@
+// From the status and the text of the engine to the exceptions of `tpurun.errors`.
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "tpurun.h"
+
+namespace tpurun {
+
+// One failure of the engine. Every way out of torch's C++ (pybind11, autograd, futures) asks `python_type`,
+// so that the kind survives where an exception derived from c10::DistBackendError would be flattened to it.
+class CollectiveError : public torch::PyTorchError {
+ public:
+  CollectiveError(TpurunStatus status, std::string text);
+  PyObject* python_type() override;
+
+ private:
+  TpurunStatus status_;
+};
+
+std::exception_ptr failure(TpurunStatus status, std::string text);
+
+void throw_unless_ok(TpurunStatus status, const TpurunError& error);
+
+}  // namespace tpurun

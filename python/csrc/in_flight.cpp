@@ -1,0 +1,130 @@
+#include "in_flight.h"
+
+#include <utility>
+
+#include <ATen/core/jit_type.h>
+
+#include "callbacks.h"
+#include "errors.h"
+#include "gil.h"
+
+namespace tpurun {
+
+c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& results) {
+  std::vector<c10::Device> devices;
+  for (const auto& tensor : results) {
+    if (!tensor.device().is_cpu()) {
+      devices.push_back(tensor.device());
+    }
+  }
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                  std::move(devices));
+}
+
+void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results) {
+  future.markCompleted(c10::IValue(results));
+}
+
+void InFlight::done(void* in_flight, int32_t status, const char* text, uint64_t text_bytes,
+                    int32_t source) noexcept {
+  auto* self = static_cast<InFlight*>(in_flight);
+  std::string message = status == TPURUN_OK ? std::string() : std::string(text, text_bytes);
+  const bool work_left = self->record(status, std::move(message), source);
+  // When the Work is gone already, what remains are tensors to release: that may take the GIL.
+  if (!work_left && self->shares_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
+    return;
+  }
+  if (!work_left) {
+    self->shares_.store(1, std::memory_order_relaxed);
+  }
+  finish_on_callback_thread(self);
+}
+
+// Whether something remains for a callback thread.
+bool InFlight::record(int32_t status, std::string text, int32_t source) {
+  const std::lock_guard lock(mutex_);
+  status_ = static_cast<TpurunStatus>(status);
+  text_ = std::move(text);
+  source_ = source;
+  recorded_.store(true, std::memory_order_release);
+  recorded_.notify_all();
+  const bool work_left = future_ || at_end_ || operation_.copies_back();
+  finished_ = !work_left;
+  return work_left;
+}
+
+std::exception_ptr InFlight::outcome() {
+  const std::lock_guard lock(mutex_);
+  return status_ == TPURUN_OK ? nullptr : failure(status_, text_);
+}
+
+void InFlight::finish() noexcept {
+  std::exception_ptr error = outcome();
+  try {
+    if (!error) {
+      copy_back();
+    }
+    if (at_end_) {
+      at_end_();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+    future = future_;
+  }
+  if (future) {
+    settle(*future, error);
+    future.reset();
+  }
+  release();
+}
+
+void InFlight::settle(c10::ivalue::Future& future, const std::exception_ptr& error) {
+  if (error) {
+    future.setErrorIfNeeded(error);
+  } else {
+    complete(future, operation_.results());
+  }
+}
+
+void InFlight::copy_back() {
+  if (operation_.copies_back()) {
+    std::call_once(copied_back_, [this] { operation_.copy_back(); });
+  }
+}
+
+int InFlight::source() {
+  without_gil([this] { recorded_.wait(false, std::memory_order_acquire); });
+  const std::lock_guard lock(mutex_);
+  return source_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> InFlight::future() {
+  bool complete_here = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) {
+      // After the end nobody else completes it, and nobody can have added a callback yet.
+      future_ = future_of(operation_.results());
+      complete_here = finished_;
+    }
+    future = future_;
+  }
+  if (complete_here) {
+    settle(*future, outcome());
+  }
+  return future;
+}
+
+void InFlight::release() {
+  if (shares_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    delete this;
+  }
+}
+
+}  // namespace tpurun

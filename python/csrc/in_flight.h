@@ -1,0 +1,69 @@
+// An asynchronous operation between its post and its end. Two own it: the Work the user may drop at any time,
+// and the engine, which uses the tensors until it called `done`.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include <ATen/core/ivalue.h>
+
+#include "operation.h"
+#include "tpurun.h"
+
+namespace tpurun {
+
+// With the devices of `results`: a future of accelerator tensors refuses values it was not told about.
+c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& results);
+void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results);
+
+class InFlight {
+ public:
+  explicit InFlight(Operation operation) : operation_(std::move(operation)) {}
+
+  Operation& operation() { return operation_; }
+
+  // Called at the end on the callback thread; set before the post.
+  void at_end(std::function<void()> callback) { at_end_ = std::move(callback); }
+
+  // The TpurunDone of the engine: records the outcome, and hands over everything that could block.
+  static void done(void* in_flight, int32_t status, const char* text, uint64_t text_bytes,
+                   int32_t source) noexcept;
+
+  // On a callback thread: copies back, completes the future, releases the engine's share.
+  void finish() noexcept;
+
+  // Copies staged results home, once, on whichever thread needs them first.
+  void copy_back();
+
+  // The rank a receive matched; waits until the engine has said so.
+  int source();
+
+  c10::intrusive_ptr<c10::ivalue::Future> future();
+
+  // Gives up one of the two shares.
+  void release();
+
+  InFlight* next = nullptr;  // in the queue of the callback threads
+
+ private:
+  bool record(int32_t status, std::string text, int32_t source);
+  std::exception_ptr outcome();
+  void settle(c10::ivalue::Future& future, const std::exception_ptr& error);
+
+  Operation operation_;
+  std::function<void()> at_end_;
+  std::once_flag copied_back_;
+  std::atomic<int> shares_{2};
+  std::atomic<bool> recorded_{false};
+
+  std::mutex mutex_;  // guards what follows
+  bool finished_ = false;
+  TpurunStatus status_ = TPURUN_OK;
+  std::string text_;
+  int32_t source_ = -1;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace tpurun

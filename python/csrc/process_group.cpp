@@ -1,0 +1,444 @@
+#include "process_group.h"
+
+#include <numeric>
+#include <utility>
+
+#include "call_site.h"
+#include "errors.h"
+#include "gil.h"
+#include "store.h"
+#include "work.h"
+
+namespace tpurun {
+
+namespace {
+
+using c10d::OpType;
+
+const at::Tensor& only(const Tensors& tensors, const char* op, const char* what) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, op, ": expected one ", what, " tensor, got ", tensors.size());
+  return tensors.front();
+}
+
+const Tensors& only(const TensorLists& lists, const char* op, const char* what) {
+  TORCH_CHECK_VALUE(lists.size() == 1, op, ": expected one list of ", what, " tensors, got ", lists.size());
+  return lists.front();
+}
+
+void check_one_per_rank(size_t count, int size, const char* op, const char* what) {
+  TORCH_CHECK_VALUE(count == static_cast<size_t>(size), op, ": expected ", size, " ", what,
+                    " tensors, one per rank, got ", count);
+}
+
+void check_not_empty(const Tensors& tensors, const char* op) {
+  TORCH_CHECK_VALUE(!tensors.empty(), op, ": expected at least one tensor, got none");
+}
+
+void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* op) {
+  check_not_empty(inputs, op);
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), op, ": expected ", inputs.size(),
+                    " output tensors, one per input, got ", outputs.size());
+}
+
+// `whole` has room for exactly one `part` per rank.
+void check_whole(const at::Tensor& whole, const at::Tensor& part, int size, const char* op, const char* what) {
+  TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, op, ": expected an ", what, " tensor of ",
+                    part.numel() * size, " elements (", part.numel(), " for each of ", size, " ranks), got ",
+                    whole.numel());
+}
+
+void check_same_count(const at::Tensor& tensor, int64_t expected, const char* op, const char* what) {
+  TORCH_CHECK_VALUE(tensor.numel() == expected, op, ": expected ", what, " of ", expected,
+                    " elements, got one of ", tensor.numel());
+}
+
+// How many rows of `tensor` each rank gets: as asked, or equal shares when nothing was asked.
+std::vector<int64_t> rows_per_rank(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size,
+                                   const char* what) {
+  const int64_t rows = tensor.dim() == 0 ? 0 : tensor.size(0);
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(rows % size == 0, "all_to_all: expected the ", what, " to have a multiple of ", size,
+                      " rows, got ", rows);
+    return std::vector<int64_t>(size, rows / size);
+  }
+  TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(size), "all_to_all: expected ", size, " ", what,
+                    " split sizes, one per rank, got ", splits.size());
+  for (const int64_t split : splits) {
+    TORCH_CHECK_VALUE(split >= 0, "all_to_all: expected split sizes of 0 or more, got ", split);
+  }
+  const auto sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  TORCH_CHECK_VALUE(sum == rows, "all_to_all: expected the ", what, " split sizes to add up to its ", rows,
+                    " rows, got ", sum);
+  return splits;
+}
+
+int64_t checked_timeout(std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(timeout.count() > 0, "expected a timeout above 0, got ", timeout.count(), " ms");
+  return timeout.count();
+}
+
+}  // namespace
+
+ProcessGroupOptions::ProcessGroupOptions(std::chrono::milliseconds timeout) : c10d::Backend::Options("tpu_dist", timeout) {}
+
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupOptions::clone() const {
+  return c10::make_intrusive<ProcessGroupOptions>(*this);
+}
+
+void ProcessGroup::FreeComm::operator()(TpurunComm* comm) const {
+  without_gil([comm] { tpurun_comm_free(comm); });
+}
+
+ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                           const std::vector<int32_t>& global_ranks, const std::string& name,
+                           std::chrono::milliseconds timeout)
+    : c10d::Backend(rank, size), options_(c10::make_intrusive<ProcessGroupOptions>(timeout)), store_(store) {
+  check_one_per_rank(global_ranks.size(), size, "init_process_group", "global ranks instead of");
+  TpurunCommConfig config{};
+  config.name = name.data();
+  config.name_bytes = name.size();
+  config.rank = rank;
+  config.size = size;
+  config.global_ranks = global_ranks.data();
+  config.timeout_ms = checked_timeout(timeout);
+  config.store = callbacks_of(*store_);
+  TpurunComm* comm = nullptr;
+  TpurunError error;
+  const auto status = without_gil([&] { return tpurun_comm_create(&config, &comm, &error); });
+  throw_unless_ok(status, error);
+  comm_.reset(comm);
+  init();
+}
+
+ProcessGroup::~ProcessGroup() = default;
+
+void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
+  tpurun_comm_set_timeout(comm_.get(), checked_timeout(timeout));
+  options_->timeout = timeout;
+}
+
+uint64_t ProcessGroup::getSequenceNumberForGroup() {
+  return tpurun_comm_seq(comm_.get());
+}
+
+c10d::ErrorType ProcessGroup::getError() {
+  TpurunError error;
+  switch (tpurun_comm_failure(comm_.get(), &error)) {
+    case TPURUN_OK:
+      return c10d::ErrorType::SUCCESS;
+    case TPURUN_TIMEOUT:
+      return c10d::ErrorType::TIMEOUT;
+    case TPURUN_RANK_LOST:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void ProcessGroup::abort() {
+  const std::string reason = "rank " + std::to_string(rank_) + " aborted the process group";
+  without_gil([&] { tpurun_comm_abort(comm_.get(), reason.data(), reason.size()); });
+}
+
+void ProcessGroup::shutdown() {
+  without_gil([this] { tpurun_comm_shutdown(comm_.get()); });
+}
+
+void ProcessGroup::startCoalescing() {
+  const std::lock_guard lock(batch_mutex_);
+  // A batch that an exception left open is dropped; its works were handed out one by one.
+  batch_ = std::make_unique<Batch>(Batch{std::this_thread::get_id(), {}});
+}
+
+WorkPtr ProcessGroup::endCoalescing() {
+  std::unique_ptr<Batch> batch;
+  {
+    const std::lock_guard lock(batch_mutex_);
+    batch = std::move(batch_);
+  }
+  TORCH_CHECK_VALUE(batch != nullptr, "endCoalescing: expected startCoalescing before it");
+  return c10::make_intrusive<CoalescedWork>(rank_, std::move(batch->works));
+}
+
+bool ProcessGroup::coalesces() {
+  const std::lock_guard lock(batch_mutex_);
+  return batch_ && batch_->thread == std::this_thread::get_id();
+}
+
+WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0) {
+    timeout = options_->timeout;
+  }
+  const std::string site = call_site();
+  const bool batched = coalesces();
+  if (call == Call::kBlocking && !batched) {
+    TpurunOp record = operation.record(rank_, site, timeout.count());
+    auto work = c10::make_intrusive<FinishedWork>(rank_, operation, timeout);
+    TpurunError error;
+    TpurunWork* none = nullptr;
+    const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
+    throw_unless_ok(status, error);
+    operation.copy_back();
+    work->finish(tpurun_comm_seq(comm_.get()));
+    return work;
+  }
+  auto work = c10::make_intrusive<PendingWork>(rank_, std::move(operation), timeout);
+  work->post(comm_.get(), site);
+  if (batched) {
+    const std::lock_guard lock(batch_mutex_);
+    batch_->works.push_back(work);
+  }
+  return work;
+}
+
+int ProcessGroup::checked_rank(const char* op, int64_t rank, const char* role) const {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < size_, op, ": invalid ", role, " rank: expected 0 to ", size_ - 1,
+                    ", got ", rank);
+  return static_cast<int>(rank);
+}
+
+WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  Operation operation(TPURUN_BROADCAST, OpType::BROADCAST, "tpu_dist:broadcast");
+  const auto& tensor = only(tensors, operation.name(), "input");
+  operation.root(checked_rank(operation.name(), opts.rootRank, "root"));
+  operation.shape_of(tensors, Shapes::kMustMatch);
+  if (opts.rootRank == rank_) {
+    operation.input(tensor);
+    operation.result(tensor);
+  } else {
+    operation.output(tensor);
+  }
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  Operation operation(TPURUN_ALL_REDUCE, OpType::ALLREDUCE, "tpu_dist:all_reduce");
+  only(tensors, operation.name(), "input");
+  operation.shape_of(tensors, Shapes::kMustMatch);
+  operation.in_place(tensors);
+  operation.reduce_with(opts.reduceOp);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  Operation operation(TPURUN_ALL_REDUCE, OpType::ALLREDUCE_COALESCED, "tpu_dist:all_reduce_coalesced");
+  check_not_empty(tensors, operation.name());
+  operation.shape_of(tensors, Shapes::kMustMatch);
+  operation.in_place(tensors);
+  operation.reduce_with(opts.reduceOp);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  Operation operation(TPURUN_REDUCE, OpType::REDUCE, "tpu_dist:reduce");
+  only(tensors, operation.name(), "input");
+  operation.root(checked_rank(operation.name(), opts.rootRank, "root"));
+  operation.shape_of(tensors, Shapes::kMustMatch);
+  if (opts.rootRank == rank_) {
+    operation.in_place(tensors);
+  } else {
+    operation.inputs({tensors});
+    operation.result(tensors.front());
+  }
+  operation.reduce_with(opts.reduceOp);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  Operation operation(TPURUN_ALL_GATHER, OpType::ALLGATHER, "tpu_dist:all_gather");
+  const auto& input = only(inputs, operation.name(), "input");
+  const auto& parts = only(outputs, operation.name(), "output");
+  check_one_per_rank(parts.size(), size_, operation.name(), "output");
+  operation.shape_of(inputs, Shapes::kMayDiffer);
+  operation.input(input);
+  operation.outputs_each(parts);
+  check_same_count(parts[rank_], input.numel(), operation.name(), "an output for this rank's own input");
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                      const c10d::AllgatherOptions& opts) {
+  Operation operation(TPURUN_ALL_GATHER, OpType::_ALLGATHER_BASE, "tpu_dist:all_gather_into_tensor");
+  operation.shape_of({input}, Shapes::kMustMatch);
+  operation.input(input);
+  operation.output_parts({output}, size_);
+  check_whole(output, input, size_, operation.name(), "output");
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) {
+  Operation operation(TPURUN_ALL_GATHER, OpType::ALLGATHER_COALESCED, "tpu_dist:all_gather_coalesced");
+  check_not_empty(inputs, operation.name());
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), operation.name(), ": expected ", size_,
+                    " lists of output tensors, one per rank, got ", outputs.size());
+  for (const auto& list : outputs) {
+    check_pairs(list, inputs, operation.name());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      check_same_count(list[i], inputs[i].numel(), operation.name(), "an output");
+    }
+  }
+  operation.shape_of(inputs, Shapes::kMustMatch);
+  operation.inputs({inputs});
+  operation.outputs(outputs);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                      const c10d::AllgatherOptions& opts) {
+  Operation operation(TPURUN_ALL_GATHER, OpType::ALLGATHER_INTO_TENSOR_COALESCED,
+                      "tpu_dist:all_gather_into_tensor_coalesced");
+  check_pairs(outputs, inputs, operation.name());
+  operation.shape_of(inputs, Shapes::kMustMatch);
+  operation.inputs({inputs});
+  operation.output_parts(outputs, size_);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_whole(outputs[i], inputs[i], size_, operation.name(), "output");
+  }
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+  Operation operation(TPURUN_GATHER, OpType::GATHER, "tpu_dist:gather");
+  const auto& input = only(inputs, operation.name(), "input");
+  operation.root(checked_rank(operation.name(), opts.rootRank, "root"));
+  operation.shape_of(inputs, Shapes::kMayDiffer);
+  operation.input(input);
+  if (opts.rootRank == rank_) {
+    const auto& parts = only(outputs, operation.name(), "output");
+    check_one_per_rank(parts.size(), size_, operation.name(), "output");
+    operation.outputs_each(parts);
+    check_same_count(parts[rank_], input.numel(), operation.name(), "an output for this rank's own input");
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty(), "gather: expected no output tensors off the root, got ",
+                      outputs.size(), " lists of them");
+  }
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                         const c10d::GatherOptions& opts) {
+  Operation operation(TPURUN_GATHER, OpType::GATHER, "tpu_dist:gather_into_tensor");
+  operation.root(checked_rank(operation.name(), opts.rootRank, "root"));
+  operation.shape_of({input}, Shapes::kMustMatch);
+  operation.input(input);
+  if (opts.rootRank == rank_) {
+    operation.output_parts({output}, size_);
+    check_whole(output, input, size_, operation.name(), "output");
+  }
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
+  Operation operation(TPURUN_SCATTER, OpType::SCATTER, "tpu_dist:scatter");
+  const auto& output = only(outputs, operation.name(), "output");
+  operation.root(checked_rank(operation.name(), opts.rootRank, "root"));
+  operation.shape_of(outputs, Shapes::kMayDiffer);
+  if (opts.rootRank == rank_) {
+    const auto& parts = only(inputs, operation.name(), "input");
+    check_one_per_rank(parts.size(), size_, operation.name(), "input");
+    operation.inputs_each(parts);
+    check_same_count(output, parts[rank_].numel(), operation.name(), "an output");
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty(), "scatter: expected no input tensors off the root, got ", inputs.size(),
+                      " lists of them");
+  }
+  operation.output(output);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                     const c10d::ReduceScatterOptions& opts) {
+  Operation operation(TPURUN_REDUCE_SCATTER, OpType::REDUCE_SCATTER, "tpu_dist:reduce_scatter");
+  const auto& output = only(outputs, operation.name(), "output");
+  const auto& parts = only(inputs, operation.name(), "input");
+  check_one_per_rank(parts.size(), size_, operation.name(), "input");
+  operation.shape_of(parts, Shapes::kMustMatch);
+  operation.inputs_each(parts);
+  operation.output(output);
+  check_same_count(output, parts[rank_].numel(), operation.name(), "an output");
+  operation.reduce_with(opts.reduceOp);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                           const c10d::ReduceScatterOptions& opts) {
+  Operation operation(TPURUN_REDUCE_SCATTER, OpType::_REDUCE_SCATTER_BASE, "tpu_dist:reduce_scatter_tensor");
+  operation.shape_of({input}, Shapes::kMustMatch);
+  operation.input_parts({input}, size_);
+  operation.output(output);
+  check_whole(input, output, size_, operation.name(), "input");
+  operation.reduce_with(opts.reduceOp);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                      const c10d::ReduceScatterOptions& opts) {
+  Operation operation(TPURUN_REDUCE_SCATTER, OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                      "tpu_dist:reduce_scatter_tensor_coalesced");
+  check_pairs(outputs, inputs, operation.name());
+  operation.shape_of(inputs, Shapes::kMustMatch);
+  operation.input_parts(inputs, size_);
+  operation.outputs({outputs});
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_whole(inputs[i], outputs[i], size_, operation.name(), "input");
+  }
+  operation.reduce_with(opts.reduceOp);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+  Operation operation(TPURUN_ALL_TO_ALL, OpType::ALLTOALL_BASE, "tpu_dist:all_to_all");
+  operation.shape_of({input}, Shapes::kMayDiffer);
+  operation.input_rows(input, rows_per_rank(input, input_splits, size_, "input"));
+  operation.output_rows(output, rows_per_rank(output, output_splits, size_, "output"));
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  Operation operation(TPURUN_ALL_TO_ALL, OpType::ALLTOALL, "tpu_dist:all_to_all");
+  check_one_per_rank(inputs.size(), size_, operation.name(), "input");
+  check_one_per_rank(outputs.size(), size_, operation.name(), "output");
+  operation.shape_of(inputs, Shapes::kMayDiffer);
+  operation.inputs_each(inputs);
+  operation.outputs_each(outputs);
+  return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::send(Tensors& tensors, int destination, int tag) {
+  Operation operation(TPURUN_SEND, OpType::SEND, "tpu_dist:send");
+  operation.root(checked_rank(operation.name(), destination, "destination"));
+  operation.tag(tag);
+  operation.input(only(tensors, operation.name(), "input"));
+  operation.shape_of(tensors, Shapes::kMayDiffer);
+  return post(std::move(operation), Call::kAsync, c10d::kUnsetTimeout);
+}
+
+WorkPtr ProcessGroup::recv(Tensors& tensors, int source, int tag) {
+  Operation operation(TPURUN_RECV, OpType::RECV, "tpu_dist:recv");
+  operation.root(checked_rank(operation.name(), source, "source"));
+  operation.tag(tag);
+  operation.output(only(tensors, operation.name(), "output"));
+  operation.shape_of(tensors, Shapes::kMayDiffer);
+  return post(std::move(operation), Call::kAsync, c10d::kUnsetTimeout);
+}
+
+WorkPtr ProcessGroup::recvAnysource(Tensors& tensors, int tag) {
+  Operation operation(TPURUN_RECV, OpType::RECVANYSOURCE, "tpu_dist:recvAnysource");
+  operation.tag(tag);
+  operation.output(only(tensors, operation.name(), "output"));
+  operation.shape_of(tensors, Shapes::kMayDiffer);
+  return post(std::move(operation), Call::kAsync, c10d::kUnsetTimeout);
+}
+
+WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& opts) {
+  return post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:barrier"), opts);
+}
+
+void ProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_for_all_ranks*/) {
+  // Every failure of the engine names all the ranks that are missing, so there is nothing else to collect.
+  post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:monitored_barrier"), Call::kBlocking, opts.timeout);
+}
+
+}  // namespace tpurun

@@ -1,0 +1,106 @@
+// The c10d backend: torch's collectives, checked and forwarded to the engine. No state beyond a handle.
+//
+// The virtual functions carry the names of torch 2.12; newer versions forward their own names to these.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "compat.h"
+#include "operation.h"
+#include "tpurun.h"
+
+namespace tpurun {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+
+class ProcessGroupOptions final : public c10d::Backend::Options {
+ public:
+  explicit ProcessGroupOptions(std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const TPURUN_OVERRIDE_SINCE_2_14;
+};
+
+class ProcessGroup final : public c10d::Backend {
+ public:
+  // Returns when all ranks of the group have come. `global_ranks` are the group's ranks in the world.
+  ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+               const std::vector<int32_t>& global_ranks, const std::string& name,
+               std::chrono::milliseconds timeout);
+  ~ProcessGroup() override;
+
+  const std::string getBackendName() const override { return "tpu_dist"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  uint64_t getSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {}
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                             const c10d::GatherOptions& opts) TPURUN_OVERRIDE_SINCE_2_14;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_for_all_ranks) override;
+
+ private:
+  enum class Call { kBlocking, kAsync };
+  struct FreeComm {
+    void operator()(TpurunComm* comm) const;
+  };
+  // Between startCoalescing and endCoalescing of one thread.
+  struct Batch {
+    std::thread::id thread;
+    std::vector<WorkPtr> works;
+  };
+
+  template <class Opts>
+  WorkPtr post(Operation operation, const Opts& opts) {
+    return post(std::move(operation), opts.asyncOp ? Call::kAsync : Call::kBlocking, opts.timeout);
+  }
+  WorkPtr post(Operation operation, Call call, std::chrono::milliseconds timeout);
+  bool coalesces();
+  int checked_rank(const char* op, int64_t rank, const char* role) const;
+
+  c10::intrusive_ptr<ProcessGroupOptions> options_;
+  c10::intrusive_ptr<c10d::Store> store_;  // the engine's bootstrap may come back to it
+  std::unique_ptr<TpurunComm, FreeComm> comm_;
+  std::mutex batch_mutex_;
+  std::unique_ptr<Batch> batch_;
+};
+
+}  // namespace tpurun

@@ -1,0 +1,162 @@
+#include "work.h"
+
+#include <utility>
+
+#include <ATen/core/List.h>
+
+#include "errors.h"
+#include "gil.h"
+
+namespace tpurun {
+
+namespace {
+
+// Profilers show the shapes of what goes in; a receive has only what comes out.
+const std::vector<at::Tensor>& shown_to_profiler(const Operation& operation) {
+  return operation.profiled().empty() ? operation.results() : operation.profiled();
+}
+
+}  // namespace
+
+FinishedWork::FinishedWork(int rank, const Operation& operation, std::chrono::milliseconds timeout)
+    : c10d::Work(rank, operation.type(), operation.title(), shown_to_profiler(operation)),
+      results_(operation.results()),
+      timeout_(timeout) {}
+
+void FinishedWork::finish(uint64_t seq) {
+  seq_ = seq;
+  c10d::Work::finish();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> FinishedWork::getFuture() {
+  auto future = future_of(results_);
+  complete(*future, results_);
+  return future;
+}
+
+PendingWork::PendingWork(int rank, Operation operation, std::chrono::milliseconds timeout)
+    : c10d::Work(rank, operation.type(), operation.title(), shown_to_profiler(operation)),
+      in_flight_(new InFlight(std::move(operation))),
+      timeout_(timeout) {
+  if (recordFunctionEndCallback_) {
+    in_flight_->at_end(std::exchange(recordFunctionEndCallback_, nullptr));
+  }
+}
+
+PendingWork::~PendingWork() {
+  if (handle_ != nullptr) {
+    tpurun_work_free(handle_);
+  } else {
+    in_flight_->release();  // the engine never took its share
+  }
+  in_flight_->release();
+}
+
+void PendingWork::post(TpurunComm* comm, const std::string& site) {
+  TpurunOp record = in_flight_->operation().record(rank_, site, timeout_.count());
+  record.flags = TPURUN_ASYNC;
+  record.done = &InFlight::done;
+  record.done_ctx = in_flight_;
+  TpurunError error;
+  const auto status = without_gil([&] { return tpurun_post(comm, &record, &handle_, &error); });
+  throw_unless_ok(status, error);
+}
+
+bool PendingWork::isCompleted() {
+  if (tpurun_work_is_done(handle_) == 0) {
+    return false;
+  }
+  if (in_flight_->operation().copies_back() && isSuccess()) {
+    in_flight_->copy_back();
+  }
+  return true;
+}
+
+bool PendingWork::isSuccess() const {
+  return tpurun_work_is_done(handle_) != 0 && exception() == nullptr;
+}
+
+std::exception_ptr PendingWork::exception() const {
+  if (tpurun_work_is_done(handle_) == 0) {
+    return nullptr;
+  }
+  TpurunError error;
+  try {
+    throw_unless_ok(tpurun_work_wait(handle_, 0, &error), error);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+bool PendingWork::wait(std::chrono::milliseconds timeout) {
+  TpurunError error;
+  const auto status = without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), &error); });
+  throw_unless_ok(status, error);
+  in_flight_->copy_back();
+  return true;
+}
+
+CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : c10d::Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+bool CoalescedWork::isCompleted() {
+  for (const auto& work : works_) {
+    if (!work->isCompleted()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool CoalescedWork::isSuccess() const {
+  for (const auto& work : works_) {
+    if (!work->isSuccess()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) {
+      return error;
+    }
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  for (const auto& work : works_) {
+    work->wait(timeout);
+  }
+  return true;
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> results;
+  for (const auto& work : works_) {
+    const auto some = work->result();
+    results.insert(results.end(), some.begin(), some.end());
+  }
+  return results;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  const auto type = c10::ListType::create(c10::TensorType::get());
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(c10::FutureType::create(type));
+  for (const auto& work : works_) {
+    futures.push_back(work->getFuture());
+  }
+  return c10::collectAll(futures)->then(
+      [results = result()](c10::ivalue::Future& all) {
+        if (all.hasError()) {
+          std::rethrow_exception(all.exception_ptr());
+        }
+        return c10::IValue(results);
+      },
+      type);
+}
+
+}  // namespace tpurun

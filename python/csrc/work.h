@@ -1,0 +1,81 @@
+// The handles that torch gets for posted operations.
+#pragma once
+
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "compat.h"
+#include "in_flight.h"
+#include "operation.h"
+#include "tpurun.h"
+
+namespace tpurun {
+
+// An operation that was done before its post returned.
+class FinishedWork final : public c10d::Work {
+ public:
+  // Starts the profiler's event; `post` runs between this and `finish`.
+  FinishedWork(int rank, const Operation& operation, std::chrono::milliseconds timeout);
+  void finish(uint64_t seq);
+
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  std::exception_ptr exception() const override { return nullptr; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  void synchronize() override {}
+  std::vector<at::Tensor> result() override { return results_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return seq_; }
+  std::chrono::milliseconds getTimeout() const TPURUN_OVERRIDE_SINCE_2_14 { return timeout_; }
+
+ private:
+  std::vector<at::Tensor> results_;
+  std::chrono::milliseconds timeout_;
+  uint64_t seq_ = 0;
+};
+
+// An operation the engine works on.
+class PendingWork final : public c10d::Work {
+ public:
+  PendingWork(int rank, Operation operation, std::chrono::milliseconds timeout);
+  ~PendingWork() override;
+
+  // Posts it; throws what the engine refuses.
+  void post(TpurunComm* comm, const std::string& site);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  int sourceRank() const override { return in_flight_->source(); }
+  std::vector<at::Tensor> result() override { return in_flight_->operation().results(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return in_flight_->future(); }
+  uint64_t getSequencenumber() const override { return tpurun_work_seq(handle_); }
+  std::chrono::milliseconds getTimeout() const TPURUN_OVERRIDE_SINCE_2_14 { return timeout_; }
+
+ private:
+  InFlight* in_flight_;
+  TpurunWork* handle_ = nullptr;
+  std::chrono::milliseconds timeout_;
+};
+
+// What endCoalescing returns: done when all are.
+class CoalescedWork final : public c10d::Work {
+ public:
+  CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace tpurun

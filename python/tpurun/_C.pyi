@@ -1,0 +1,29 @@
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch.distributed import Store
+from torch.distributed.distributed_c10d import Backend
+
+class ProcessGroupOptions(Backend.Options):
+    def __init__(self, timeout: timedelta = ...) -> None: ...
+
+class ProcessGroup(Backend):
+    """One rank's end of a communicator of the engine."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        global_ranks: Sequence[int],
+        name: str,
+        timeout: timedelta,
+    ) -> None: ...
+    @property
+    def options(self) -> ProcessGroupOptions: ...
+
+def call_site() -> str:
+    """The place in the calling program, as messages show it: ``train.py:28``."""
+
+def stop_callbacks() -> None:
+    """Run no more callbacks of futures; for the exit of the interpreter."""

@@ -1,0 +1,68 @@
+"""Many PyTorch ranks on the machines you have, joined by fast, checked collectives.
+
+Importing torch registers the backends ``tpu_dist`` and ``tpu``::
+
+    torch.distributed.init_process_group("tpu_dist")
+
+Nothing else happens until one of the two is asked for: the native library is loaded by the first process
+group, and this module imports neither torch nor anything slow.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpurun.errors import (
+        AbortedError,
+        CollectiveMismatchError,
+        CollectiveTimeoutError,
+        DeadlockError,
+        RankLostError,
+    )
+
+    __version__: str
+
+__all__ = [
+    "AbortedError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "DeadlockError",
+    "RankLostError",
+    "__version__",
+    "register_backends",
+]
+
+_ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
+
+
+def register_backends() -> None:
+    """Make ``tpu_dist`` and ``tpu`` known to torch.distributed; done by ``import torch`` unless disabled."""
+    from tpurun import _backend
+
+    _backend.register()
+
+
+def _autoload() -> None:
+    """The entry point that torch calls at the end of its import. An error here must not break that import."""
+    try:
+        register_backends()
+    except Exception as error:
+        print(f"tpurun: not available: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ERRORS:
+        from tpurun import errors
+
+        return getattr(errors, name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tpurun")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

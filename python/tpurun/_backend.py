@@ -1,0 +1,93 @@
+"""How torch.distributed finds the backend, and how a process group of it begins."""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Backend
+
+# TorchTPU's names, so that the same script runs on both.
+NAMES = ("tpu_dist", "tpu")
+
+
+def register() -> None:
+    """Register the names; cheap, and repeatable."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or all(name.upper() in dist.Backend._plugins for name in NAMES):
+        return
+    if _google_tpu_present():
+        print(
+            "tpurun: torch_tpu and its chips are here; leaving the backends tpu_dist and tpu to it",
+            file=sys.stderr,
+        )
+        return
+    for name in NAMES:
+        # CPU tensors only: torch refuses a device name nobody has claimed, and claiming one changes what
+        # CPU-only programs do. Gloo stays the default backend of the CPU.
+        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    # The engine records what every rank does. Torch's recorder would hook each call for 2 to 5 us more.
+    recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if isinstance(recorders, set):
+        recorders.update(NAMES)
+
+
+def create(options: Any, pg_options: Any) -> Backend:
+    """Build this rank's end of a group; returns when all its ranks have come."""
+    native = load_native()
+    timeout = options.timeout if pg_options is None else pg_options._timeout
+    return native.ProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        # The default group is the world itself and lists no ranks.
+        list(options.global_ranks_in_group) or list(range(options.group_size)),
+        options.group_id,
+        timeout,
+    )
+
+
+_native: Any = None
+
+
+def load_native() -> Any:
+    """The extension module, loaded at its first use."""
+    global _native
+    if _native is None:
+        _native = _load()
+    return _native
+
+
+def _load() -> Any:
+    import torch
+
+    try:
+        from tpurun._build import TORCH_VERSION
+    except ImportError as error:
+        raise ImportError("tpurun: this copy has no compiled parts; install it with `make build`") from error
+    if _minor(torch.__version__) != _minor(TORCH_VERSION):
+        # Torch's C++ interface changes with every minor: the loader would only speak of missing symbols.
+        raise ImportError(
+            f"tpurun: expected torch {_minor(TORCH_VERSION)}, which this copy was built for, "
+            f"found {torch.__version__}; rebuild tpurun with this torch installed"
+        )
+    from tpurun import _C
+
+    # Futures run Python on threads of the extension; none may be left when the interpreter goes.
+    atexit.register(_C.stop_callbacks)
+    return _C
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _google_tpu_present() -> bool:
+    if importlib.util.find_spec("torch_tpu") is None:
+        return False
+    return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
