@@ -246,4 +246,29 @@ mod tests {
             guilty.join().expect("the guilty rank does not panic");
         });
     }
+
+    /// A round that was opened is a success for all, whatever comes later.
+    #[test]
+    fn loom_an_opened_round_stays_open() {
+        model(|| {
+            let meeting = Arc::new(Meeting::default());
+            let last = {
+                let meeting = meeting.clone();
+                spawn(move || {
+                    if meeting.arrive(RANKS) == Arrival::Last {
+                        meeting.open();
+                    }
+                    if meeting.wait(0, Patience::NONE, None) == Opened::Yes {
+                        // This rank goes on, and its next operation fails.
+                        meeting.poison();
+                    }
+                })
+            };
+            if meeting.arrive(RANKS) == Arrival::Last {
+                meeting.open();
+            }
+            assert_eq!(meeting.wait(0, Patience::NONE, None), Opened::Yes);
+            last.join().expect("the last to arrive does not panic");
+        });
+    }
 }
