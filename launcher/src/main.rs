@@ -56,11 +56,28 @@ fn main_code() -> Result<ExitCode, String> {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),
         Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
-        Some(Command::Bench { .. }) | None => {
-            let job = Job::new(&cli)?;
-            if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { Ok(exit_code(front::run()?)) }
+        Some(Command::Bench(bench)) => {
+            let given = [bench.ranks.clone(), cli.options.ranks.iter().cloned().collect()];
+            let usual = vec!["2".into(), "8".into()];
+            let counts = given.into_iter().find(|counts| !counts.is_empty()).unwrap_or(usual);
+            counts.iter().try_for_each(|count| job::parse_ranks(count).map(drop))?;
+            for count in counts {
+                // The last `--ranks` of a command line counts.
+                let code = start(&cli, &["--ranks".into(), count])?;
+                if code != ExitCode::SUCCESS {
+                    return Ok(code);
+                }
+            }
+            Ok(ExitCode::SUCCESS)
         }
+        None => start(&cli, &[]),
     }
+}
+
+/// Runs the job of a command line with some more arguments, or describes it.
+fn start(cli: &Cli, more: &[String]) -> Result<ExitCode, String> {
+    let job = Job::new(cli)?;
+    if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { Ok(exit_code(front::run(more)?)) }
 }
 
 fn examine(options: &Options, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
