@@ -85,7 +85,8 @@ impl Lane {
         let meet =
             Meet { op, seq, deadline: Instant::now() + timeout, timeout, algorithm: None, fold_bytes: 0 };
         let result = self.execute(meet);
-        if let Some(board) = &self.board {
+        // What failed stays open on the board: it is the evidence of who waited for whom.
+        if let (Some(board), Ok(())) = (&self.board, &result) {
             board.completed(seq);
         }
         result
