@@ -1,6 +1,6 @@
 """Puts pip into the virtual environment that runs this, where the system's Python came without ensurepip.
 
-Debian splits ensurepip off into python3-venv. Pip's wheel can run itself, so fetching that one file is enough.
+Debian splits ensurepip off into python3-venv. Pip's wheel can run itself: that one file is enough.
 """
 
 import hashlib
@@ -41,7 +41,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, WHEEL)
         path.write_bytes(wheel)
-        command = [sys.executable, f"{path}/pip", "install", "--quiet", "--no-index", "--no-cache-dir", str(path)]
+        command = [
+            sys.executable,
+            f"{path}/pip",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-cache-dir",
+            str(path),
+        ]
         subprocess.run(command, check=True)
 
 

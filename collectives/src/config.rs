@@ -20,9 +20,9 @@ pub enum Matching {
 /// Settings of a communicator.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Shared memory all ranks of a communicator may stage in at a time, in bytes (`TPURUN_STAGING_BYTES`,
-    /// default 32 MiB, 256 KiB to 4 GiB). Each rank has two windows of its share, and takes memory only for
-    /// what it uses. Larger messages pass through in several rounds.
+    /// Shared memory all ranks of a communicator may stage in, in bytes (`TPURUN_STAGING_BYTES`, default
+    /// 4 MiB, 256 KiB to 4 GiB). Each rank has two windows of its share; larger messages pass through in
+    /// several rounds. The default keeps what is staged in the caches of common CPUs.
     pub staging_bytes: usize,
     /// `TPURUN_MATCH`: `normal` (default) or `strict`.
     pub matching: Matching,
@@ -39,7 +39,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            staging_bytes: 32 << 20,
+            staging_bytes: 4 << 20,
             matching: Matching::Normal,
             algorithm: None,
             topology: None,

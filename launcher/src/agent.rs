@@ -104,6 +104,8 @@ struct Stopping {
     kill_at: Instant,
     victims: Vec<u32>,
     is_killing: bool,
+    /// Asked more than once: nothing is waited for any more.
+    is_hurried: bool,
 }
 
 enum Why {
@@ -195,7 +197,10 @@ impl Agent {
             }
             Asked::FrontDied => self.stop(Why::FrontDied, Duration::ZERO),
             Asked::Stop(signal) => match &mut self.phase {
-                Phase::Stopping(stopping) => stopping.kill_at = Instant::now(),
+                Phase::Stopping(stopping) => {
+                    stopping.kill_at = Instant::now();
+                    stopping.is_hurried = true;
+                }
                 _ => {
                     let again = if signal == Signal::INT { "; Ctrl-C again ends them at once" } else { "" };
                     let alive = self.ranks.iter().filter(|rank| rank.is_alive()).count();
@@ -267,8 +272,16 @@ impl Agent {
         let running: HashMap<i32, u32> = self.running();
         let mut ended = Vec::new();
         kill::reap(&mut |pid, status| ended.push((pid, Ending::of(status))));
+        let ended: Vec<(i32, Option<Ending>)> =
+            ended.into_iter().map(|(pid, ending)| (pid.as_raw_nonzero().get(), ending)).collect();
+        // A forked rank comes to us only when its parent is gone, which then is the cause.
+        if let Some(server) = self.server.as_ref().map(|server| server.pid)
+            && ended.iter().any(|(pid, _)| *pid == server || running.contains_key(pid))
+        {
+            self.on_server_gone();
+        }
         for (pid, ending) in ended {
-            if let (Some(rank), Some(ending)) = (running.get(&pid.as_raw_nonzero().get()), ending) {
+            if let (Some(rank), Some(ending)) = (running.get(&pid), ending) {
                 self.on_end(*rank, ending);
             }
         }
@@ -319,6 +332,7 @@ impl Agent {
             if is_urgent {
                 stopping.kill_at = now;
                 stopping.why = why;
+                stopping.is_hurried = true;
             }
             return;
         }
@@ -332,6 +346,7 @@ impl Agent {
             kill_at: now + grace,
             victims,
             is_killing: false,
+            is_hurried: is_urgent,
         });
         if !is_urgent {
             running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
@@ -369,8 +384,8 @@ impl Agent {
 
     /// A line of our own, in its place among those of the ranks.
     fn say(&mut self, line: &str) {
+        self.output.note(&format!("tpurun: {line}"));
         self.show();
-        self.screen.write(Stream::Err, format!("tpurun: {line}\n").into_bytes());
     }
 }
 

@@ -28,7 +28,14 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Check this machine (cores, memory, limits, torch, fork server, cgroup) and say what to do
-    Doctor,
+    Doctor {
+        /// Ranks that the machine shall run [default: 64]
+        #[arg(short = 'n', value_name = "N")]
+        ranks: Option<String>,
+        /// Print one JSON object per finding
+        #[arg(long)]
+        json: bool,
+    },
     /// Measure the collectives as one job; arguments go to tpurun.bench
     Bench {
         /// Ranks, when not given before the command [default: 8]
@@ -278,7 +285,7 @@ mod tests {
         let cli = parse("tpurun -n 64 bench --sizes 1M");
         assert_eq!(cli.options.ranks.as_deref(), Some("64"));
         assert!(matches!(cli.command, Some(Command::Bench { ranks: None, .. })));
-        assert!(matches!(parse("tpurun doctor").command, Some(Command::Doctor)));
+        assert!(matches!(parse("tpurun doctor").command, Some(Command::Doctor { ranks: None, json: false })));
         assert!(matches!(
             parse("tpurun completions zsh").command,
             Some(Command::Completions { shell: Shell::Zsh })

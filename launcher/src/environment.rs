@@ -44,7 +44,8 @@ pub(crate) fn of_threads(job: &Job) -> Variables {
 }
 
 /// OpenBLAS starts its threads when it is loaded, and threads do not survive a fork.
-pub(crate) const SERVER_THREADS: [(&str, &str); 2] = [("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1")];
+pub(crate) const SERVER_THREADS: [(&str, &str); 2] =
+    [("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1")];
 
 /// Where the ranks meet.
 pub(crate) fn of_store(port: u16, is_agents: bool) -> Variables {

@@ -106,7 +106,8 @@ fn check_one_host(options: &Options) -> Result<(), String> {
     only("max-restarts", &torchrun.max_restarts, &["0"], "restarts are not supported yet")
 }
 
-fn parse_ranks(text: &str) -> Result<u32, String> {
+/// The value of `-n`.
+pub(crate) fn parse_ranks(text: &str) -> Result<u32, String> {
     match text {
         "auto" | "cpu" => Ok(u32::try_from(usable_cpus()).unwrap_or(MAX_RANKS)),
         _ => text.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(|| {

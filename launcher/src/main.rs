@@ -7,6 +7,7 @@ mod cgroup;
 mod cli;
 mod control_server;
 mod cpus;
+mod doctor;
 mod dry_run;
 mod environment;
 mod exchange;
@@ -28,50 +29,68 @@ mod verdict;
 mod watch;
 
 use std::io::{self, Write};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, Options};
+use doctor::DoctorOptions;
 use job::Job;
 
-fn main() {
-    let code = main_code().unwrap_or_else(|error| {
+fn main() -> ExitCode {
+    main_code().unwrap_or_else(|error| {
         eprintln!("tpurun: error: {error}");
-        2
-    });
-    std::process::exit(code);
+        ExitCode::from(2)
+    })
 }
 
-fn main_code() -> Result<i32, String> {
+fn main_code() -> Result<ExitCode, String> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == front::AGENT) {
         let front = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).ok_or("expected a pid")?;
         let cli = Cli::parse_from(std::iter::once("tpurun".into()).chain(arguments));
-        return agent::run(Job::new(&cli)?, front);
+        return Ok(exit_code(agent::run(Job::new(&cli)?, front)?));
     }
     let cli = cli::parse();
-    match cli.command {
-        Some(Command::Completions { shell }) => {
-            // To memory first: a reader that leaves early is no bug of ours.
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "tpurun", &mut script);
-            return print(&script);
+    match &cli.command {
+        Some(Command::Completions { shell }) => print(&completions(*shell)),
+        Some(Command::Man) => print(&manual()?),
+        Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
+        Some(Command::Bench { .. }) | None => {
+            let job = Job::new(&cli)?;
+            if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { Ok(exit_code(front::run()?)) }
         }
-        Some(Command::Man) => {
-            let mut page = Vec::new();
-            let man = clap_mangen::Man::new(Cli::command());
-            man.render(&mut page).map_err(|error| error.to_string())?;
-            return print(&page);
-        }
-        _ => {}
     }
-    let job = Job::new(&cli)?;
-    if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { front::run() }
 }
 
-fn print(bytes: &[u8]) -> Result<i32, String> {
+fn examine(options: &Options, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
+    let ranks = job::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))?;
+    // One that is missing is a finding, too.
+    let python = program::find_python(options.python.as_deref()).unwrap_or_else(|_| "python3".into());
+    doctor::run(&DoctorOptions { ranks, python, json }).map_err(|error| format!("{error:#}"))
+}
+
+fn completions(shell: clap_complete::Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tpurun", &mut script);
+    script
+}
+
+fn manual() -> Result<Vec<u8>, String> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(|error| error.to_string())?;
+    Ok(page)
+}
+
+fn print(bytes: &[u8]) -> Result<ExitCode, String> {
     match io::stdout().write_all(bytes).and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
-        written => written.map(|()| 0).map_err(|error| error.to_string()),
+        // A reader that leaves early is no bug of ours.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        written => written.map(|()| ExitCode::SUCCESS).map_err(|error| error.to_string()),
     }
+}
+
+/// Exit codes have eight bits.
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(code as u8)
 }

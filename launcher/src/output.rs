@@ -163,9 +163,10 @@ impl Output {
         self.settle(now);
     }
 
-    /// The terminal echoed an Enter key that went to rank 0: what follows its prompt starts a new line.
-    pub(crate) fn echoed_newline(&mut self) {
-        self.screen.echoed_newline();
+    /// Shows a line of the launcher itself, after everything that is on the screen already.
+    pub(crate) fn note(&mut self, text: &str) {
+        self.screen.note(text);
+        self.bar_changed = true;
     }
 
     /// Writes everything that is ready, in order.

@@ -1,4 +1,4 @@
-//! Writes to the terminal on a thread of its own: a pager or a slow pipe must not keep the agent from
+//! Writes to the terminal on threads of their own: a pager or a slow pipe must not keep the agent from
 //! noticing a signal, a dead rank or its own end.
 
 use std::fs::File;
@@ -16,7 +16,9 @@ use crate::output::Stream;
 /// The two standard streams of the launcher.
 #[derive(Debug)]
 pub(crate) struct Screen {
-    tx: mpsc::Sender<Piece>,
+    out: mpsc::Sender<Piece>,
+    /// The same queue as `out` when both go to the same place, where order can be seen.
+    err: mpsc::Sender<Piece>,
     state: Arc<State>,
 }
 
@@ -36,25 +38,23 @@ struct Piece {
 
 impl Screen {
     pub(crate) fn new() -> io::Result<Screen> {
-        let streams =
-            [io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?];
-        Screen::over(streams)
+        Screen::over(io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?)
     }
 
-    fn over(streams: [OwnedFd; 2]) -> io::Result<Screen> {
-        let (tx, rx) = mpsc::channel();
+    fn over(out: OwnedFd, err: OwnedFd) -> io::Result<Screen> {
         let state = Arc::new(State::default());
-        let shared = state.clone();
-        // Never joined: it may be in the middle of a write that nobody will ever read.
-        std::thread::Builder::new().name("screen".into()).spawn(move || write_all(rx, streams, &shared))?;
-        Ok(Screen { tx, state })
+        let is_shared = is_same_file(&out, &err)?;
+        let out_tx = start_writer([out.try_clone()?, err.try_clone()?], state.clone())?;
+        let err_tx = if is_shared { out_tx.clone() } else { start_writer([out, err], state.clone())? };
+        Ok(Screen { out: out_tx, err: err_tx, state })
     }
 
-    /// Queues bytes; what was queued before, for either stream, is written before.
+    /// Queues bytes; on one terminal, what was queued before for either stream is written before.
     pub(crate) fn write(&self, stream: Stream, bytes: Vec<u8>) {
         if !bytes.is_empty() && !self.is_broken() {
             self.state.queued_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
-            let _ = self.tx.send(Piece { stream, bytes });
+            let queue = if stream == Stream::Out { &self.out } else { &self.err };
+            let _ = queue.send(Piece { stream, bytes });
         }
     }
 
@@ -87,6 +87,18 @@ impl Screen {
             progress.await;
         }
     }
+}
+
+fn is_same_file(a: &OwnedFd, b: &OwnedFd) -> io::Result<bool> {
+    let (a, b) = (rustix::fs::fstat(a)?, rustix::fs::fstat(b)?);
+    Ok((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
+}
+
+/// Its thread is never joined: it may be in the middle of a write that nobody will ever read.
+fn start_writer(streams: [OwnedFd; 2], state: Arc<State>) -> io::Result<mpsc::Sender<Piece>> {
+    let (tx, rx) = mpsc::channel();
+    std::thread::Builder::new().name("screen".into()).spawn(move || write_all(rx, streams, &state))?;
+    Ok(tx)
 }
 
 fn write_all(rx: mpsc::Receiver<Piece>, streams: [OwnedFd; 2], state: &State) {
@@ -131,7 +143,7 @@ mod tests {
     #[test]
     fn a_reader_that_waits_holds_up_nobody_and_loses_nothing() {
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let screen = Screen::over([write_end.try_clone().unwrap(), write_end]).unwrap();
+        let screen = Screen::over(write_end.try_clone().unwrap(), write_end).unwrap();
         while screen.has_room() {
             screen.write(Stream::Out, vec![b'o'; 10_000]);
             screen.write(Stream::Err, vec![b'e'; 10_000]);
@@ -148,10 +160,22 @@ mod tests {
     }
 
     #[test]
+    fn one_stream_goes_on_while_the_other_waits() {
+        let (_kept, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (read_end, free) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let screen = Screen::over(full, free).unwrap();
+        screen.write(Stream::Out, vec![b'o'; QUEUE_BYTES / 2]);
+        screen.write(Stream::Err, b"note".to_vec());
+        let mut bytes = [0; 4];
+        File::from(read_end).read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"note");
+    }
+
+    #[test]
     fn a_reader_that_left_is_noticed() {
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(read_end);
-        let screen = Screen::over([write_end.try_clone().unwrap(), write_end]).unwrap();
+        let screen = Screen::over(write_end.try_clone().unwrap(), write_end).unwrap();
         screen.write(Stream::Out, vec![b'x'; 10]);
         run(screen.flushed());
         assert!(screen.is_broken());

@@ -14,13 +14,9 @@ namespace tpurun {
 
 namespace {
 
-std::byte* address(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
+std::byte* address(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-TpurunSpan span_of(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.nbytes()};
-}
+TpurunSpan span_of(const at::Tensor& tensor) { return {tensor.data_ptr(), tensor.nbytes()}; }
 
 bool overlap(const TpurunSpan& a, const TpurunSpan& b) {
   const auto* a_begin = static_cast<const std::byte*>(a.data);
@@ -38,15 +34,8 @@ TpurunSpan bounds(const std::vector<TpurunSpan>& spans) {
       highest = std::max<uintptr_t>(highest, begin + span.bytes);
     }
   }
-  return highest == 0 ? TpurunSpan{nullptr, 0} : TpurunSpan{reinterpret_cast<void*>(lowest), highest - lowest};
-}
-
-bool usable_as_is(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
-at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  return tensor.detach().resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
+  return highest == 0 ? TpurunSpan{nullptr, 0}
+                      : TpurunSpan{reinterpret_cast<void*>(lowest), highest - lowest};
 }
 
 // FNV-1a over the words; ranks compare the result, so it may not depend on the process.
@@ -101,21 +90,21 @@ void Operation::check(const at::Tensor& tensor) {
 at::Tensor Operation::readable(const at::Tensor& tensor) {
   check(tensor);
   profiled_.push_back(tensor);
-  if (usable_as_is(tensor)) {
+  if (tensor.is_contiguous()) {
     return tensor;
   }
-  kept_.push_back(contiguous_copy(tensor));
+  kept_.push_back(tensor.detach().contiguous());
   return kept_.back();
 }
 
 at::Tensor Operation::writable(const at::Tensor& tensor, Access access) {
   check(tensor);
   results_.push_back(tensor);
-  if (usable_as_is(tensor)) {
+  if (tensor.is_contiguous()) {
     return tensor;
   }
-  auto copy =
-      access == Access::kReadWrite ? contiguous_copy(tensor) : at::empty(tensor.sizes(), tensor.options());
+  auto copy = access == Access::kReadWrite ? tensor.detach().contiguous()
+                                           : at::empty(tensor.sizes(), tensor.options());
   staged_.push_back({tensor, copy});
   return copy;
 }

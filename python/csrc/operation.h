@@ -1,6 +1,6 @@
 // One operation between torch and the engine: checked tensors, and the spans of memory cut from them.
 //
-// Tensors the engine can not use as they are (strided, conjugated, overlapping) are replaced by contiguous
+// Tensors the engine can not use as they are (strided, overlapping) are replaced by contiguous
 // copies here; `copy_back` brings the results of those home.
 #pragma once
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+
 from rank_processes import PACKAGE_ROOT, run_ranks
 from tpurun import bench
 

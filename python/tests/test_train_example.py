@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from rank_processes import run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train.py"

@@ -48,7 +48,7 @@ def _autoload() -> None:
     """The entry point that torch calls at the end of its import. An error here must not break that import."""
     try:
         register_backends()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         print(f"tpurun: not available: {type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -51,6 +51,8 @@ def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: 
     """
     if owns_path_entry:
         del sys.path[0]
+    # A process that the program forks inherits our descriptors, but is not this rank: the engine compares.
+    os.environ["TPURUN_RANK_PID"] = str(os.getpid())
     sys.argv = [target, *arguments]
     main_module = ModuleType("__main__")
     sys.modules["__main__"] = main_module

@@ -8,7 +8,6 @@ use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
 use crate::cgroup;
 use crate::dry_run;
 use crate::kill;
-use crate::output::Stream;
 use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
 use crate::report::{self, Facts};
@@ -22,9 +21,9 @@ impl Agent {
         self.end_everything();
         self.read_the_rest(rx).await;
         let phase = std::mem::replace(&mut self.phase, Phase::Running);
-        let code = match phase {
-            Phase::Stopping(stopping) => self.conclude(&stopping, gone_at),
-            _ => 0,
+        let (code, is_hurried) = match phase {
+            Phase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),
+            _ => (0, false),
         };
         self.run_dir.event("ended", json!({"exit": code}));
         if let Some(error) = self.output.log_error() {
@@ -35,6 +34,7 @@ impl Agent {
             () = self.screen.flushed() => {}
             // Nobody reads it: then nobody needs it.
             () = asked_to_go(&mut rx.signals) => {}
+            () = tokio::time::sleep(DRAIN), if is_hurried => {}
         }
         code
     }
@@ -57,6 +57,7 @@ impl Agent {
     /// Every writer is dead, unless a rank has handed its pipe to somebody outside the job.
     async fn read_the_rest(&mut self, rx: &mut Receivers) {
         let deadline = tokio::time::Instant::now() + DRAIN;
+        let mut is_hurried = matches!(&self.phase, Phase::Stopping(stopping) if stopping.is_hurried);
         while self.open_streams.iter().any(|open| *open > 0) && !self.screen.is_broken() {
             tokio::select! {
                 chunk = tokio::time::timeout_at(deadline, rx.chunks.recv()), if self.screen.has_room() => {
@@ -64,9 +65,13 @@ impl Agent {
                     self.on_chunk(chunk);
                 }
                 () = self.screen.room(), if !self.screen.has_room() => {}
-                () = asked_to_go(&mut rx.signals) => break,
+                () = tokio::time::sleep_until(deadline), if is_hurried => break,
+                () = asked_to_go(&mut rx.signals) => is_hurried = true,
             }
             self.show();
+        }
+        if let Phase::Stopping(stopping) = &mut self.phase {
+            stopping.is_hurried = is_hurried;
         }
         for rank in 0..self.job.ranks {
             self.output.finish(rank, Instant::now());
@@ -91,7 +96,8 @@ impl Agent {
             Why::Failed(verdict) => {
                 let text = self.report(verdict, stopping, gone_at);
                 self.run_dir.write_report(&text);
-                self.screen.write(Stream::Err, text.into_bytes());
+                self.output.note(text.trim_end());
+                self.show();
                 verdict.exit_code()
             }
         }

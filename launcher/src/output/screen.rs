@@ -129,9 +129,11 @@ impl Screen {
         }
     }
 
-    /// The terminal itself moved to the next line: it echoed the Enter key.
-    pub(super) fn echoed_newline(&mut self) {
-        self.cursor = Cursor::LineStart;
+    /// Writes lines that no rank wrote.
+    pub(super) fn note(&mut self, text: &str) {
+        self.leave_line();
+        self.put(Stream::Err, text.as_bytes());
+        self.put(Stream::Err, b"\n");
     }
 
     /// Writes what is pending, in order.

@@ -242,15 +242,25 @@ fn a_prompt_of_rank_0_shows_on_a_terminal() {
     let mut h = Harness::new(OutputConfig { terminal: true, ..config(4) });
     h.feed(0, "name? ").feed(1, "name? ").wait(199 * MS).shows(expect![""]);
     h.wait(MS).shows(expect![">  0| name? "]);
-    h.output.echoed_newline();
     h.feed(0, "hello\n").wait(50 * MS).feed(0, "again? ").wait(200 * MS);
     h.feed(2, "noise\n").wait(50 * MS).feed(0, "yes\n").feed(1, "\n").wait(50 * MS);
     h.shows(expect![[r#"
-        >  0| name?   0| hello
+        >  0| name? hello
         >  0| again? 
         >  2| noise
         >  0| yes
         >  1| name? 
+    "#]]);
+}
+
+#[test]
+fn a_note_of_the_launcher_leaves_the_bar_whole() {
+    let mut h = Harness::new(OutputConfig { terminal: true, ..config(2) });
+    h.feed(0, "\r1%").wait(10 * MS);
+    h.output.note("tpurun: stopping");
+    h.wait(200 * MS).feed(0, "\r2%\n").wait(50 * MS);
+    h.shows(expect![[r#"
+        ><ESC>[?7l  0| 1%<ESC>[?7h<CR><ESC>[2K<ESC>[?7l  0| 1%<ESC>[?7h<CR><ESC>[2K  0| 2%
     "#]]);
 }
 

@@ -1,0 +1,54 @@
+//! Either process of the launcher may be killed: no rank and no grandchild survives.
+
+use rustix::process::{Signal, kill_process};
+
+use crate::sandbox::Sandbox;
+
+/// Ranks that start a child in its own session, which ignores what it can.
+const WITH_GRANDCHILDREN: &str = "setsid sh -c 'trap \"\" TERM HUP INT; echo ready; sleep 1000' & (setsid sleep 1000 &) ; wait; sleep 1000";
+
+#[test]
+fn nothing_survives_the_front() {
+    let sandbox = Sandbox::new();
+    let mut job = sandbox.start(&["-n", "4", "sh", "-c", WITH_GRANDCHILDREN]);
+    job.wait_for_lines("ready", 4);
+    job.signal(Signal::KILL);
+    assert_eq!(job.wait_without_reading(), 137);
+    sandbox.expect_nothing_left();
+}
+
+#[test]
+fn nothing_survives_the_agent() {
+    let sandbox = Sandbox::new();
+    let mut job = sandbox.start(&["-n", "4", "sh", "-c", WITH_GRANDCHILDREN]);
+    job.wait_for_lines("ready", 4);
+    kill_process(sandbox.agent(), Signal::KILL).unwrap();
+    let outcome = job.wait();
+    assert_eq!(outcome.code, 137);
+    assert!(outcome.err.contains("was killed by signal 9; its ranks were ended"), "{outcome:?}");
+    // The front has seen to it before it returned.
+    sandbox.expect_nothing_left();
+}
+
+#[test]
+fn nothing_survives_the_front_while_nobody_reads_the_output() {
+    let sandbox = Sandbox::new();
+    let mut job = sandbox.start(&["-n", "4", "sh", "-c", "echo ready; exec yes"]);
+    job.wait_for_lines("ready", 4);
+    job.signal(Signal::KILL);
+    assert_eq!(job.wait_without_reading(), 137);
+    sandbox.expect_nothing_left();
+}
+
+#[test]
+fn a_slow_reader_does_not_keep_ctrl_c_from_working() {
+    let sandbox = Sandbox::new();
+    let mut job = sandbox.start(&["-n", "2", "sh", "-c", "echo ready; exec yes"]);
+    job.wait_for_lines("ready", 2);
+    job.signal(Signal::INT);
+    job.wait_for_note("stopping 2 ranks");
+    // The ranks end; what they wrote waits for the reader until it is said again that nobody cares.
+    job.signal(Signal::INT);
+    job.signal(Signal::TERM);
+    assert_eq!(job.wait().code, 130);
+}

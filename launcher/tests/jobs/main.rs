@@ -1,0 +1,9 @@
+//! Whole jobs with real processes: the command line, how ranks end, and that nothing is left behind.
+
+mod board;
+mod endings;
+mod fork_server;
+mod launcher_death;
+mod sandbox;
+mod signals;
+mod usage;

@@ -1,0 +1,128 @@
+"""Runs a function in forked processes that are the ranks of one process group."""
+
+import os
+import pickle
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+LIMIT_S = 60.0  # for a whole test: far above what any needs, far below a person's patience
+TIMEOUT = timedelta(seconds=30)
+
+
+@dataclass
+class Rank:
+    pid: int
+    pipe: int
+    report: bytes = b""
+
+
+def run(
+    size: int,
+    body: Callable[..., Any],
+    *args: Any,
+    backend: str = "tpu_dist",
+    timeout: timedelta = TIMEOUT,
+    limit_s: float = LIMIT_S,
+) -> list[Any]:
+    """Call ``body(*args)`` on every rank of a new world; returns what it returned, by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        meeting_place = f"file://{folder}/store"
+
+        def ranked(rank: int) -> Any:
+            dist.init_process_group(
+                backend, init_method=meeting_place, rank=rank, world_size=size, timeout=timeout
+            )
+            result = body(*args)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            return result
+
+        return fork(size, ranked, limit_s)
+
+
+def fork(size: int, body: Callable[[int], Any], limit_s: float = LIMIT_S) -> list[Any]:
+    """Call ``body(rank)`` in forked processes without a process group."""
+    ranks = [_start(rank, body) for rank in range(size)]
+    try:
+        _collect(ranks, limit_s)
+    finally:
+        for rank in ranks:
+            _end(rank)
+    reports = [pickle.loads(rank.report) if rank.report else (False, "it died") for rank in ranks]
+    failures = [f"rank {index}: {value}" for index, (ok, value) in enumerate(reports) if not ok]
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return [value for _, value in reports]
+
+
+def _start(rank: int, body: Callable[[int], Any]) -> Rank:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid != 0:
+        os.close(write)
+        return Rank(pid, read)
+    # The child: whatever happens, pytest's own code must not run on in here.
+    try:
+        os.close(read)
+        try:
+            report = pickle.dumps((True, body(rank)))
+        except BaseException:
+            report = pickle.dumps((False, traceback.format_exc()))
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(report)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _collect(ranks: list[Rank], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            selector.register(rank.pipe, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = [index for index, rank in enumerate(ranks) if not rank.report]
+                raise AssertionError(f"ranks {late} were not done after {limit_s:.0f} s")
+            for key, _ in ready:
+                piece = os.read(key.fd, 1 << 20)
+                key.data.report += piece
+                if not piece:
+                    selector.unregister(key.fd)
+
+
+def _end(rank: Rank) -> None:
+    os.close(rank.pipe)
+    if not rank.report:
+        os.kill(rank.pid, signal.SIGKILL)
+    os.waitpid(rank.pid, 0)
+
+
+def failure_of(call: Callable[[], Any]) -> BaseException:
+    """The exception that the call raises; to not raise one is a failure of the test."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("expected an exception, got none")
+
+
+def here(offset: int = 0) -> str:
+    """The call site of the caller's line, as messages show it."""
+    frame = sys._getframe(1)
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno + offset}"
