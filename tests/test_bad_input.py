@@ -99,11 +99,11 @@ def test_a_tiny_dev_shm_is_enough(run, script, start_method: list[str]):
     """Containers have 64 MiB of it, here are 64 KiB; the ranks share 16 MiB and more."""
     program = script(
         WORLD
-        + "tensor = torch.ones(1 << 22)\ndist.all_reduce(tensor)\nassert tensor.eq(4).all()\nprint('right')\n"
+        + "tensor = torch.ones(1 << 22)\ndist.all_reduce(tensor)\nassert tensor.eq(2).all()\nprint('right')\n"
     )
-    done = run("-n", "4", *start_method, program, command=[*SMALL_SHM, TPURUN])
+    done = run("-n", "2", *start_method, program, command=[*SMALL_SHM, TPURUN])
     assert done.code == 0, done.err
-    assert [done.log(rank) for rank in range(4)] == ["right\n"] * 4
+    assert done.log(0) == done.log(1) == "right\n"
 
 
 WORLD = """

@@ -109,35 +109,32 @@ def test_the_line_that_raised_is_shown(run, script):
     assert "program.py:2 in main  ->  raise ValueError('bad')" in done.report.text
 
 
-def test_the_others_are_said_to_wait(run, script):
-    """The culprit leaves only when rank 0, which it can see in the kernel's table, has gone to sleep."""
-    done = run("-n", "2", script(WAITED_FOR))
-    assert done.report.culprit == 1, done.report.text
-    line = re.search(
-        r"rank 0 was waiting for it in all_reduce#\d+ \((.*?)\), group \S+ at (\S+)", done.report.text
-    )
-    assert line, done.report.text
-    assert line[1] == "f32[5], SUM"
-    number = 1 + WAITED_FOR.splitlines().index("    dist.all_reduce(torch.ones(5))")
-    assert line[2].endswith(f"program.py:{number}")
-
-
 WAITED_FOR = """
 import os
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("tpu_dist")
-pids = [None, None]
-dist.all_gather_object(pids, os.getpid())
+elsewhere = dist.new_group()
 if dist.get_rank() == 0:
-    dist.all_reduce(torch.ones(5))
-asleep = 0
-while asleep < 1000:
-    state = open(f"/proc/{pids[0]}/stat").read().rpartition(")")[2].split()[0]
-    asleep = asleep + 1 if state == "S" else 0
-os._exit(7)
+    work = dist.all_reduce(torch.ones(5), async_op=True)
+dist.barrier(elsewhere)
+if dist.get_rank() == 1:
+    os._exit(7)
+work.wait()
 """
+
+
+def test_the_others_are_said_to_wait(run, script):
+    """The culprit leaves when it knows that rank 0 has begun what they should do together."""
+    done = run("-n", "2", script(WAITED_FOR))
+    assert (done.report.culprit, done.code) == (1, 7), done.report.text
+    number = 1 + WAITED_FOR.splitlines().index("    work = dist.all_reduce(torch.ones(5), async_op=True)")
+    waits = (
+        rf"rank 0 was waiting for it in all_reduce#0 \(f32\[5\], SUM\), group \S+ at \S*program.py:{number}$"
+    )
+    assert re.search(waits, done.report.text, re.MULTILINE), done.report.text
+
 
 PAUSED = """
 import signal, subprocess

@@ -245,10 +245,16 @@ THREADS = "import os, torch; print(torch.get_num_threads(), os.environ['OMP_NUM_
 def test_threads_share_the_cores(run, script, start_method: list[str]):
     cores = len(os.sched_getaffinity(0))
     program = script(THREADS)
-    assert run("-n", "1", *start_method, program).log(0) == f"{cores} {cores}\n"
-    assert run("-n", "3", *start_method, program).log(2) == f"{max(1, cores // 3)} {max(1, cores // 3)}\n"
+    share = max(1, cores // 3)
+    assert run("-n", "3", *start_method, program).log(2) == f"{share} {share}\n"
+    # One rank would get them all.
     set_by_user = run("-n", "1", *start_method, program, env={"OMP_NUM_THREADS": "1"})
     assert set_by_user.log(0) == "1 1\n"
+
+
+def test_a_rank_alone_has_all_cores(run, script):
+    cores = len(os.sched_getaffinity(0))
+    assert run("-n", "1", script(THREADS)).log(0) == f"{cores} {cores}\n"
 
 
 SPAWNS = """

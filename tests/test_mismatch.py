@@ -61,17 +61,22 @@ def test_all_ranks_name_both_sides(run, script, case: str):
 
 
 UNCAUGHT = """
+import signal
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("tpu_dist")
-operator = dist.ReduceOp.MAX if dist.get_rank() == 2 else dist.ReduceOp.SUM
-dist.all_reduce(torch.ones(4), operator)
+is_guilty = dist.get_rank() == 2
+try:
+    dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if is_guilty else dist.ReduceOp.SUM)
+finally:
+    if is_guilty:
+        signal.pause()
 """
 
 
 def test_the_report_blames_the_rank_that_differs(run, script):
-    """Not the one that happens to be the first to raise what all of them raise."""
+    """Not one of those that raise what all of them raise; the guilty one is even the last to leave."""
     done = run("-n", "4", script(UNCAUGHT))
     assert done.code == 1
     assert done.report.culprit == 2, done.report.text
