@@ -63,7 +63,7 @@ impl Job {
         };
         if let Some(bench) = bench {
             // The front makes one job of each.
-            options.ranks = bench.ranks.last().cloned().or(options.ranks);
+            options.ranks = bench.ranks.clone().or(options.ranks);
             options.only_ranks = Some("0".into());
             options.module = true;
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();

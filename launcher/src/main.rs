@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use cli::{Cli, Command, Options};
+use cli::{Bench, Cli, Command, Options};
 use doctor::DoctorOptions;
 use job::Job;
 
@@ -57,13 +57,14 @@ fn main_code() -> Result<ExitCode, String> {
         Some(Command::Man) => print(&manual()?),
         Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
         Some(Command::Bench(bench)) => {
-            let given = [bench.ranks.clone(), cli.options.ranks.iter().cloned().collect()];
-            let usual = vec!["2".into(), "8".into()];
-            let counts = given.into_iter().find(|counts| !counts.is_empty()).unwrap_or(usual);
+            let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map_or("2,8", String::as_str);
+            let counts: Vec<&str> = given.split(',').collect();
             counts.iter().try_for_each(|count| job::parse_ranks(count).map(drop))?;
             for count in counts {
+                let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
+                let one = Cli { command: Some(Command::Bench(bench)), ..cli.clone() };
                 // The last `--ranks` of a command line counts.
-                let code = start(&cli, &["--ranks".into(), count])?;
+                let code = start(&one, &["--ranks".into(), count.into()])?;
                 if code != ExitCode::SUCCESS {
                     return Ok(code);
                 }
