@@ -56,25 +56,25 @@ pub(crate) struct Bench {
     pub(crate) ranks: Option<String>,
     /// all_reduce, all_gather, .. [default: the five that move most in training]
     #[arg(long, value_name = "NAMES")]
-    collectives: Option<String>,
+    pub(crate) collectives: Option<String>,
     /// Sizes, such as 8,64K,1M [default: 8,64K,1M,16M]
     #[arg(long, value_name = "BYTES")]
-    sizes: Option<String>,
+    pub(crate) sizes: Option<String>,
     /// Element type [default: float32]
     #[arg(long, value_name = "DTYPE")]
-    dtype: Option<String>,
+    pub(crate) dtype: Option<String>,
     /// What to measure [default: tpu_dist]
     #[arg(long, value_name = "BACKEND")]
-    backend: Option<String>,
+    pub(crate) backend: Option<String>,
     /// Measure the same on this backend in turn, and print the ratio
     #[arg(long, value_name = "BACKEND")]
-    against: Option<String>,
+    pub(crate) against: Option<String>,
     /// Time for each collective, size and backend [default: 2]
     #[arg(long, value_name = "S")]
-    seconds: Option<String>,
+    pub(crate) seconds: Option<String>,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 impl Bench {
