@@ -59,15 +59,20 @@ impl<'a> Flat<'a> {
         }
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;
+        // Folded windows are read before a round opens, so every round may use the same ones again: half the
+        // memory to keep in cache. Windows that others fetch from are read until the next round opens.
+        let first = lane.parity();
         while round < rounds {
             let parity = lane.parity();
+            let window = if self.folds() { first } else { parity };
             let offset = round as usize * self.stretch;
             let steps: Vec<&Step> = self.steps().collect();
             // A fetch and the reducing fetches behind it are one fold.
             for run in steps.chunk_by(|_, next| matches!(next, Step::Fetch { action: Action::Reduce, .. })) {
                 match run[0] {
-                    Step::Publish { block } => self.publish(*block, offset, parity),
+                    Step::Publish { block } => self.publish(*block, offset, window),
                     Step::Meet { fold } => {
+                        meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
                         if round == 0 && agreed.is_none() {
                             rounds = lane.match_keys(&meet, rounds)?.rounds;
@@ -114,6 +119,11 @@ impl<'a> Flat<'a> {
             let (from, to) = (inputs.chunk(input), outputs.chunk(output));
             from.copy_to(0, &to, 0, from.total());
         }
+    }
+
+    /// Whether what is staged is only folded, never fetched.
+    fn folds(&self) -> bool {
+        matches!(self.op.kind, OpKind::AllReduce | OpKind::Reduce)
     }
 
     fn steps(&self) -> impl Iterator<Item = &Step> {
@@ -165,11 +175,11 @@ impl<'a> Flat<'a> {
         self.op.inputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch)
     }
 
-    fn publish(&self, block: Block, offset: usize, parity: usize) {
+    fn publish(&self, block: Block, offset: usize, window: usize) {
         let chunk = self.input_chunk(block);
         let bytes = self.op.inputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
-        let window = self.segment.layout().window(self.segment.rank(), parity);
-        let at = window + self.slot(block) * self.stride;
+        let start = self.segment.layout().window(self.segment.rank(), window);
+        let at = start + self.slot(block) * self.stride;
         self.op.inputs.stage(chunk, offset, bytes, self.segment.region(), at);
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct Meet<'a> {
     pub(crate) algorithm: Option<Algorithm>,
     /// The fold the last to arrive does with the others' help: bytes at the start of every window.
     pub(crate) fold_bytes: usize,
+    /// Which of each rank's two windows is folded.
+    pub(crate) fold_window: usize,
 }
 
 /// What the last to arrive found, for all.
@@ -100,8 +102,15 @@ impl Lane {
             board.posted(seq, &record(op));
         }
         let timeout = op.timeout.unwrap_or(timeout);
-        let meet =
-            Meet { op, seq, deadline: Instant::now() + timeout, timeout, algorithm: None, fold_bytes: 0 };
+        let meet = Meet {
+            op,
+            seq,
+            deadline: Instant::now() + timeout,
+            timeout,
+            algorithm: None,
+            fold_bytes: 0,
+            fold_window: 0,
+        };
         let segment = self.segment.clone();
         // A bug of ours must reach the other ranks, too, which would wait for this one.
         let result = catch_unwind(AssertUnwindSafe(|| self.execute(meet)))
@@ -246,7 +255,7 @@ impl Lane {
         let cut = |n: u32| (lines * n as usize / of as usize * ALIGN).min(meet.fold_bytes);
         let (from, to) = (cut(piece), cut(piece + 1));
         let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
-        let sources = self.segment.ranks().map(|rank| layout.window(rank, parity) + from);
+        let sources = self.segment.ranks().map(|rank| layout.window(rank, meet.fold_window) + from);
         let out = layout.folded(parity) + from;
         self.segment.region().fold(meet.op.reduction(self.segment.size()), sources, out, to - from);
     }
