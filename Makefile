@@ -1,5 +1,5 @@
-# The few verbs a person types. Everything they fetch or build stays inside this checkout: .venv, target, build
-# and .cache; `make clean` removes them.
+# The few verbs a person types. Everything they fetch or build stays inside this checkout: .venv, target,
+# build and .cache; `make clean` removes them.
 #
 #   PYTHON=python3.12   the interpreter to build for (3.11 or newer)
 #   ARGS=...            what `make demo`, `make bench` and the tests pass on
@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-PACKAGES := torch numpy scikit-build-core cmake ninja pytest ruff
+PACKAGES := torch numpy scikit-build-core cmake ninja pytest ruff clang-format
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 # Stamps live in what they vouch for: who deletes .venv deletes them, too.
@@ -27,7 +27,8 @@ SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell fi
 export CARGO_HOME := $(CURDIR)/.cache/cargo
 export PIP_NO_CACHE_DIR := 1
 export PIP_REQUIRE_VIRTUALENV := 1
-export PATH := $(VENV)/bin:$(PATH)
+# Cargo's own place last: rustup puts it on the PATH of the next login only.
+export PATH := $(VENV)/bin:$(PATH):$(HOME)/.cargo/bin
 # What an activated environment of somebody else's would smuggle in.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV CARGO_TARGET_DIR
 
@@ -54,7 +55,7 @@ bench: $(INSTALLED) ## time the collectives against Gloo
 test: $(INSTALLED) test-rust test-loom test-python ## run every test
 
 .PHONY: check
-check: check-rust check-python ## format, lints, documentation, licences
+check: check-rust check-python check-cpp ## format, lints, documentation, licences
 
 .PHONY: clean
 clean: ## remove everything that was built or fetched
@@ -102,7 +103,7 @@ $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
 test-rust: | tools
 	$(call say,testing the crates)
 	@if cargo nextest --version > /dev/null 2>&1; then \
-		cargo nextest run --workspace --locked && cargo test --workspace --locked --doc; \
+		cargo nextest run --workspace --locked --no-fail-fast && cargo test --workspace --locked --doc; \
 	else cargo test --workspace --locked; fi
 
 # Optimised, because a model is run for every interleaving; apart, because its flags would rebuild the rest.
@@ -133,3 +134,8 @@ check-python: $(PACKAGES_READY)
 	$(call say,checking Python)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+
+.PHONY: check-cpp
+check-cpp: $(PACKAGES_READY)
+	$(call say,checking C++)
+	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h

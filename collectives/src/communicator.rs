@@ -6,19 +6,19 @@
 //! delay another (contract C1).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::board::{self, Board};
 use crate::config::Config;
-use crate::engine::{CollectiveThread, Job, MessageThread};
+use crate::engine::{CollectiveThread, Job, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
 use crate::lane::Lane;
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::segment::{Bootstrap, Membership, Offer, Segment};
 use crate::validate::validate;
-use crate::work::{OnDone, Outcome, Work};
+use crate::work::{Carrier, OnDone, Outcome, Work};
 
 /// How an operation is posted.
 pub enum Mode {
@@ -50,6 +50,8 @@ pub struct Communicator {
     timeout_ms: AtomicU64,
     posted: AtomicU64,
     messages_posted: AtomicU64,
+    /// A process that this one forks has a copy of us, but none of our threads, and is not the rank.
+    pid: u32,
 }
 
 impl Communicator {
@@ -67,7 +69,7 @@ impl Communicator {
     ) -> Result<Self, Failure> {
         let timeout = config.timeout.unwrap_or(timeout);
         let window_bytes = window_bytes(config.staging_bytes, members.size());
-        let offer = Offer { window_bytes, cpus: config.cpus };
+        let offer = Offer { window_bytes, matching: config.matching, cpus: config.cpus };
         let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
         let board = board.and_then(|board| claim_lane(board, segment.members()));
         let closing = Arc::new(AtomicBool::new(false));
@@ -82,6 +84,7 @@ impl Communicator {
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
             posted: AtomicU64::new(0),
             messages_posted: AtomicU64::new(0),
+            pid: std::process::id(),
         })
     }
 
@@ -106,26 +109,30 @@ impl Communicator {
 
     fn post_message(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
         let seq = self.messages_posted.fetch_add(1, Ordering::Relaxed);
-        let (on_done, blocking) = match mode {
-            Mode::Blocking => (None, true),
-            Mode::Async(on_done) => (on_done, false),
-        };
-        let work = Arc::new(Work::new(seq, on_done));
-        self.messages.post(op, work.clone(), self.timeout(), blocking)?;
-        if blocking {
-            self.messages.wait(&work, None).expect("a wait without a deadline has an outcome")?;
+        match mode {
+            Mode::Blocking => {
+                let work = Arc::new(Work::new(Carrier::Messages, seq, None));
+                self.messages.post(op, work.clone(), self.timeout())?;
+                self.messages.wait(&work, None).expect("a wait without a deadline has an outcome")?;
+                Ok(work)
+            }
+            Mode::Async(on_done) => {
+                let work = Arc::new(Work::new(Carrier::Messages, seq, on_done));
+                self.messages.post(op, work.clone(), self.timeout())?;
+                self.messages.drive_in_background();
+                Ok(work)
+            }
         }
-        Ok(work)
     }
 
     fn post_collective(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
         let seq = self.posted.fetch_add(1, Ordering::Relaxed);
         match mode {
             Mode::Blocking if self.queued.load(Ordering::Acquire) == 0 => {
-                let mut lane = self.lane.lock().expect("a lane does not panic");
+                let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
                 let outcome: Outcome = lane.run(&op, self.timeout()).map(|()| None);
                 outcome.clone()?;
-                let work = Work::new(seq, None);
+                let work = Work::new(Carrier::Lane, seq, None);
                 work.finish(outcome);
                 Ok(Arc::new(work))
             }
@@ -139,31 +146,43 @@ impl Communicator {
     }
 
     fn queue(&self, op: Op, seq: u64, on_done: Option<OnDone>) -> Result<Arc<Work>, Failure> {
-        let work = Arc::new(Work::new(seq, on_done));
+        let work = Arc::new(Work::new(Carrier::Lane, seq, on_done));
         let timeout = self.timeout();
-        let mut thread = self.collectives.lock().expect("starting a thread does not panic");
-        if thread.is_none() {
-            *thread = Some(CollectiveThread::start(self.lane.clone(), self.queued.clone())?);
-        }
+        let queue = {
+            let mut thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+            if thread.is_none() {
+                *thread = Some(CollectiveThread::start(self.lane.clone(), self.queued.clone())?);
+            }
+            thread.as_ref().expect("it was just started").queue()
+        };
         self.queued.fetch_add(1, Ordering::AcqRel);
-        let thread = thread.as_ref().expect("it was just started");
-        let pushed = thread.push(Job { op, work: work.clone(), timeout }, timeout);
-        if pushed.is_err() {
+        let job = Job { op, work: work.clone(), timeout };
+        if queue.push(job, Some(Instant::now() + timeout)).is_err() {
             self.queued.fetch_sub(1, Ordering::AcqRel);
+            // The others have this operation, so without it nothing after it would match.
+            let text = format!(
+                "Timed out after {timeout:?}: {QUEUE_LENGTH} asynchronous operations of {} are pending on {}",
+                self.segment.members().name,
+                self.segment.describe(&[self.segment.rank()])
+            );
+            return Err(self.segment.fail(FailureKind::Timeout, &text));
         }
-        pushed.map(|()| work)
+        Ok(work)
     }
 
-    /// Waits for an operation, driving messages meanwhile; `None` when `deadline` passed.
+    /// Waits for an operation, moving messages meanwhile if it is one; `None` when `deadline` passed.
     pub fn wait(&self, work: &Work, deadline: Option<Instant>) -> Option<Outcome> {
-        if let Some(outcome) = work.outcome() {
-            return Some(outcome);
+        match work.carrier() {
+            Carrier::Lane => work.wait(deadline),
+            Carrier::Messages => work.outcome().or_else(|| self.messages.wait(work, deadline)),
         }
-        self.messages.wait(work, deadline)
     }
 
     /// Fails every pending and future operation of this communicator, on all its ranks.
     pub fn abort(&self, reason: &str) {
+        if self.pid != std::process::id() {
+            return;
+        }
         let segment = &self.segment;
         let who = segment.describe(&[segment.rank()]);
         let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
@@ -179,7 +198,11 @@ impl Communicator {
     /// pending messages of this rank, and joins the threads.
     pub fn shutdown(&self) {
         self.closing.store(true, Ordering::Relaxed);
-        let thread = self.collectives.lock().expect("starting a thread does not panic").take();
+        let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.pid != std::process::id() {
+            std::mem::forget(thread);
+            return;
+        }
         if let Some(thread) = thread {
             thread.join();
         }

@@ -1,11 +1,12 @@
 //! The progress threads: they exist for asynchronous operations, and are joined.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, bug};
 use crate::lane::Lane;
 use crate::op::Op;
 use crate::p2p::Messages;
@@ -14,7 +15,7 @@ use crate::sync::{OpQueue, Pop};
 use crate::work::{Outcome, Work};
 
 /// Operations that may wait for the progress thread; a caller that is further ahead waits for room.
-const QUEUE_LENGTH: usize = 1024;
+pub(crate) const QUEUE_LENGTH: usize = 1024;
 
 /// A collective on its way to the progress thread.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ impl CollectiveThread {
         let jobs = queue.clone();
         let run = move || {
             while let Pop::Item(Job { op, work, timeout }) = jobs.pop() {
-                let result = lane.lock().expect("a lane does not panic").run(&op, timeout);
+                let result = lane.lock().unwrap_or_else(PoisonError::into_inner).run(&op, timeout);
                 // The operation's memory is the user's again from here on.
                 drop(op);
                 queued.fetch_sub(1, Ordering::AcqRel);
@@ -47,18 +48,15 @@ impl CollectiveThread {
         Ok(Self { queue, thread: spawn("tpurun-coll", run)? })
     }
 
-    pub(crate) fn push(&self, job: Job, timeout: Duration) -> Result<(), Failure> {
-        self.queue.push(job, Some(Instant::now() + timeout)).map_err(|_| {
-            let text =
-                format!("Timed out after {timeout:?}: {QUEUE_LENGTH} asynchronous operations are pending");
-            Failure::new(FailureKind::Timeout, text)
-        })
+    /// Where to push jobs.
+    pub(crate) fn queue(&self) -> Arc<OpQueue<Job>> {
+        self.queue.clone()
     }
 
     /// Lets the queue run dry and joins the thread.
     pub(crate) fn join(self) {
         self.queue.close();
-        self.thread.join().expect("the progress thread does not panic");
+        self.thread.join().expect("the lane catches what panics");
     }
 }
 
@@ -86,26 +84,41 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("moving messages does not panic")
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One turn of whoever drives: moves what can move, then sleeps until something rings.
-    fn drive<'a>(
+    /// Moves what can move. Another thread's work may have ended with it: then that thread is woken.
+    fn progress(&self, state: &mut State) {
+        let moved = catch_unwind(AssertUnwindSafe(|| {
+            state.messages.progress();
+            state.messages.check();
+        }));
+        if let Err(panic) = moved {
+            let failure = self.segment.fail(FailureKind::Internal, &bug(&*panic));
+            state.messages.fail_all(&failure);
+        }
+        if state.messages.take_ended() && state.drivers > 0 {
+            self.segment.doorbell(self.segment.rank()).ring();
+        }
+    }
+
+    /// Sleeps until something rings, at most until `until` or the next look.
+    fn sleep<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, State>,
+        seen: u32,
         until: Option<Instant>,
     ) -> MutexGuard<'a, State> {
-        let doorbell = self.segment.doorbell(self.segment.rank());
-        let seen = doorbell.rings();
-        state.messages.progress();
-        state.messages.check();
-        if state.messages.is_idle() {
-            return state;
-        }
         let look = state.messages.next_look();
         drop(state);
-        doorbell.wait(seen, Some(until.map_or(look, |until| until.min(look))));
+        self.segment
+            .doorbell(self.segment.rank())
+            .wait(seen, Some(until.map_or(look, |until| until.min(look))));
         self.lock()
+    }
+
+    fn rings(&self) -> u32 {
+        self.segment.doorbell(self.segment.rank()).rings()
     }
 }
 
@@ -116,60 +129,51 @@ impl MessageThread {
         Self { shared: Arc::new(shared), thread: Mutex::new(None) }
     }
 
-    /// Posts a message; `driven` when the caller goes on to wait for it.
-    pub(crate) fn post(
-        &self,
-        op: Op,
-        work: Arc<Work>,
-        timeout: Duration,
-        driven: bool,
-    ) -> Result<(), Failure> {
+    /// Posts a message, and moves what moves at once.
+    pub(crate) fn post(&self, op: Op, work: Arc<Work>, timeout: Duration) -> Result<(), Failure> {
         let mut state = self.shared.lock();
         if state.stopped {
             return Err(stopped(&self.shared.segment));
         }
         state.messages.post(op, work, timeout);
-        if driven || state.messages.is_idle() {
-            return Ok(());
-        }
-        let drivers = state.drivers;
-        drop(state);
-        let mut thread = self.thread.lock().expect("starting a thread does not panic");
-        if thread.is_none() {
-            let shared = self.shared.clone();
-            *thread = Some(spawn("tpurun-p2p", move || progress(&shared))?);
-        } else if drivers == 0 {
-            self.shared.changed.notify_one();
-        } else {
-            // A driver asleep on the doorbell does not know of this message's deadline yet.
-            self.shared.segment.doorbell(self.shared.segment.rank()).ring();
-        }
+        self.shared.progress(&mut state);
+        // Who sleeps does not know of this message's deadline yet.
+        self.shared.segment.doorbell(self.shared.segment.rank()).ring();
         Ok(())
     }
 
-    /// Waits for any work of this communicator, moving messages meanwhile.
+    /// Sees to it that pending messages move although nobody waits for them.
+    pub(crate) fn drive_in_background(&self) {
+        if self.shared.lock().messages.is_idle() {
+            return;
+        }
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            // Without a thread, messages still move while somebody waits for one.
+            match spawn("tpurun-p2p", move || drive(&shared)) {
+                Ok(started) => *thread = Some(started),
+                Err(failure) => tracing::warn!(%failure, "messages move only while somebody waits"),
+            }
+        } else {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Waits for a message, moving all of them meanwhile.
     pub(crate) fn wait(&self, work: &Work, deadline: Option<Instant>) -> Option<Outcome> {
         let mut state = self.shared.lock();
-        if state.messages.is_idle() {
-            // Nothing to drive: a collective's work, or a message that just ended.
-            drop(state);
-            return work.wait(deadline);
-        }
         state.drivers += 1;
         let outcome = loop {
+            let seen = self.shared.rings();
+            self.shared.progress(&mut state);
             if let Some(outcome) = work.outcome() {
                 break Some(outcome);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break None;
             }
-            if state.messages.is_idle() {
-                drop(state);
-                let outcome = work.wait(deadline);
-                state = self.shared.lock();
-                break outcome;
-            }
-            state = self.shared.drive(state, deadline);
+            state = self.shared.sleep(state, seen, deadline);
         };
         state.drivers -= 1;
         if state.drivers == 0 && !state.messages.is_idle() {
@@ -178,29 +182,41 @@ impl MessageThread {
         outcome
     }
 
-    /// Fails what is pending and joins the thread.
+    /// Fails what is pending and joins the thread. A message that is half sent fails the communicator: its
+    /// receiver could only wait for the rest.
     pub(crate) fn stop(&self) {
         let mut state = self.shared.lock();
         state.stopped = true;
-        state.messages.fail_all(&stopped(&self.shared.segment));
+        let mut failure = stopped(&self.shared.segment);
+        if state.messages.has_torn_send() {
+            let who = self.shared.segment.describe(&[self.shared.segment.rank()]);
+            let text =
+                format!("{who} shut {} down in the middle of a send", self.shared.segment.members().name);
+            failure = self.shared.segment.fail(FailureKind::Aborted, &text);
+        }
+        state.messages.fail_all(&failure);
         drop(state);
         self.shared.changed.notify_all();
         self.shared.segment.doorbell(self.shared.segment.rank()).ring();
-        let thread = self.thread.lock().expect("starting a thread does not panic").take();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            thread.join().expect("the progress thread does not panic");
+            thread.join().expect("the progress thread catches what panics");
         }
     }
 }
 
-fn progress(shared: &Shared) {
+fn drive(shared: &Shared) {
     let mut state = shared.lock();
     while !state.stopped {
-        state = if state.drivers > 0 || state.messages.is_idle() {
-            shared.changed.wait(state).expect("moving messages does not panic")
-        } else {
-            shared.drive(state, None)
-        };
+        if state.drivers > 0 || state.messages.is_idle() {
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let seen = shared.rings();
+        shared.progress(&mut state);
+        if !state.messages.is_idle() {
+            state = shared.sleep(state, seen, None);
+        }
     }
 }
 

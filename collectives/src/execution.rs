@@ -183,6 +183,22 @@ impl Execution {
         self.unfinished == 0
     }
 
+    /// The ranks that the next steps need: to send something, or to make room.
+    pub fn waits_for(&self) -> Vec<u32> {
+        let mut ranks: Vec<u32> = self
+            .channels
+            .iter()
+            .flat_map(|channel| {
+                let next = channel.tasks.get(channel.position).filter(|task| !task.is_send());
+                let sends = channel.sends.iter().map(|send| &channel.tasks[send.task]);
+                next.into_iter().chain(sends).map(|task| task.rank)
+            })
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
     /// The next segment to send, if there is one that was not refused. Follow it by [`Self::sent`] or
     /// [`Self::refused`].
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {

@@ -1,5 +1,6 @@
 //! Why operations fail: one small text that every rank of the communicator raises alike.
 
+use std::any::Any;
 use std::sync::Arc;
 
 /// The kinds of failure, numbered as `TpurunStatus` in the C ABI.
@@ -59,6 +60,12 @@ impl Failure {
     pub fn text(&self) -> &str {
         &self.text
     }
+}
+
+/// What a panic said, as the text of an `Internal` failure.
+pub(crate) fn bug(panic: &(dyn Any + Send)) -> String {
+    let what = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    format!("a bug in tpurun, please report it: {}", what.unwrap_or("a panic without a text"))
 }
 
 macro_rules! invalid_usage {

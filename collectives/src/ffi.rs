@@ -15,9 +15,10 @@ use crate::communicator::{Communicator, Mode};
 use crate::config::Config;
 use crate::control::ControlClient;
 use crate::dtype::{Dtype, ReduceOp};
-use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::failure::{Failure, FailureKind, bug, invalid_usage};
 use crate::op::{Op, OpKind, Shape};
 use crate::segment::{Bootstrap, Membership};
+use crate::text::head;
 use crate::work::{OnDone, Outcome, Work};
 
 const ERROR_TEXT_BYTES: usize = 8184;
@@ -448,19 +449,16 @@ fn answered(status: i32, verb: &str, key: &str) -> Result<(), Failure> {
 
 /// Runs `body` and writes its failure to `error`.
 fn guarded(error: *mut CError, body: impl FnOnce() -> Result<(), Failure>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(bug(&*panic)));
+    let outcome = catch_unwind(AssertUnwindSafe(body))
+        .unwrap_or_else(|panic| Err(Failure::new(FailureKind::Internal, bug(&*panic))));
     let Err(failure) = outcome else { return OK };
     let status = failure.kind() as i32;
     if !error.is_null() {
-        let mut bytes = failure.text().len().min(ERROR_TEXT_BYTES);
-        while !failure.text().is_char_boundary(bytes) {
-            bytes -= 1;
-        }
-        // SAFETY: `tpurun.h`: valid for writes, and nobody else holds it during the call.
-        let error = unsafe { &mut *error };
-        error.status = status;
-        error.bytes = bytes as u32;
-        error.text[..bytes].copy_from_slice(&failure.text().as_bytes()[..bytes]);
+        let text = head(failure.text(), ERROR_TEXT_BYTES);
+        let mut filled = CError { status, bytes: text.len() as u32, text: [0; ERROR_TEXT_BYTES] };
+        filled.text[..text.len()].copy_from_slice(text.as_bytes());
+        // SAFETY: `tpurun.h`: valid for writes; it may be uninitialised, so it is only written.
+        unsafe { error.write(filled) };
     }
     status
 }
@@ -469,15 +467,6 @@ fn guarded_void(body: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
         tracing::error!(failure = %bug(&*panic), "an operation without a status failed");
     }
-}
-
-fn bug(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let what = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a text".to_owned());
-    Failure::new(FailureKind::Internal, format!("a bug in tpurun, please report it: {what}"))
 }
 
 /// # Safety

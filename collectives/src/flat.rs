@@ -6,7 +6,7 @@
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::failure::Failure;
-use crate::lane::{Lane, Meet};
+use crate::lane::{Agreed, Lane, Meet};
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
 
@@ -38,18 +38,26 @@ impl<'a> Flat<'a> {
     }
 
     /// Rounds that this rank knows to be needed.
-    fn rounds(&self) -> u32 {
+    pub(crate) fn rounds(&self) -> u32 {
         let longest = self.op.inputs.longest_chunk().max(self.op.outputs.longest_chunk());
         longest.div_ceil(self.stretch).max(1) as u32
     }
 
-    pub(crate) fn run(&self, lane: &mut Lane, mut meet: Meet<'_>) -> Result<(), Failure> {
+    /// `agreed` when the keys have matched before.
+    pub(crate) fn run(
+        &self,
+        lane: &mut Lane,
+        mut meet: Meet<'_>,
+        agreed: Option<Agreed>,
+    ) -> Result<(), Failure> {
         if self.segment.size() == 1 {
-            lane.match_keys(&meet, 1)?;
+            if agreed.is_none() {
+                lane.match_keys(&meet, 1)?;
+            }
             self.keep_own();
             return Ok(());
         }
-        let mut rounds = self.rounds();
+        let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;
         while round < rounds {
             let parity = lane.parity();
@@ -61,11 +69,13 @@ impl<'a> Flat<'a> {
                     Step::Publish { block } => self.publish(*block, offset, parity),
                     Step::Meet { fold } => {
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
-                        if round == 0 {
-                            rounds = lane.match_keys(&meet, rounds)?;
-                            self.keep_own();
+                        if round == 0 && agreed.is_none() {
+                            rounds = lane.match_keys(&meet, rounds)?.rounds;
                         } else {
                             lane.meet_again(&meet)?;
+                        }
+                        if round == 0 {
+                            self.keep_own();
                         }
                     }
                     Step::Fetch { from, block, .. } if run.len() == 1 => {

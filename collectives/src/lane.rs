@@ -6,6 +6,7 @@
 //! stream over byte rings.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as StdOrdering};
 use std::time::{Duration, Instant};
@@ -14,19 +15,17 @@ use tpurun_topology::{Algorithm, Schedule};
 
 use crate::board;
 use crate::config::Config;
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
 use crate::match_key::{self, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
-use crate::process::Liveness;
+use crate::process::{LOOK_PERIOD, Liveness};
 use crate::segment::Segment;
 use crate::splits;
 use crate::stepwise;
 use crate::sync::{Arrival, AtomicU64, Opened, Ordering, Patience};
 
-/// After the first look, a waiter looks this often whether the ranks it waits for still exist.
-const LIVENESS_PERIOD: Duration = Duration::from_millis(500);
 /// How long a rank that shuts down waits for an operation that others have not joined.
 const CLOSING_GRACE: Duration = Duration::from_secs(2);
 
@@ -57,6 +56,25 @@ pub(crate) struct Meet<'a> {
     pub(crate) fold_bytes: usize,
 }
 
+/// What the last to arrive found, for all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Agreed {
+    /// Rounds that a flat execution takes.
+    pub(crate) rounds: u32,
+    /// An all-to-all of different sizes.
+    pub(crate) uneven: bool,
+}
+
+impl Agreed {
+    fn encode(self) -> u64 {
+        u64::from(self.rounds) | u64::from(self.uneven) << 32
+    }
+
+    fn decode(word: u64) -> Self {
+        Self { rounds: word as u32, uneven: word >> 32 != 0 }
+    }
+}
+
 impl Lane {
     pub(crate) fn new(
         segment: Arc<Segment>,
@@ -84,7 +102,10 @@ impl Lane {
         let timeout = op.timeout.unwrap_or(timeout);
         let meet =
             Meet { op, seq, deadline: Instant::now() + timeout, timeout, algorithm: None, fold_bytes: 0 };
-        let result = self.execute(meet);
+        let segment = self.segment.clone();
+        // A bug of ours must reach the other ranks, too, which would wait for this one.
+        let result = catch_unwind(AssertUnwindSafe(|| self.execute(meet)))
+            .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))));
         // What failed stays open on the board: it is the evidence of who waited for whom.
         if let (Some(board), Ok(())) = (&self.board, &result) {
             board.completed(seq);
@@ -94,18 +115,24 @@ impl Lane {
 
     fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {
         let op = meet.op;
-        let Some(wanted) = Wanted::by(op) else {
+        let Some(wanted) = Wanted::by(op, self.planner.forced()) else {
             return self.match_keys(&meet, 1).map(drop);
         };
         let schedule = self.plan(wanted, op.kind)?;
         meet.algorithm = Some(schedule.algorithm);
         let segment = self.segment.clone();
         if schedule.algorithm == Algorithm::Flat {
-            Flat::new(&segment, op, &schedule).run(self, meet)
-        } else {
-            self.match_keys(&meet, 1)?;
-            stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &mut || self.check(&meet, &[]))
+            return Flat::new(&segment, op, &schedule).run(self, meet, None);
         }
+        // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
+        let flat = self.plan(wanted.flat(), op.kind)?;
+        let flat = Flat::new(&segment, op, &flat);
+        let agreed = self.match_keys(&meet, flat.rounds())?;
+        if agreed.uneven {
+            return flat.run(self, meet, Some(agreed));
+        }
+        let hopeless = |needed: &[u32]| self.hopeless(&meet, &[], needed);
+        stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &hopeless)
     }
 
     fn plan(&mut self, wanted: Wanted, op: OpKind) -> Result<Arc<Schedule>, Failure> {
@@ -122,8 +149,8 @@ impl Lane {
         (self.round % 2) as usize
     }
 
-    /// The first meeting of an operation: compares the keys. Returns how many rounds it takes in all.
-    pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<u32, Failure> {
+    /// The first meeting of an operation: compares the keys.
+    pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
@@ -135,8 +162,8 @@ impl Lane {
             splits::write(&self.segment, meet.op, parity);
         }
         self.meet(meet, Some(parity))?;
-        let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().rounds(parity));
-        Ok(agreed.load(Ordering::Relaxed) as u32)
+        let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
+        Ok(Agreed::decode(agreed.load(Ordering::Relaxed)))
     }
 
     /// A later meeting of an operation.
@@ -161,14 +188,13 @@ impl Lane {
         Ok(())
     }
 
-    /// The last to arrive: all keys must agree. Also agrees on the number of rounds.
+    /// The last to arrive: all keys must agree. Also decides what only all together know.
     fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<(), Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
         let slots: Vec<Slot<'_>> =
             segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
         let group = &segment.members().name;
-        let verdict =
-            match_key::compare(&slots, self.config.matching, group, |rank| segment.world_rank(rank));
+        let verdict = match_key::compare(&slots, segment.matching(), group, |rank| segment.world_rank(rank));
         if let Err(text) = verdict {
             return Err(segment.fail(FailureKind::Mismatch, &text));
         }
@@ -176,12 +202,13 @@ impl Lane {
             && let Err(classes) = splits::compare(segment, parity)
         {
             let fields = [format!("the sizes of {}", Posted::of(meet.op))];
-            let text = match_key::describe(group, meet.seq, &fields, classes);
+            let text = match_key::describe(group, meet.seq, &fields, classes.into_iter().collect());
             return Err(segment.fail(FailureKind::Mismatch, &text));
         }
         let rounds = slots.iter().map(Slot::rounds).max().unwrap_or(1);
-        let agreed: &AtomicU64 = segment.region().at(layout.rounds(parity));
-        agreed.store(rounds.into(), Ordering::Relaxed);
+        let uneven = meet.op.kind == OpKind::AllToAll && splits::uneven(segment, parity);
+        let agreed: &AtomicU64 = segment.region().at(layout.agreed(parity));
+        agreed.store(Agreed { rounds, uneven }.encode(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -227,7 +254,7 @@ impl Lane {
     fn wait(&self, meet: &Meet<'_>, round: u32) -> Result<(), Failure> {
         let meeting = self.segment.meeting();
         let mut blocked = false;
-        let mut look = Instant::now() + LIVENESS_PERIOD / 5;
+        let mut look = Instant::now() + LOOK_PERIOD / 5;
         let result = loop {
             // The first try does not tell the board: most waits are shorter than that is worth.
             let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
@@ -247,8 +274,11 @@ impl Lane {
                     }
                 }
                 Opened::NotYet => {
-                    look = Instant::now() + LIVENESS_PERIOD;
-                    if let Err(failure) = self.check(meet, &self.segment.missing(round)) {
+                    look = Instant::now() + LOOK_PERIOD;
+                    let missing = self.segment.missing(round);
+                    if let Some((kind, text)) = self.hopeless(meet, &missing, &missing)
+                        && let Some(failure) = self.segment.fail_round(round, kind, &text)
+                    {
                         break Err(failure);
                     }
                 }
@@ -260,21 +290,16 @@ impl Lane {
         result
     }
 
-    /// Looks after a wait that takes long: has a missing rank died, did the time run out, do we shut down?
-    fn check(&self, meet: &Meet<'_>, missing: &[u32]) -> Result<(), Failure> {
+    /// Looks after a wait that takes long: did the time run out, do we shut down, is one of `needed` dead?
+    /// `missing` did not come to the meeting; none when all did.
+    fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<(FailureKind, String)> {
         let segment = &self.segment;
-        if let Some(failure) = segment.failure() {
-            return Err(failure);
-        }
         let op = format!("operation {} of {}, {}", meet.seq, segment.members().name, Posted::of(meet.op));
-        // Step by step, a rank waits for its peers one after the other: any of them may be the one.
-        let suspects: Vec<u32> =
-            if missing.is_empty() { segment.ranks().collect() } else { missing.to_vec() };
         let lost: Vec<u32> =
-            suspects.into_iter().filter(|rank| segment.liveness(*rank) == Liveness::Gone).collect();
+            needed.iter().copied().filter(|rank| segment.liveness(*rank) == Liveness::Gone).collect();
         if !lost.is_empty() {
             let text = format!("{} is gone: {op} can not complete", segment.describe(&lost));
-            return Err(segment.fail(FailureKind::RankLost, &text));
+            return Some((FailureKind::RankLost, text));
         }
         let came = || {
             let (ranks, here) = (segment.size() as usize, segment.size() as usize - missing.len());
@@ -286,15 +311,15 @@ impl Lane {
         let now = Instant::now();
         if now >= meet.deadline {
             let text = format!("Timed out after {:?} in {op}: {}", meet.timeout, came());
-            return Err(segment.fail(FailureKind::Timeout, &text));
+            return Some((FailureKind::Timeout, text));
         }
         let started = meet.deadline.checked_sub(meet.timeout).unwrap_or(now);
         if self.closing.load(StdOrdering::Relaxed) && now.duration_since(started) >= CLOSING_GRACE {
             let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
             let text = format!("{who} shut {name} down during {op}: {}", came());
-            return Err(segment.fail(FailureKind::Aborted, &text));
+            return Some((FailureKind::Aborted, text));
         }
-        Ok(())
+        None
     }
 
     fn poisoned(&self) -> Option<Failure> {

@@ -1,7 +1,7 @@
 //! Where everything lies in a communicator's shared segment.
 //!
 //! ```text
-//! header      sizes, nonce, who attached            one page
+//! header      sizes, settings, who attached         one page
 //! meeting     the words of the rounds               one page with the failure's state
 //! failure     the one text that all ranks raise     one page
 //! members     pid, start time, doorbell             one record per rank
@@ -65,8 +65,8 @@ impl Layout {
         PAGE
     }
 
-    /// The number of rounds the last to arrive found, by the parity of an operation's first round.
-    pub(crate) fn rounds(&self, parity: usize) -> usize {
+    /// What the last to arrive found, by the parity of an operation's first round.
+    pub(crate) fn agreed(&self, parity: usize) -> usize {
         self.meeting() + PAGE / 2 + parity * 64
     }
 

@@ -62,6 +62,8 @@ mod splits;
 #[cfg(not(tpurun_loom))]
 mod stepwise;
 #[cfg(not(tpurun_loom))]
+mod text;
+#[cfg(not(tpurun_loom))]
 pub mod transport;
 #[cfg(not(tpurun_loom))]
 mod validate;

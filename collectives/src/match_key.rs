@@ -16,6 +16,7 @@ use crate::op::{MAX_DIMS, Op, OpKind, Shape};
 use crate::rank_list::RankList;
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering};
+use crate::text::tail;
 
 /// Words of a slot that are compared, in this order; the call site only in strict matching.
 const FIELDS: [(usize, &str); 6] = [
@@ -224,9 +225,28 @@ pub(crate) fn compare(
         .filter(|(index, _)| slots.iter().any(|slot| slot.load(*index) != first.load(*index)))
         .flat_map(|(index, name)| if *index == KIND { code_fields(slots) } else { vec![(*name).to_owned()] })
         .collect();
-    let mut classes: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    let mut keys: BTreeMap<[u64; FIELDS.len()], Vec<usize>> = BTreeMap::new();
     for (rank, slot) in slots.iter().enumerate() {
-        classes.entry(slot.posted().to_string()).or_default().push(world_rank(rank as u32));
+        // The call site is shown anyway, and only strict matching tells ranks apart by it.
+        let word = |index| if index == SITE && matching == Matching::Normal { 0 } else { slot.load(index) };
+        keys.entry(FIELDS.map(|(index, _)| word(index))).or_default().push(rank);
+    }
+    let mut keys: Vec<Vec<usize>> = keys.into_values().collect();
+    keys.sort_by_key(|ranks| (usize::MAX - ranks.len(), ranks[0]));
+    let mut classes: Vec<(String, Vec<u32>)> = vec![];
+    for ranks in keys {
+        // One class may have been posted from several lines.
+        let mut by_text: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for rank in ranks {
+            by_text.entry(slots[rank].posted().to_string()).or_default().push(world_rank(rank as u32));
+        }
+        let known = classes.len();
+        for (text, ranks) in by_text {
+            // What differs is not in every text, such as the sizes of an all-gather.
+            let hidden = classes[..known].iter().any(|(other, _)| *other == text);
+            let text = if hidden { format!("{text} with other {}", fields.join(", ")) } else { text };
+            classes.push((text, ranks));
+        }
     }
     Err(describe(group, first.seq(), &fields, classes))
 }
@@ -236,9 +256,8 @@ pub(crate) fn describe(
     group: &str,
     seq: u64,
     fields: &[String],
-    classes: BTreeMap<String, Vec<u32>>,
+    mut classes: Vec<(String, Vec<u32>)>,
 ) -> String {
-    let mut classes: Vec<(String, Vec<u32>)> = classes.into_iter().collect();
     classes.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
     let mut text =
         format!("collective mismatch in {group}, operation {seq}: the ranks differ in {}", fields.join(", "));
@@ -272,13 +291,14 @@ fn code_fields(slots: &[Slot<'_>]) -> Vec<String> {
 /// gather and scatter are checked pair by pair instead, see `splits.rs`.
 fn matched_sizes(op: &Op) -> (u64, u64) {
     let elements = |bytes: usize| (bytes / op.dtype.size()) as u64;
-    match op.kind {
-        OpKind::AllGather => (elements(op.outputs.total()), hash(&op.outputs.chunk_sizes())),
-        OpKind::ReduceScatter => (elements(op.inputs.total()), hash(&op.inputs.chunk_sizes())),
-        OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce => (op.count(), op.shape_hash.unwrap_or(0)),
-        OpKind::AllToAll | OpKind::Gather | OpKind::Scatter | OpKind::Barrier => (0, 0),
-        OpKind::Send | OpKind::Recv => (op.count(), 0),
-    }
+    let (count, splits) = match op.kind {
+        OpKind::AllGather => (elements(op.outputs.total()), op.outputs.chunk_sizes()),
+        OpKind::ReduceScatter => (elements(op.inputs.total()), op.inputs.chunk_sizes()),
+        OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce => (op.count(), vec![]),
+        OpKind::AllToAll | OpKind::Gather | OpKind::Scatter | OpKind::Barrier => (0, vec![]),
+        OpKind::Send | OpKind::Recv => (op.count(), vec![]),
+    };
+    (count, hash(&(splits, op.shape_hash)))
 }
 
 fn algorithm_code(algorithm: Option<Algorithm>) -> u8 {
@@ -291,13 +311,4 @@ fn hash(value: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
-}
-
-/// The last `bytes` of `text`, cut at a character.
-fn tail(text: &str, bytes: usize) -> &str {
-    let mut start = text.len().saturating_sub(bytes);
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    &text[start..]
 }

@@ -2,6 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::op::{Op, Shape};
+use crate::text::tail;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"tpum");
 const SITE_BYTES: usize = 96;
@@ -51,15 +52,12 @@ impl Header {
         put(&self.bytes.to_le_bytes());
         put(&(self.dtype as u32).to_le_bytes());
         put(&self.ndim.to_le_bytes());
-        let mut cut = self.site.len().min(SITE_BYTES);
-        while !self.site.is_char_boundary(cut) {
-            cut -= 1;
-        }
-        put(&(cut as u64).to_le_bytes());
+        let site = tail(&self.site, SITE_BYTES);
+        put(&(site.len() as u64).to_le_bytes());
         for dim in self.dims {
             put(&dim.to_le_bytes());
         }
-        put(&self.site.as_bytes()[..cut]);
+        put(site.as_bytes());
         out
     }
 

@@ -17,13 +17,12 @@ use crate::layout::P2P_CHANNEL;
 use crate::match_key::Posted;
 use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
-use crate::process::Liveness;
+use crate::process::{LOOK_PERIOD, Liveness};
 use crate::segment::Segment;
 use crate::work::Work;
 
 /// Bytes of messages nobody asked for yet that a rank keeps aside per communicator.
 const UNEXPECTED_BYTES: usize = 256 << 20;
-const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// A posted send or receive.
 #[derive(Debug)]
@@ -65,6 +64,10 @@ pub(crate) struct Messages {
     inbound: Vec<Inbound>,
     unexpected: Vec<VecDeque<Unexpected>>,
     aside_bytes: usize,
+    /// When to look next whether peers are still there.
+    look: Instant,
+    /// Works that ended since somebody last asked.
+    ended: usize,
 }
 
 impl Messages {
@@ -77,10 +80,12 @@ impl Messages {
             inbound: (0..ranks).map(|_| Inbound::Header).collect(),
             unexpected: (0..ranks).map(|_| VecDeque::new()).collect(),
             aside_bytes: 0,
+            look: Instant::now() + LOOK_PERIOD,
+            ended: 0,
         }
     }
 
-    /// Adds a send or receive, and moves what can move at once.
+    /// Adds a send or receive.
     pub(crate) fn post(&mut self, op: Op, work: Arc<Work>, timeout: Duration) {
         let timeout = op.timeout.unwrap_or(timeout);
         let pending = Pending { op, work, deadline: Instant::now() + timeout, timeout, moved: 0 };
@@ -91,7 +96,6 @@ impl Messages {
             }
             _ => self.receives.push_back(pending),
         }
-        self.progress();
     }
 
     /// Whether anything is pending.
@@ -119,38 +123,78 @@ impl Messages {
 
     /// When a waiter has to look again even if nothing rings.
     pub(crate) fn next_look(&self) -> Instant {
-        let look = Instant::now() + LOOK_PERIOD;
-        self.pending().map(|pending| pending.deadline).min().map_or(look, |deadline| deadline.min(look))
+        self.pending()
+            .map(|pending| pending.deadline)
+            .min()
+            .map_or(self.look, |deadline| deadline.min(self.look))
+    }
+
+    /// Whether any work ended since the last call.
+    pub(crate) fn take_ended(&mut self) -> bool {
+        std::mem::take(&mut self.ended) > 0
+    }
+
+    /// Whether some send is in its ring in part: its receiver can not be left with that.
+    pub(crate) fn has_torn_send(&self) -> bool {
+        self.sends.iter().flatten().any(|send| send.moved > 0)
     }
 
     /// Fails what can no longer complete: its time is up, or the peer is gone.
     pub(crate) fn check(&mut self) {
         let now = Instant::now();
-        let segment = self.segment.clone();
         let late = self.pending().find(|pending| now >= pending.deadline).map(|pending| {
-            let text = format!(
-                "Timed out after {:?} in {} of {}",
-                pending.timeout,
-                Posted::of(&pending.op),
-                segment.members().name
-            );
-            (FailureKind::Timeout, text)
+            let (posted, name) = (Posted::of(&pending.op), &self.segment.members().name);
+            format!("Timed out after {:?} in {posted} of {name}", pending.timeout)
         });
-        let lost = || {
-            self.pending().find_map(|pending| {
-                let peer = pending.op.root?;
-                (segment.liveness(peer) == Liveness::Gone && !self.has_bytes_from(peer)).then(|| {
-                    let posted = Posted::of(&pending.op);
-                    let name = &segment.members().name;
-                    let text =
-                        format!("{} is gone: {posted} of {name} can not complete", segment.describe(&[peer]));
-                    (FailureKind::RankLost, text)
-                })
-            })
-        };
-        if let Some((kind, text)) = late.or_else(lost) {
-            let failure = segment.fail(kind, &text);
+        if let Some(text) = late {
+            let failure = self.segment.fail(FailureKind::Timeout, &text);
             self.fail_all(&failure);
+        } else if now >= self.look {
+            self.look = now + LOOK_PERIOD;
+            self.look_after_peers();
+        }
+    }
+
+    fn look_after_peers(&mut self) {
+        let segment = self.segment.clone();
+        let mut peers: Vec<u32> = self.pending().flat_map(|pending| self.peers(pending)).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers.retain(|peer| segment.liveness(*peer) == Liveness::Gone);
+        if peers.is_empty() {
+            return;
+        }
+        // What they had sent before they were seen dead is received; what is left then stays for ever.
+        self.progress();
+        let gone = |peer: &u32| peers.contains(peer);
+        let stuck = self.pending().find(|pending| {
+            let mut needed = self.peers(pending).into_iter();
+            if pending.op.kind == OpKind::Send {
+                needed.any(|peer| gone(&peer))
+            } else {
+                needed.all(|peer| gone(&peer))
+            }
+        });
+        let text = stuck.map(|pending| {
+            let (posted, name) = (Posted::of(&pending.op), &segment.members().name);
+            let lost: Vec<u32> = self.peers(pending).into_iter().filter(gone).collect();
+            format!("{} is gone: {posted} of {name} can not complete", segment.describe(&lost))
+        });
+        if let Some(text) = text {
+            let failure = segment.fail(FailureKind::RankLost, &text);
+            self.fail_all(&failure);
+        }
+    }
+
+    /// The ranks that could complete a pending message.
+    fn peers(&self, pending: &Pending) -> Vec<u32> {
+        let bound = self.inbound.iter().find_map(|inbound| match inbound {
+            Inbound::Into(into, source) if std::ptr::eq(&**into, pending) => Some(*source),
+            _ => None,
+        });
+        match pending.op.root.or(bound) {
+            Some(peer) => vec![peer],
+            None => self.segment.ranks().filter(|rank| *rank != self.segment.rank()).collect(),
         }
     }
 
@@ -170,6 +214,7 @@ impl Messages {
             .chain(self.receives.drain(..))
             .chain(into)
             .collect();
+        self.ended += pending.len();
         for pending in pending {
             pending.work.finish(Err(failure.clone()));
         }
@@ -181,12 +226,6 @@ impl Messages {
             _ => None,
         });
         self.sends.iter().flatten().chain(&self.receives).chain(into)
-    }
-
-    /// A dead sender's bytes are still in its ring: what it had sent is received.
-    fn has_bytes_from(&self, rank: u32) -> bool {
-        let ring = self.segment.ring(P2P_CHANNEL, rank, self.segment.rank());
-        ring.readable().is_ok_and(|run| run.bytes > 0)
     }
 
     fn progress_sends(&mut self, to: u32) -> Result<(), Failure> {
@@ -223,6 +262,7 @@ impl Messages {
                 break;
             }
             let done = self.sends[to as usize].pop_front().expect("its front was just looked at");
+            self.ended += 1;
             done.work.finish(Ok(None));
         }
         Ok(())
@@ -265,6 +305,7 @@ impl Messages {
                     }
                     pending.moved = at;
                     if now.bytes as usize == left {
+                        self.ended += 1;
                         pending.work.finish(Ok(Some(source)));
                     } else {
                         self.inbound[from as usize] = Inbound::Into(pending, source);
@@ -315,6 +356,7 @@ impl Messages {
                 return Err(failure);
             }
             if header.bytes == 0 {
+                self.ended += 1;
                 receive.work.finish(Ok(Some(from)));
             } else {
                 self.inbound[from as usize] = Inbound::Into(Box::new(receive), from);
@@ -322,10 +364,12 @@ impl Messages {
             return Ok(true);
         }
         let bytes = usize::try_from(header.bytes).unwrap_or(usize::MAX);
-        if bytes > UNEXPECTED_BYTES - self.aside_bytes {
+        // Messages without bytes take room, too.
+        let room = bytes.saturating_add(HEADER_BYTES);
+        if room > UNEXPECTED_BYTES.saturating_sub(self.aside_bytes) {
             return Ok(false);
         }
-        self.aside_bytes += bytes;
+        self.aside_bytes += room;
         let at = self.unexpected[from as usize].len();
         self.unexpected[from as usize].push_back(Unexpected { header, bytes: vec![0; bytes], moved: 0 });
         if bytes > 0 {
@@ -357,7 +401,8 @@ impl Messages {
             {
                 *current -= 1;
             }
-            self.aside_bytes -= message.bytes.len();
+            self.aside_bytes -= message.bytes.len() + HEADER_BYTES;
+            self.ended += 1;
             match self.agree(from, &message.header, &receive) {
                 Ok(()) => {
                     receive.op.outputs.write(0, &message.bytes);

@@ -33,6 +33,11 @@ impl Planner {
         Ok(Self { placement, machine, rank: members.rank, forced: config.algorithm })
     }
 
+    /// The algorithm that the user wants.
+    pub(crate) fn forced(&self) -> Option<Algorithm> {
+        self.forced
+    }
+
     /// Differs where ranks were given different topologies: their plans would not fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -63,28 +68,27 @@ impl Planner {
 pub(crate) struct Wanted {
     collective: Collective,
     bytes: usize,
+    /// Rooted collectives but broadcast have no other algorithm.
     flat_only: bool,
 }
 
 impl Wanted {
     /// What an operation needs; none that moves no tensor. Sizes are rounded up to a power of two, so that
     /// a program with many sizes has few plans.
-    pub(crate) fn by(op: &Op) -> Option<Self> {
+    pub(crate) fn by(op: &Op, forced: Option<Algorithm>) -> Option<Self> {
         let collective = op.kind.schedule(op.root.unwrap_or(0))?;
         let bytes = op.inputs.total().max(op.outputs.total()).next_power_of_two();
-        Some(Self { collective, bytes, flat_only: flat_only(op) })
+        let flat_only = match op.kind {
+            OpKind::Reduce | OpKind::Gather | OpKind::Scatter => true,
+            // Its sizes differ from rank to rank, so a choice by size would, too.
+            OpKind::AllToAll => forced.is_none(),
+            _ => false,
+        };
+        Some(Self { collective, bytes, flat_only })
     }
-}
 
-/// Collectives that only the flat algorithm has: rooted ones but broadcast, and sizes that differ by pair.
-fn flat_only(op: &Op) -> bool {
-    match op.kind {
-        OpKind::Reduce | OpKind::Gather | OpKind::Scatter => true,
-        OpKind::AllToAll => {
-            let sizes = op.inputs.chunk_sizes();
-            let first = sizes.first();
-            sizes.iter().chain(&op.outputs.chunk_sizes()).any(|size| Some(size) != first)
-        }
-        _ => false,
+    /// The same, by the flat algorithm.
+    pub(crate) fn flat(self) -> Self {
+        Self { flat_only: true, ..self }
     }
 }

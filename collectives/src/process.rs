@@ -1,6 +1,10 @@
 //! What /proc says about another process of this host.
 
 use std::fs;
+use std::time::Duration;
+
+/// A waiter looks this often whether those it waits for still exist, if nothing else wakes it.
+pub(crate) const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// Whether a process still is what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! Memory that several ranks map: a sealed memfd, or plain memory shared by the threads of a test.
+//! Memory that several ranks map: a sealed memfd.
 //!
 //! Everything in it is either an atomic word or bytes that are only ever copied, so another process may
 //! write anything at any time without breaking this one. All access is bounds-checked here; a bad offset is

@@ -6,12 +6,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::config::Matching;
 use crate::failure::{Failure, FailureKind};
 use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
-use crate::process::{self, Liveness};
+use crate::process::{self, LOOK_PERIOD, Liveness};
 use crate::rank_list::RankList;
 use crate::region::Region;
 use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Run, Word};
+use crate::text::head;
 
 /// How the ranks of a host hand each other the descriptor of their segment.
 pub trait Bootstrap {
@@ -58,11 +60,11 @@ const H_VERSION: usize = 8;
 const H_RANKS: usize = 12;
 const H_WINDOW: usize = 16;
 const H_CPUS: usize = 24;
+const H_STRICT: usize = 28;
 const H_ATTACHED: usize = 64;
 // Member words.
 const M_PID: usize = 0;
 const M_START: usize = 8;
-const M_WORLD_RANK: usize = 16;
 const M_ARRIVED: usize = 24;
 const M_DOORBELL: usize = 64;
 // Failure words.
@@ -78,6 +80,7 @@ const F_READY: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) window_bytes: usize,
+    pub(crate) matching: Matching,
     /// What plans count on; ranks may be pinned to different CPUs.
     pub(crate) cpus: u32,
 }
@@ -104,7 +107,7 @@ impl Segment {
             let (region, fd) = Region::create("tpurun-communicator", layout.total())
                 .map_err(|error| refused(&members, "create", layout.total(), &error))?;
             let segment = Self { region, layout, members };
-            segment.write_header(offer.cpus);
+            segment.write_header(offer);
             segment.attach()?;
             bootstrap.offer(fd.as_fd())?;
             segment.wait_for_all(deadline, timeout)?;
@@ -121,13 +124,14 @@ impl Segment {
         Ok(segment)
     }
 
-    fn write_header(&self, cpus: u32) {
+    fn write_header(&self, offer: Offer) {
         let header = self.layout.header();
         let word = |offset: usize| self.region.at::<AtomicU32>(header + offset);
         self.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
         word(H_VERSION).store(VERSION, Ordering::Relaxed);
         word(H_RANKS).store(self.members.size(), Ordering::Relaxed);
-        word(H_CPUS).store(cpus, Ordering::Relaxed);
+        word(H_CPUS).store(offer.cpus, Ordering::Relaxed);
+        word(H_STRICT).store((offer.matching == Matching::Strict).into(), Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
     }
@@ -160,11 +164,14 @@ impl Segment {
     }
 
     fn attach(&self) -> Result<(), Failure> {
+        // Who comes after the others gave up has no part in it.
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
         let me = self.layout.member(self.members.rank);
         let start = process::start_time(std::process::id()).unwrap_or(0);
         self.region.at::<AtomicU64>(me + M_START).store(start, Ordering::Relaxed);
         let world = self.members.world_ranks[self.members.rank as usize];
-        self.region.at::<AtomicU32>(me + M_WORLD_RANK).store(world, Ordering::Relaxed);
         let pid = self.region.at::<AtomicU32>(me + M_PID);
         // Release: the words above belong to the pid.
         if let Err(other) = pid.compare_exchange(0, std::process::id(), Ordering::Release, Ordering::Relaxed)
@@ -192,12 +199,17 @@ impl Segment {
             if let Some(failure) = self.failure() {
                 return Err(failure);
             }
+            let came = |rank: &u32| self.pid(*rank) != 0;
+            let gone = |rank: &u32| self.liveness(*rank) == Liveness::Gone;
+            let lost: Vec<u32> = self.ranks().filter(came).filter(gone).collect();
+            if !lost.is_empty() {
+                let text =
+                    format!("{} is gone: {} can not be created", self.describe(&lost), self.members.name);
+                return Err(self.fail(FailureKind::RankLost, &text));
+            }
             if Instant::now() >= deadline {
-                let missing: Vec<u32> = self
-                    .ranks()
-                    .filter(|rank| self.pid(*rank) == 0)
-                    .map(|rank| self.world_rank(rank))
-                    .collect();
+                let missing: Vec<u32> =
+                    self.ranks().filter(|rank| !came(rank)).map(|rank| self.world_rank(rank)).collect();
                 let text = format!(
                     "Timed out after {timeout:?} creating {}: {} of {} ranks came, missing rank {}",
                     self.members.name,
@@ -207,7 +219,7 @@ impl Segment {
                 );
                 return Err(self.fail(FailureKind::Timeout, &text));
             }
-            self.attached().sleep(seen, Some(deadline));
+            self.attached().sleep(seen, Some(deadline.min(Instant::now() + LOOK_PERIOD)));
         }
     }
 
@@ -225,6 +237,12 @@ impl Segment {
 
     pub(crate) fn rank(&self) -> u32 {
         self.members.rank
+    }
+
+    /// What is compared, the same on every rank.
+    pub(crate) fn matching(&self) -> Matching {
+        let strict: &AtomicU32 = self.region.at(self.layout.header() + H_STRICT);
+        if strict.load(Ordering::Relaxed) == 0 { Matching::Normal } else { Matching::Strict }
     }
 
     /// The CPUs that plans count on, the same on every rank.
@@ -301,23 +319,39 @@ impl Segment {
 
     /// Fails the communicator for all its ranks and returns the failure that stands: the first one.
     pub(crate) fn fail(&self, kind: FailureKind, text: &str) -> Failure {
+        self.publish(kind, text, || {
+            self.meeting().poison();
+            true
+        });
+        self.failure().unwrap_or_else(|| Failure::new(kind, text))
+    }
+
+    /// As [`fail`](Self::fail), unless round `round` of the meeting is open by now: then nothing happens.
+    pub(crate) fn fail_round(&self, round: u32, kind: FailureKind, text: &str) -> Option<Failure> {
+        self.publish(kind, text, || self.meeting().poison_round(round));
+        self.failure()
+    }
+
+    /// Writes the text, lets `take_effect` decide whether it stands, and tells everybody.
+    fn publish(&self, kind: FailureKind, text: &str, take_effect: impl FnOnce() -> bool) {
         let base = self.layout.failure();
         let state: &Word = self.region.at(base + F_STATE);
         let claimed =
             state.atomic().compare_exchange(F_NONE, F_WRITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if claimed {
-            let mut end = text.len().min(FAILURE_TEXT_BYTES);
-            while !text.is_char_boundary(end) {
-                end -= 1;
-            }
-            self.region.write(base + F_TEXT, &text.as_bytes()[..end]);
-            self.region.at::<AtomicU32>(base + F_KIND).store(kind as u32, Ordering::Relaxed);
-            self.region.at::<AtomicU32>(base + F_BYTES).store(end as u32, Ordering::Relaxed);
-            state.atomic().store(F_READY, Ordering::Release);
-            state.wake(EVERYBODY);
-            self.poison();
+        if !claimed {
+            return;
         }
-        self.failure().unwrap_or_else(|| Failure::new(kind, text))
+        let text = head(text, FAILURE_TEXT_BYTES);
+        self.region.write(base + F_TEXT, text.as_bytes());
+        self.region.at::<AtomicU32>(base + F_KIND).store(kind as u32, Ordering::Relaxed);
+        self.region.at::<AtomicU32>(base + F_BYTES).store(text.len() as u32, Ordering::Relaxed);
+        // Who sees the poison before the state waits for it.
+        let stands = take_effect();
+        state.atomic().store(if stands { F_READY } else { F_NONE }, Ordering::Release);
+        state.wake(EVERYBODY);
+        if stands {
+            self.ring_all();
+        }
     }
 
     /// Fails the communicator because `rank` wrote nonsense into it.
@@ -325,8 +359,7 @@ impl Segment {
         self.fail(FailureKind::Internal, &format!("{} wrote what can not be: {what}", self.describe(&[rank])))
     }
 
-    fn poison(&self) {
-        self.meeting().poison();
+    fn ring_all(&self) {
         for rank in self.ranks() {
             self.doorbell(rank).ring();
         }
@@ -346,7 +379,8 @@ impl Segment {
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
                     if Instant::now() >= deadline {
                         // The writer died over it. All that come later say the same.
-                        self.poison();
+                        self.meeting().poison();
+                        self.ring_all();
                         let text =
                             format!("{} failed, and the rank that knew why is gone", self.members.name);
                         return Some(Failure::new(FailureKind::RankLost, text));

@@ -59,6 +59,15 @@ pub(crate) fn compare(segment: &Segment, parity: usize) -> Result<(), BTreeMap<S
     if classes.is_empty() { Ok(()) } else { Err(classes) }
 }
 
+/// Whether any two pairs of ranks have different sizes.
+pub(crate) fn uneven(segment: &Segment, parity: usize) -> bool {
+    let ranks = segment.size();
+    let first = word(segment, 0, parity, 0).load(Ordering::Relaxed);
+    let sends =
+        |from| (0..ranks as usize).map(move |to| word(segment, from, parity, to).load(Ordering::Relaxed));
+    segment.ranks().flat_map(sends).any(|sent| sent != first)
+}
+
 fn word(segment: &Segment, rank: u32, parity: usize, index: usize) -> &AtomicU64 {
     segment.region().at(segment.layout().splits(rank, parity) + index * 8)
 }

@@ -1,28 +1,30 @@
 //! Executes schedules of sends and receives over the byte rings of a segment, on the thread that calls.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tpurun_topology::Schedule;
 
 use crate::execution::{Buffers, Execution, ExecutionError, Operation};
 use crate::failure::{Failure, FailureKind};
 use crate::op::Op;
+use crate::process::LOOK_PERIOD;
 use crate::segment::Segment;
 use crate::transport::shm::ShmTransport;
 use crate::transport::{DriveError, Round, drive};
 
-/// A waiter looks this often whether its peers still exist, if nothing rings.
-const LOOK_PERIOD: Duration = Duration::from_millis(500);
+/// Says from the ranks that are needed next why an operation can not complete.
+pub(crate) type Hopeless<'a> = &'a dyn Fn(&[u32]) -> Option<(FailureKind, String)>;
 
-/// Runs one operation whose keys have matched; `check` says when to give up.
+/// Runs one operation whose keys have matched. `hopeless` tells from the ranks that the next steps need
+/// whether they can still be done.
 pub(crate) fn run(
     segment: &Segment,
     op: &Op,
     schedule: &Arc<Schedule>,
     seq: u64,
     deadline: Instant,
-    check: &mut dyn FnMut() -> Result<(), Failure>,
+    hopeless: Hopeless<'_>,
 ) -> Result<(), Failure> {
     let buffers = Buffers { input: op.inputs.clone(), output: op.outputs.clone() };
     let mut transport = ShmTransport::new(segment, schedule.channels.len());
@@ -31,6 +33,8 @@ pub(crate) fn run(
     let execution = Execution::new(schedule, op.reduction(segment.size()), buffers, operation, segment_bytes);
     let mut execution = execution.map_err(|error| broken(segment, op, &error))?;
     let doorbell = segment.doorbell(segment.rank());
+    let mut look = Instant::now() + LOOK_PERIOD;
+    let mut verdict: Option<(FailureKind, String)> = None;
     loop {
         let seen = doorbell.rings();
         let round = drive(&mut execution, &mut transport);
@@ -44,9 +48,21 @@ pub(crate) fn run(
         if execution.is_done() {
             return Ok(());
         }
-        if round == Round::Idle {
-            doorbell.wait(seen, Some(deadline.min(Instant::now() + LOOK_PERIOD)));
-            check()?;
+        if let Some(failure) = segment.failure() {
+            return Err(failure);
+        }
+        if round == Round::Moved {
+            verdict = None;
+            continue;
+        }
+        // A rank that died had sent what it could before it was seen dead: only a round after that counts.
+        if let Some((kind, text)) = verdict.take() {
+            return Err(segment.fail(kind, &text));
+        }
+        doorbell.wait(seen, Some(deadline.min(look)));
+        if Instant::now() >= deadline.min(look) {
+            look = Instant::now() + LOOK_PERIOD;
+            verdict = hopeless(&execution.waits_for());
         }
     }
 }

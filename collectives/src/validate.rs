@@ -53,7 +53,7 @@ pub(crate) fn validate(op: &Op, members: &Membership) -> Result<(), Failure> {
     expect_chunks(kind, "output", outputs, op.outputs.chunks())?;
     let size = op.dtype.size();
     for (side, spans) in [("input", &op.inputs), ("output", &op.outputs)] {
-        for bytes in spans.chunk_sizes() {
+        for bytes in spans.piece_bytes() {
             if !bytes.is_multiple_of(size) {
                 return Err(invalid_usage!(
                     "{kind}: an {side} of {bytes} bytes holds no whole number of {}",

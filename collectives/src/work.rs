@@ -13,16 +13,28 @@ pub type Outcome = Result<Option<u32>, Failure>;
 /// Called once when an operation ends, on the thread that ended it.
 pub type OnDone = Box<dyn FnOnce(&Outcome) + Send>;
 
+/// Which part of a communicator an operation runs on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Carrier {
+    Lane,
+    Messages,
+}
+
 /// One posted operation.
 pub struct Work {
+    carrier: Carrier,
     seq: u64,
     completion: Completion<Outcome>,
     on_done: Mutex<Option<OnDone>>,
 }
 
 impl Work {
-    pub(crate) fn new(seq: u64, on_done: Option<OnDone>) -> Self {
-        Self { seq, completion: Completion::default(), on_done: Mutex::new(on_done) }
+    pub(crate) fn new(carrier: Carrier, seq: u64, on_done: Option<OnDone>) -> Self {
+        Self { carrier, seq, completion: Completion::default(), on_done: Mutex::new(on_done) }
+    }
+
+    pub(crate) fn carrier(&self) -> Carrier {
+        self.carrier
     }
 
     /// The position of this operation among those of its communicator.
@@ -46,7 +58,6 @@ impl Work {
     }
 
     pub(crate) fn finish(&self, outcome: Outcome) {
-        // Taken first, so that the callback has the outcome before a waiter can go on and drop its owner.
         let on_done = self.on_done.lock().expect("a callback is called outside of this lock").take();
         let first = self.completion.set(outcome.clone());
         if let Some(on_done) = on_done {

@@ -15,7 +15,8 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed");
 
   using Pg = tpurun::ProcessGroup;
-  py::class_<tpurun::ProcessGroupOptions, c10d::Backend::Options, c10::intrusive_ptr<tpurun::ProcessGroupOptions>>(module, "ProcessGroupOptions")
+  py::class_<tpurun::ProcessGroupOptions, c10d::Backend::Options,
+             c10::intrusive_ptr<tpurun::ProcessGroupOptions>>(module, "ProcessGroupOptions")
       .def(py::init([](std::chrono::milliseconds timeout) {
              return c10::make_intrusive<tpurun::ProcessGroupOptions>(timeout);
            }),

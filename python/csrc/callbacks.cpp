@@ -17,8 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kIdle = 5s;       // a thread without work for this long ends
-constexpr auto kStopLimit = 5s;  // how long the exit of the interpreter waits for a callback
+constexpr auto kIdle = 5s;        // a thread without work for this long ends
+constexpr auto kStopLimit = 5s;   // how long the exit of the interpreter waits for a callback
 constexpr int kMaxThreads = 256;  // a program with this many callbacks that wait for each other is broken
 
 class CallbackThreads {
@@ -37,11 +37,16 @@ class CallbackThreads {
     work_.notify_one();
   }
 
+  bool stopped() {
+    const std::lock_guard lock(mutex_);
+    return stopping_;
+  }
+
   void stop() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     work_.notify_all();
-    stopped_.wait_for(lock, kStopLimit, [this] { return threads_ == 0; });
+    ended_.wait_for(lock, kStopLimit, [this] { return threads_ == 0; });
   }
 
  private:
@@ -63,7 +68,7 @@ class CallbackThreads {
       lock.lock();
     }
     --threads_;
-    stopped_.notify_all();
+    ended_.notify_all();
   }
 
   InFlight* next(std::unique_lock<std::mutex>& lock) {
@@ -81,7 +86,7 @@ class CallbackThreads {
 
   std::mutex mutex_;
   std::condition_variable work_;
-  std::condition_variable stopped_;
+  std::condition_variable ended_;
   InFlight* first_ = nullptr;
   InFlight* last_ = nullptr;
   int queued_ = 0;
@@ -93,9 +98,7 @@ class CallbackThreads {
 CallbackThreads* threads_of_this_process = nullptr;
 
 // A forked child has none of the threads, and a lock that one of them may have held.
-void forget_threads_of_parent() {
-  threads_of_this_process = new CallbackThreads();
-}
+void forget_threads_of_parent() { threads_of_this_process = new CallbackThreads(); }
 
 CallbackThreads& threads() {
   static const bool ready = [] {
@@ -109,12 +112,12 @@ CallbackThreads& threads() {
 
 }  // namespace
 
-void finish_on_callback_thread(InFlight* op) noexcept {
-  threads().push(op);
-}
+void finish_on_callback_thread(InFlight* op) noexcept { threads().push(op); }
 
 void stop_callbacks() {
   without_gil([] { threads().stop(); });
 }
+
+bool callbacks_stopped() { return threads().stopped(); }
 
 }  // namespace tpurun

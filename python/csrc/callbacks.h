@@ -13,5 +13,6 @@ void finish_on_callback_thread(InFlight* op) noexcept;
 // Waits a few seconds for running callbacks and takes no more: an interpreter that is going down can not
 // run them. Operations that end later stay as they are until the process exits.
 void stop_callbacks();
+bool callbacks_stopped();
 
 }  // namespace tpurun

@@ -56,9 +56,7 @@ std::optional<TpurunDtype> engine_dtype(at::ScalarType dtype) {
 
 }  // namespace
 
-std::string dtype_name(at::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
+std::string dtype_name(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
 TpurunDtype reducible_dtype(at::ScalarType dtype, const char* op) {
   const auto known = engine_dtype(dtype);

@@ -8,9 +8,7 @@
 
 namespace tpurun {
 
-inline bool holds_gil() {
-  return Py_IsInitialized() != 0 && PyGILState_Check() != 0;
-}
+inline bool holds_gil() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0; }
 
 template <class Blocking>
 auto without_gil(Blocking&& blocking) {

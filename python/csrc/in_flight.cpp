@@ -97,8 +97,25 @@ void InFlight::copy_back() {
   }
 }
 
+void InFlight::await_record() {
+  if (!recorded_.load(std::memory_order_acquire)) {
+    without_gil([this] { recorded_.wait(false, std::memory_order_acquire); });
+  }
+}
+
+void InFlight::await_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    future = future_;
+  }
+  if (future && !future->completed() && !callbacks_stopped()) {
+    without_gil([&future] { future->wait(); });
+  }
+}
+
 int InFlight::source() {
-  without_gil([this] { recorded_.wait(false, std::memory_order_acquire); });
+  await_record();
   const std::lock_guard lock(mutex_);
   return source_;
 }

@@ -42,6 +42,10 @@ class InFlight {
 
   c10::intrusive_ptr<c10::ivalue::Future> future();
 
+  // Who waits for the operation comes first, `done` a moment later: these close the gap for those who look.
+  void await_record();
+  void await_future();
+
   // Gives up one of the two shares.
   void release();
 

@@ -14,13 +14,9 @@ namespace tpurun {
 
 namespace {
 
-std::byte* address(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
+std::byte* address(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-TpurunSpan span_of(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.nbytes()};
-}
+TpurunSpan span_of(const at::Tensor& tensor) { return {tensor.data_ptr(), tensor.nbytes()}; }
 
 bool overlap(const TpurunSpan& a, const TpurunSpan& b) {
   const auto* a_begin = static_cast<const std::byte*>(a.data);
@@ -38,7 +34,8 @@ TpurunSpan bounds(const std::vector<TpurunSpan>& spans) {
       highest = std::max<uintptr_t>(highest, begin + span.bytes);
     }
   }
-  return highest == 0 ? TpurunSpan{nullptr, 0} : TpurunSpan{reinterpret_cast<void*>(lowest), highest - lowest};
+  return highest == 0 ? TpurunSpan{nullptr, 0}
+                      : TpurunSpan{reinterpret_cast<void*>(lowest), highest - lowest};
 }
 
 // FNV-1a over the words; ranks compare the result, so it may not depend on the process.

@@ -41,7 +41,8 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* op) 
 }
 
 // `whole` has room for exactly one `part` per rank.
-void check_whole(const at::Tensor& whole, const at::Tensor& part, int size, const char* op, const char* what) {
+void check_whole(const at::Tensor& whole, const at::Tensor& part, int size, const char* op,
+                 const char* what) {
   TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, op, ": expected an ", what, " tensor of ",
                     part.numel() * size, " elements (", part.numel(), " for each of ", size, " ranks), got ",
                     whole.numel());
@@ -79,7 +80,8 @@ int64_t checked_timeout(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-ProcessGroupOptions::ProcessGroupOptions(std::chrono::milliseconds timeout) : c10d::Backend::Options("tpu_dist", timeout) {}
+ProcessGroupOptions::ProcessGroupOptions(std::chrono::milliseconds timeout)
+    : c10d::Backend::Options("tpu_dist", timeout) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupOptions::clone() const {
   return c10::make_intrusive<ProcessGroupOptions>(*this);
@@ -117,9 +119,7 @@ void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
-uint64_t ProcessGroup::getSequenceNumberForGroup() {
-  return tpurun_comm_seq(comm_.get());
-}
+uint64_t ProcessGroup::getSequenceNumberForGroup() { return tpurun_comm_seq(comm_.get()); }
 
 c10d::ErrorType ProcessGroup::getError() {
   TpurunError error;
@@ -387,8 +387,9 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   return post(std::move(operation), opts);
 }
 
-WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                    std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                    const c10d::AllToAllOptions& opts) {
   Operation operation(TPURUN_ALL_TO_ALL, OpType::ALLTOALL_BASE, "tpu_dist:all_to_all");
   operation.shape_of({input}, Shapes::kMayDiffer);
   operation.input_rows(input, rows_per_rank(input, input_splits, size_, "input"));
@@ -438,7 +439,8 @@ WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& opts) {
 
 void ProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_for_all_ranks*/) {
   // Every failure of the engine names all the ranks that are missing, so there is nothing else to collect.
-  post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:monitored_barrier"), Call::kBlocking, opts.timeout);
+  post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:monitored_barrier"), Call::kBlocking,
+       opts.timeout);
 }
 
 }  // namespace tpurun

@@ -24,9 +24,7 @@ int32_t guarded(const char* verb, const std::string& key, Call&& call) noexcept 
   return 1;
 }
 
-c10d::Store& store_of(void* ctx) {
-  return *static_cast<c10d::Store*>(ctx);
-}
+c10d::Store& store_of(void* ctx) { return *static_cast<c10d::Store*>(ctx); }
 
 int32_t set(void* ctx, const char* key, uint64_t key_bytes, const void* value, uint64_t value_bytes) {
   const std::string name(key, key_bytes);
@@ -61,8 +59,6 @@ int32_t add(void* ctx, const char* key, uint64_t key_bytes, int64_t delta, int64
 
 }  // namespace
 
-TpurunStore callbacks_of(c10d::Store& store) {
-  return {&store, &set, &get, &add};
-}
+TpurunStore callbacks_of(c10d::Store& store) { return {&store, &set, &get, &add}; }
 
 }  // namespace tpurun

@@ -104,9 +104,9 @@ typedef struct {
 } TpurunCommConfig;
 
 typedef struct {
-  int32_t status;  // TpurunStatus
-  uint32_t bytes;  // of text
-  char text[8184]; // UTF-8, not terminated
+  int32_t status;   // TpurunStatus
+  uint32_t bytes;   // of text
+  char text[8184];  // UTF-8, not terminated
 } TpurunError;
 
 // `source` is the rank a receive matched, else -1. Called exactly once, from the engine's thread: it may

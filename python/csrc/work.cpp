@@ -72,9 +72,7 @@ bool PendingWork::isCompleted() {
   return true;
 }
 
-bool PendingWork::isSuccess() const {
-  return tpurun_work_is_done(handle_) != 0 && exception() == nullptr;
-}
+bool PendingWork::isSuccess() const { return tpurun_work_is_done(handle_) != 0 && exception() == nullptr; }
 
 std::exception_ptr PendingWork::exception() const {
   if (tpurun_work_is_done(handle_) == 0) {
@@ -94,7 +92,15 @@ bool PendingWork::wait(std::chrono::milliseconds timeout) {
   const auto status = without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), &error); });
   throw_unless_ok(status, error);
   in_flight_->copy_back();
+  in_flight_->await_future();
   return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
+  if (tpurun_work_is_done(handle_) != 0) {
+    in_flight_->await_record();
+  }
+  return in_flight_->future();
 }
 
 CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)

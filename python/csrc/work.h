@@ -51,7 +51,7 @@ class PendingWork final : public c10d::Work {
   void synchronize() override { wait(kNoTimeout); }
   int sourceRank() const override { return in_flight_->source(); }
   std::vector<at::Tensor> result() override { return in_flight_->operation().results(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return in_flight_->future(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return tpurun_work_seq(handle_); }
   std::chrono::milliseconds getTimeout() const TPURUN_OVERRIDE_SINCE_2_14 { return timeout_; }
 

@@ -97,6 +97,20 @@ def test_a_broken_autoload_does_not_break_torch() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_googles_torch_tpu_with_chips_keeps_the_names(tmp_path: Path) -> None:
+    (tmp_path / "torch_tpu.py").write_text("")
+    code = (
+        "import glob\n"
+        "glob.glob = lambda pattern: ['/dev/accel0']\n"
+        "import torch.distributed as dist\n"
+        "assert not {'TPU', 'TPU_DIST'} & set(dist.Backend._plugins)\n"
+    )
+    done = python(code, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("tpurun: torch_tpu and its chips are here")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_script_may_end_with_everything_open() -> None:
     # No destroy, a future with a callback in flight, a work that nobody waits for.
     done = python(

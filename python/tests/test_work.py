@@ -5,6 +5,7 @@ import weakref
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 import ranks
 
@@ -54,10 +55,14 @@ def futures_have_the_result() -> None:
         (result,) = future.wait()
         assert result is tensor or torch.equal(result, tensor)
         assert torch.equal(tensor, torch.full_like(tensor, size))
-    (result,) = dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
-    work = dist.all_reduce(result, async_op=True)
-    work.wait()
-    assert work.get_future().done()
+    for _ in range(50):
+        before = dist.all_reduce(torch.ones(1), async_op=True)
+        future = before.get_future()
+        before.wait()
+        assert future.done()
+        after = dist.all_reduce(torch.ones(1), async_op=True)
+        after.wait()
+        assert after.get_future().done()
 
 
 def futures_chain() -> None:
@@ -216,6 +221,19 @@ def threads_post_on_their_own_groups() -> None:
         thread.join()
     for tensor in results:
         assert torch.equal(tensor, torch.full((10,), float(size)))
+
+
+def functional_collectives() -> None:
+    size = dist.get_world_size()
+    group = dist.group.WORLD
+    summed = funcol.all_reduce(torch.ones(3), "sum", group)
+    assert torch.equal(summed + 0, torch.full((3,), float(size)))
+    gathered = funcol.all_gather_tensor(torch.full((2,), float(dist.get_rank())), 0, group)
+    assert torch.equal(gathered + 0, torch.arange(float(size)).repeat_interleave(2))
+
+
+def test_functional_collectives() -> None:
+    ranks.run(2, functional_collectives)
 
 
 def test_works() -> None:

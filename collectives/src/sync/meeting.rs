@@ -89,11 +89,12 @@ impl Meeting {
         let mut patience = patience.begin();
         loop {
             let seen = word.load(Ordering::Acquire);
-            if seen & POISONED != 0 {
-                return Opened::Poisoned;
-            }
+            // First: a round that was opened has succeeded for all, whatever came later.
             if seen >> ROUND_SHIFT != round & ROUND_MASK {
                 return Opened::Yes;
+            }
+            if seen & POISONED != 0 {
+                return Opened::Poisoned;
             }
             if let Some((piece, of)) = self.claim(round) {
                 return Opened::Help { piece, of };
@@ -153,6 +154,23 @@ impl Meeting {
     pub(crate) fn poison(&self) {
         self.opened.0.atomic().fetch_or(POISONED, Ordering::AcqRel);
         self.opened.0.wake(EVERYBODY);
+    }
+
+    /// Fails every wait from round `round` on, unless that one is open by now. Returns whether it did.
+    pub(crate) fn poison_round(&self, round: u32) -> bool {
+        let word = self.opened.0.atomic();
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            if seen >> ROUND_SHIFT != round & ROUND_MASK {
+                return false;
+            }
+            match word.compare_exchange_weak(seen, seen | POISONED, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        self.opened.0.wake(EVERYBODY);
+        true
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {

@@ -105,7 +105,7 @@ impl Transport for ShmTransport<'_> {
                 let (ring, _) = self.ring(channel, from, self.segment.rank());
                 ring.consume((HEADER_BYTES + self.staging.len()) as u32);
                 self.segment.doorbell(from).ring();
-                self.next = index;
+                self.next = (index + 1) % rings;
                 return true;
             }
         }

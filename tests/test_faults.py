@@ -1,0 +1,238 @@
+"""Every way for a rank to fail, alone among ranks that wait for it: the report names it, the exit code is its
+own, the others are stopped in bounded time, and the machine is clean afterwards."""
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from jobs import Finished, Job
+
+PROGRAM = """
+import ctypes, os, signal, subprocess, sys, time
+import torch
+import torch.distributed as dist
+
+fault, culprit = sys.argv[1], int(sys.argv[2])
+
+
+def fail():
+    if fault == "exception":
+        raise ValueError("the loss is nan")
+    if fault == "code":
+        sys.exit(3)
+    if fault == "early":
+        sys.exit(0)
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "crash":
+        ctypes.string_at(0)
+    if fault == "stopped":
+        print("stopped at", time.time())
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "stubborn":
+        raise ValueError("another rank will not go")
+    if fault == "grandchild":
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        raise ValueError(f"process {child.pid} is left")
+
+
+dist.init_process_group("tpu_dist")
+rank = dist.get_rank()
+is_stubborn = fault == "stubborn" and rank == 0
+if is_stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+dist.all_reduce(torch.ones(8))
+if rank == culprit:
+    fail()
+try:
+    dist.all_reduce(torch.ones(8))
+finally:
+    while is_stubborn:
+        signal.pause()
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a rank does, and what the report must say of it."""
+
+    name: str
+    code: int
+    said: str
+    """A regular expression."""
+
+
+FAULTS = [
+    Fault("exception", 1, r"raised ValueError: the loss is nan"),
+    Fault("code", 3, r"exited with code 3"),
+    Fault("early", 1, r"exited with code 0 while others were waiting for it"),
+    Fault("killed", 128 + signal.SIGKILL, r"was killed by SIGKILL \(signal 9\)"),
+    Fault("crash", 128 + signal.SIGSEGV, r"was killed by SIGSEGV \(signal 11\)"),
+    Fault("stopped", 1, r"has been stopped \(SIGSTOP\) for \d+\.\d s"),
+    Fault("stubborn", 1, r"raised ValueError: another rank will not go"),
+    Fault("grandchild", 1, r"raised ValueError: process \d+ is left"),
+]
+# Time for the others, once the launcher knows; or, where it has to kill or to find out first, altogether.
+STOPPED_IN_S = 0.5
+KILLED_IN_S = 2.0
+
+
+@pytest.mark.parametrize(("ranks", "culprit"), [(4, 2), (64, 37)])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_culprit_is_named_and_nothing_is_left(run, script, fault: Fault, ranks: int, culprit: int):
+    done = run("-n", str(ranks), script(PROGRAM), fault.name, str(culprit))
+    assert done.report.culprit == culprit, done.report.text
+    assert re.match(fault.said, done.report.what), done.report.text
+    assert done.code == fault.code, done.report.text
+    assert done.ends().keys() == set(range(ranks)), "every rank is accounted for"
+    seconds, limit_s = time_to_end(done, fault, culprit)
+    assert seconds <= limit_s * done.patience, (
+        f"{seconds:.2f} s, patience {done.patience:.1f}\n{done.report.text}"
+    )
+
+
+def time_to_end(done: Finished, fault: Fault, culprit: int) -> tuple[float, float]:
+    """From the failure until the last rank was gone, and how long that may take."""
+    last_ms = max(end["ms"] for end in done.ends().values())
+    if fault.name == "stopped":
+        stopped_at = float(re.search(r"stopped at ([0-9.]+)", done.log(culprit))[1])
+        return done.ended_at - stopped_at, KILLED_IN_S
+    failed_ms = done.ends()[culprit]["ms"]
+    limit_s = KILLED_IN_S if fault.name in ("stubborn", "early") else STOPPED_IN_S
+    return (last_ms - failed_ms) / 1000, limit_s
+
+
+def test_the_line_that_raised_is_shown(run, script):
+    done = run("-n", "2", script("def main():\n    raise ValueError('bad')\n\nmain()\n"))
+    assert "program.py:2 in main  ->  raise ValueError('bad')" in done.report.text
+
+
+WAITED_FOR = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+elsewhere = dist.new_group()
+if dist.get_rank() == 0:
+    work = dist.all_reduce(torch.ones(5), async_op=True)
+dist.barrier(elsewhere)
+if dist.get_rank() == 1:
+    os._exit(7)
+work.wait()
+"""
+
+
+def test_the_others_are_said_to_wait(run, script):
+    """The culprit leaves when it knows that rank 0 has begun what they should do together."""
+    done = run("-n", "2", script(WAITED_FOR))
+    assert (done.report.culprit, done.code) == (1, 7), done.report.text
+    number = 1 + WAITED_FOR.splitlines().index("    work = dist.all_reduce(torch.ones(5), async_op=True)")
+    waits = (
+        rf"rank 0 was waiting for it in all_reduce#0 \(f32\[5\], SUM\), group \S+ at \S*program.py:{number}$"
+    )
+    assert re.search(waits, done.report.text, re.MULTILINE), done.report.text
+
+
+PAUSED = """
+import signal, subprocess
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+dist.barrier()
+if dist.get_rank() == 0:
+    print("all are here", flush=True)
+    signal.pause()
+dist.all_reduce(torch.ones(8))
+"""
+
+
+@pytest.fixture
+def paused(start, script) -> Callable[..., Job]:
+    """A job of ranks and grandchildren that all wait."""
+
+    def start_paused(ranks: int, *options: str) -> Job:
+        job = start(*options, "-n", str(ranks), script(PAUSED))
+        job.read_until("all are here")
+        assert len(job.processes()) >= 2 * ranks + 2
+        return job
+
+    return start_paused
+
+
+@pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
+def test_nothing_survives_the_launcher(paused, options: list[str]):
+    job = paused(3, *options)
+    job.signal(signal.SIGKILL)
+    assert job.wait(linger_s=KILLED_IN_S).code == -signal.SIGKILL
+
+
+def test_nothing_survives_the_agent(paused):
+    job = paused(3)
+    job.signal(signal.SIGKILL, agent_of(job))
+    done = job.wait()
+    assert done.code == 128 + signal.SIGKILL
+    assert re.search(
+        r"^tpurun: the agent \(pid \d+\) was killed by signal 9; its ranks were ended$", done.err, re.M
+    )
+
+
+def test_nothing_survives_both(paused):
+    """Neither can clean up after the other."""
+    job = paused(3)
+    agent = agent_of(job)
+    job.signal(signal.SIGSTOP, agent)
+    job.signal(signal.SIGKILL)
+    job.signal(signal.SIGKILL, agent)
+    assert job.wait(linger_s=KILLED_IN_S).code == -signal.SIGKILL
+
+
+def test_the_fork_server_is_missed(paused):
+    job = paused(3)
+    (server,) = [event["pid"] for event in events_of(job) if event["event"] == "fork server started"]
+    job.signal(signal.SIGKILL, server)
+    done = job.wait()
+    assert done.code == 1
+    assert "the fork server, which all ranks were forked from, is gone" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_a_signal_ends_the_job(paused, number: signal.Signals):
+    job = paused(3)
+    job.signal(number)
+    done = job.wait()
+    assert done.code == 128 + number
+    assert re.search(r"after [0-9.]+ s, 3 ranks (stopped|killed), run ", done.err), done.err
+
+
+SLOW_TO_GO = """
+import signal
+signal.signal(signal.SIGTERM, lambda number, frame: print("not yet", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_second_ctrl_c_ends_it_at_once(start, script):
+    job = start("-n", "1", "--shutdown-timeout", "1h", script(SLOW_TO_GO))
+    job.read_until("ready")
+    job.signal(signal.SIGINT)
+    job.read_until("not yet")
+    job.signal(signal.SIGINT)
+    done = job.wait()
+    assert done.code == 128 + signal.SIGINT
+    assert "1 ranks killed" in done.err
+
+
+def agent_of(job: Job) -> int:
+    return next(event["agent"] for event in events_of(job) if event["event"] == "started")
+
+
+def events_of(job: Job) -> list[dict]:
+    """What has happened so far."""
+    return Finished(0, "", "", job.run_dir, 0, 1).events
