@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The job's own group in the cgroup v2 tree.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl JobCgroup {
 
 impl Drop for JobCgroup {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.path);
+        remove(&self.path);
     }
 }
 
@@ -60,7 +61,18 @@ pub(crate) fn kill_left_over(front: i32) {
 /// Removes it once its processes are gone.
 pub(crate) fn remove_left_over(front: i32) {
     if let Some(path) = own_group().map(|home| home.join(group_name(front))) {
-        let _ = fs::remove_dir(path);
+        remove(&path);
+    }
+}
+
+/// A process that was reaped may leave its group only when its processor turns to something else.
+fn remove(path: &Path) {
+    let deadline = Instant::now() + REMOVAL;
+    while fs::remove_dir(path).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+        if Instant::now() >= deadline {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -125,6 +137,8 @@ fn move_self(group: &Path) -> io::Result<()> {
 fn group_name(front: i32) -> String {
     format!("tpurun-{front}")
 }
+
+const REMOVAL: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
 mod tests {

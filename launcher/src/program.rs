@@ -77,7 +77,8 @@ pub(crate) fn find_python(option: Option<&str>) -> Result<PathBuf, String> {
         [beside, venv].into_iter().flatten().flat_map(|dir| [dir.join("python3"), dir.join("python")]);
     let in_path = || ["python3", "python"].into_iter().find_map(find_executable);
     in_dirs.into_iter().find(|path| is_executable(path)).or_else(in_path).ok_or_else(|| {
-        "expected a Python interpreter beside tpurun, in $VIRTUAL_ENV or in PATH, given none (use --python)".into()
+        "expected a Python interpreter beside tpurun, in $VIRTUAL_ENV or PATH, given none (use --python)"
+            .into()
     })
 }
 

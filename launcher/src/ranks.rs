@@ -87,7 +87,7 @@ impl Ending {
     }
 }
 
-/// Opens the standard streams of a rank; what it writes goes to `chunks`. Only rank 0 reads what we are given.
+/// Opens the standard streams of a rank; what it writes goes to `chunks`. Only rank 0 reads our stdin.
 pub(crate) fn open_streams(
     rank: u32,
     chunks: &mpsc::Sender<Chunk>,

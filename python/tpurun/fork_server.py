@@ -1,8 +1,8 @@
 """Imports torch once and forks every rank of this host from the result.
 
-Started by the launcher as ``python -m tpurun.fork_server '{"fd": 5, ...}'``. The descriptor is one end of a stream
-socket that carries one JSON object per line; a request may come with descriptors. Until it forks, this process
-keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters instead.
+Started by the launcher as ``python -m tpurun.fork_server '{"fd": 5, ...}'``. The descriptor is one end of a
+stream socket that carries one JSON object per line; a request may come with descriptors. Until it forks, this
+process keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Agent:
     def requests(self) -> list[tuple[dict, list[int]]] | None:
         """The complete requests that have arrived, each with its descriptors; None at the end."""
         room = array.array("i", bytes(4 * MAX_FDS_PER_REQUEST))
-        data, ancillary, _flags, _address = self.socket.recvmsg(1 << 16, socket.CMSG_SPACE(len(room) * room.itemsize))
+        space = socket.CMSG_SPACE(len(room) * room.itemsize)
+        data, ancillary, _flags, _address = self.socket.recvmsg(1 << 16, space)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -196,7 +197,8 @@ class Server:
             answer = json.loads(pipe.readline() or b"{}") if ready else {}
         if "port" in answer:
             stop_asking_for_host_names(host, answer["port"])
-        self.agent.tell(event="store", port=answer.get("port"), reason=answer.get("reason", "it did not start"))
+        reason = answer.get("reason", "it did not start")
+        self.agent.tell(event="store", port=answer.get("port"), reason=reason)
 
     def leave_server(self) -> None:
         """First thing in every child."""
@@ -310,9 +312,9 @@ def hold_store(host: str, port: int, writer: int) -> None:
     try:
         # Our own socket, because c10d's would listen on every interface of the host.
         listener = socket.create_server((host, port))
-        port = listener.getsockname()[1]
+        port, fd = listener.getsockname()[1], listener.detach()
         with failing_host_names():
-            store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+            store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=fd)
         answer: dict[str, object] = {"port": store.port}
     except Exception as error:
         answer = {"reason": " ".join(str(error).split())}
@@ -324,11 +326,11 @@ def hold_store(host: str, port: int, writer: int) -> None:
 
 
 def stop_asking_for_host_names(host: str, port: int) -> None:
-    """Spares the ranks c10d's reverse lookups, which stall each of them for seconds where no resolver answers.
+    """Spares the ranks c10d's reverse lookups, which stall each of them for seconds if no resolver answers.
 
-    c10d asks for the name of every peer, only to log it, until one lookup fails for want of an answer; then it
-    logs addresses for the rest of the process, and of its forks. Here is that failure. The resolver's settings
-    belong to a thread, so those of the ranks stay as they are.
+    c10d asks for the name of every peer, only to log it, until one lookup fails for want of an answer; then
+    it logs addresses for the rest of the process, and of its forks. Here is that failure. The resolver's
+    settings belong to a thread, so those of the ranks stay as they are.
     """
     from torch.distributed import TCPStore
 
@@ -342,7 +344,7 @@ def stop_asking_for_host_names(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def failing_host_names() -> Iterator[None]:
-    """Makes the resolver give up at once in threads that start to use it, and hides c10d's warning of that."""
+    """Makes the resolver give up at once in threads that start to use it, and hides c10d's warning of it."""
     before = os.environ.get("RES_OPTIONS")
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.environ["RES_OPTIONS"] = "attempts:0"
@@ -359,14 +361,14 @@ def failing_host_names() -> Iterator[None]:
 
 
 def take_own_randomness() -> None:
-    """Separate processes would draw different numbers. (random reseeds itself; torch starts from a fixed seed.)"""
+    """Separate processes would draw different numbers; random reseeds itself, torch has a fixed seed."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def use_threads_of_environment() -> None:
-    """What was imported has read the server's environment, which says 1; numbers may still be set by a call."""
+    """What was imported has read the server's environment, which says 1; a call can still change that."""
     threads = threads_in("OMP_NUM_THREADS")
     torch = sys.modules["torch"]
     if threads is not None and torch.get_num_threads() != threads:
@@ -393,8 +395,12 @@ def openblas_libraries() -> set[str]:
 def set_openblas_threads(path: str, threads: int) -> None:
     """The name of the function depends on who has built it."""
     library = ctypes.CDLL(path)
-    for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
-                 "openblas_set_num_threads64_", "openblas_set_num_threads"):
+    for name in (
+        "scipy_openblas_set_num_threads64_",
+        "scipy_openblas_set_num_threads",
+        "openblas_set_num_threads64_",
+        "openblas_set_num_threads",
+    ):
         if (function := getattr(library, name, None)) is not None:
             function(threads)
             return
@@ -402,10 +408,8 @@ def set_openblas_threads(path: str, threads: int) -> None:
 
 def set_process_group(pid: int) -> None:
     """Both sides of a fork do it, so that neither has to wait; the child may already be gone."""
-    try:
+    with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
-    except OSError:
-        pass
 
 
 def die_with_parent(parent: int) -> None:

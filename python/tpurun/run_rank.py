@@ -1,8 +1,8 @@
 """Runs the program of one rank as ``python script args`` or ``python -m module args`` would.
 
-``python -m tpurun.run_rank [-m] target args...`` is how the launcher starts a rank without the fork server; a rank
-that was forked calls :func:`run` and :func:`finish` instead. Either way an exception is printed as usual and
-also described in the file that TORCHELASTIC_ERROR_FILE names, which the report is made from.
+``python -m tpurun.run_rank [-m] target args...`` is how the launcher starts a rank without the fork server; a
+rank that was forked calls :func:`run` and :func:`finish` instead. Either way an exception is printed as usual
+and also described in the file that TORCHELASTIC_ERROR_FILE names, which the report is made from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 
 MAX_MESSAGE_CHARS = 8192
 
@@ -155,9 +155,13 @@ def die_by_signal(number: int) -> None:
 
 def without_our_frames(tb: TracebackType | None) -> TracebackType | None:
     """The traceback from the first line of the program on."""
-    while tb is not None and (
-        tb.tb_frame.f_code.co_filename == __file__ or tb.tb_frame.f_globals.get("__name__", "").startswith("importlib")
-    ):
+
+    def is_ours(frame: FrameType) -> bool:
+        return frame.f_code.co_filename == __file__ or frame.f_globals.get("__name__", "").startswith(
+            "importlib"
+        )
+
+    while tb is not None and is_ours(tb.tb_frame):
         tb = tb.tb_next
     return tb
 
@@ -197,11 +201,16 @@ def place_of(error: BaseException, tb: TracebackType | None) -> dict[str, object
     frames = traceback.extract_tb(tb)
     if not frames:
         return {}
-    library = (os.path.join(sysconfig.get_path("stdlib"), ""), os.path.join(os.path.dirname(__file__), ""), "<")
-    installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-    own = [f for f in frames if not f.filename.startswith(library) and not any(part in f.filename for part in installed)]
+    own = [frame for frame in frames if not is_library(frame.filename)]
     frame = (own or frames)[-1]
     return {"file": frame.filename, "line": frame.lineno, "function": frame.name, "source": frame.line}
+
+
+def is_library(path: str) -> bool:
+    """Code that the user has installed rather than written."""
+    homes = (sysconfig.get_path("stdlib"), os.path.dirname(__file__))
+    installed = ("/site-packages/", "/dist-packages/")
+    return path.startswith(("<", *(f"{home}/" for home in homes))) or any(part in path for part in installed)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ use rustix::process::{Signal, kill_process};
 use crate::sandbox::Sandbox;
 
 /// Ranks that start a child in its own session, which ignores what it can.
-const WITH_GRANDCHILDREN: &str = "setsid sh -c 'trap \"\" TERM HUP INT; echo ready; sleep 1000' & (setsid sleep 1000 &) ; wait; sleep 1000";
+const WITH_GRANDCHILDREN: &str = "setsid sh -c 'trap \"\" TERM HUP INT; echo ready; sleep 1000' & \
+    (setsid sleep 1000 &) ; wait; sleep 1000";
 
 #[test]
 fn nothing_survives_the_front() {
