@@ -103,7 +103,7 @@ $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
 test-rust: | tools
 	$(call say,testing the crates)
 	@if cargo nextest --version > /dev/null 2>&1; then \
-		cargo nextest run --workspace --locked && cargo test --workspace --locked --doc; \
+		cargo nextest run --workspace --locked --no-fail-fast && cargo test --workspace --locked --doc; \
 	else cargo test --workspace --locked; fi
 
 # Optimised, because a model is run for every interleaving; apart, because its flags would rebuild the rest.

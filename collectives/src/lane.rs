@@ -106,7 +106,8 @@ impl Lane {
         // A bug of ours must reach the other ranks, too, which would wait for this one.
         let result = catch_unwind(AssertUnwindSafe(|| self.execute(meet)))
             .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))));
-        if let Some(board) = &self.board {
+        // What failed stays open on the board: it is the evidence of who waited for whom.
+        if let (Some(board), Ok(())) = (&self.board, &result) {
             board.completed(seq);
         }
         result

@@ -36,14 +36,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Measure the collectives as one job; arguments go to tpurun.bench
-    Bench {
-        /// Ranks, when not given before the command [default: 8]
-        #[arg(short = 'n', value_name = "N")]
-        ranks: Option<String>,
-        #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    /// Measure the collectives, alone or in turn with another backend
+    #[command(args_override_self = true, after_help = BENCH_EXAMPLES)]
+    Bench(Bench),
     /// Print a completion script for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -52,6 +47,57 @@ pub(crate) enum Command {
     /// Print the manual page (roff)
     Man,
 }
+
+/// What `tpurun bench` measures; all but the ranks go to `python -m tpurun.bench` as they are.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Bench {
+    /// Numbers of ranks, one job after the other [default: 2,8]
+    #[arg(short = 'n', long, value_name = "N,..")]
+    pub(crate) ranks: Option<String>,
+    /// all_reduce, all_gather, .. [default: the five that move most in training]
+    #[arg(long, value_name = "NAMES")]
+    pub(crate) collectives: Option<String>,
+    /// Sizes, such as 8,64K,1M [default: 8,64K,1M,16M]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) sizes: Option<String>,
+    /// Element type [default: float32]
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) dtype: Option<String>,
+    /// What to measure [default: tpu_dist]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<String>,
+    /// Measure the same on this backend in turn, and print the ratio
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) against: Option<String>,
+    /// Time for each collective, size and backend [default: 2]
+    #[arg(long, value_name = "S")]
+    pub(crate) seconds: Option<String>,
+    /// Print one JSON object per line instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Bench {
+    /// The arguments of `tpurun.bench`.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let options = [
+            ("--collectives", &self.collectives),
+            ("--sizes", &self.sizes),
+            ("--dtype", &self.dtype),
+            ("--backend", &self.backend),
+            ("--against", &self.against),
+            ("--seconds", &self.seconds),
+        ];
+        let given = options.into_iter().filter_map(|(name, value)| Some([name.into(), value.clone()?]));
+        given.flatten().chain(self.json.then(|| "--json".into())).collect()
+    }
+}
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  tpurun bench                                          the usual collectives on 2 and 8 ranks
+  tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
+  tpurun bench --collectives all_reduce --json          one JSON object per line";
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Options {
@@ -206,7 +252,7 @@ Examples:
   tpurun -n 4 ./solver input.txt          a program that is not Python
   tpurun -n 8 --only-ranks 0 train.py     show rank 0 only, log all
   tpurun -n 64 --dry-run train.py         say what would run
-  tpurun bench -n 8                       measure the collectives
+  tpurun bench --ranks 8 --against gloo   measure the collectives
 
 A program that is called like a command is run with its path: ./doctor
 Options of torchrun are taken with dashes, underscores, or from PET_<OPTION>.";
@@ -274,17 +320,21 @@ mod tests {
 
     #[test]
     fn commands_take_options_before_them() {
-        let Some(Command::Bench { ranks, args }) = parse("tpurun bench -n 8 --against gloo --json").command
+        let Some(Command::Bench(bench)) = parse("tpurun bench --ranks 2,8 --against gloo --json").command
         else {
             panic!("no command")
         };
-        assert_eq!(
-            (ranks.as_deref(), args),
-            (Some("8"), vec!["--against".into(), "gloo".into(), "--json".into()])
-        );
+        assert_eq!(bench.ranks.as_deref(), Some("2,8"));
+        assert_eq!(bench.arguments(), ["--against", "gloo", "--json"]);
+        // The front appends one number of ranks for each job.
+        let Some(Command::Bench(bench)) = parse("tpurun bench --ranks 2,8 --sizes 1M --ranks 2").command
+        else {
+            panic!("no command")
+        };
+        assert_eq!(bench.ranks.as_deref(), Some("2"));
         let cli = parse("tpurun -n 64 bench --sizes 1M");
         assert_eq!(cli.options.ranks.as_deref(), Some("64"));
-        assert!(matches!(cli.command, Some(Command::Bench { ranks: None, .. })));
+        assert!(matches!(cli.command, Some(Command::Bench(Bench { ranks: None, .. }))));
         assert!(matches!(parse("tpurun doctor").command, Some(Command::Doctor { ranks: None, json: false })));
         assert!(matches!(
             parse("tpurun completions zsh").command,

@@ -14,20 +14,20 @@ use crate::{cgroup, kill};
 /// First argument of the agent's command line; the number of this process follows.
 pub(crate) const AGENT: &str = "--agent-of";
 
-/// Runs the job of this command line and returns its exit code.
-pub(crate) fn run() -> Result<i32, String> {
+/// Runs the job of this command line and `more` arguments, and returns its exit code.
+pub(crate) fn run(more: &[String]) -> Result<i32, String> {
     // Before the agent exists, so that nothing it may leave behind is missed.
     set_child_subreaper(Some(getpid())).map_err(|errno| format!("cannot become a subreaper: {errno}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent()));
+    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent(more)));
     let (agent, status, forwarded) = ended.map_err(|error| format!("cannot run the agent: {error}"))?;
     Ok(clean_up(agent, status, forwarded))
 }
 
 /// Until the agent ends; also returns the last signal that was passed on to it.
-async fn accompany_agent() -> io::Result<(u32, ExitStatus, Option<Signal>)> {
+async fn accompany_agent(more: &[String]) -> io::Result<(u32, ExitStatus, Option<Signal>)> {
     let mut signals = Signals::new(handled().into_iter().map(|signal| (signal, signal)))?;
-    let mut agent = start_agent()?;
+    let mut agent = start_agent(more)?;
     let mut forwarded = None;
     loop {
         let signal = signals.next().await;
@@ -40,13 +40,14 @@ async fn accompany_agent() -> io::Result<(u32, ExitStatus, Option<Signal>)> {
     }
 }
 
-fn start_agent() -> io::Result<Child> {
+fn start_agent(more: &[String]) -> io::Result<Child> {
     let front = getpid().as_raw_nonzero().to_string();
     Command::new("/proc/self/exe")
         .arg0("tpurun")
         .arg(AGENT)
         .arg(front)
         .args(std::env::args_os().skip(1))
+        .args(more)
         .spawn()
 }
 

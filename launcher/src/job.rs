@@ -29,6 +29,8 @@ pub(crate) struct Job {
     pub(crate) run_id: Option<String>,
     pub(crate) role: String,
     pub(crate) log_dir: Option<PathBuf>,
+    /// Whether lines say which rank they are from.
+    pub(crate) labels: bool,
     pub(crate) only: RankSet,
     pub(crate) topology: Option<Topology>,
     pub(crate) algorithm: Option<Algorithm>,
@@ -55,10 +57,16 @@ impl Job {
     pub(crate) fn new(cli: &Cli) -> Result<Job, String> {
         let mut options = cli.options.clone();
         let mut words = cli.program.clone();
-        if let Some(Command::Bench { ranks, args }) = &cli.command {
-            options.ranks = ranks.clone().or(options.ranks).or_else(|| Some("8".into()));
+        let bench = match &cli.command {
+            Some(Command::Bench(bench)) => Some(bench),
+            _ => None,
+        };
+        if let Some(bench) = bench {
+            // The front makes one job of each.
+            options.ranks = bench.ranks.clone().or(options.ranks);
+            options.only_ranks = Some("0".into());
             options.module = true;
-            words = ["tpurun.bench".into()].into_iter().chain(args.iter().cloned()).collect();
+            words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
         check_one_host(&options)?;
         let ranks = parse_ranks(options.ranks.as_deref().unwrap_or("1"))?;
@@ -82,6 +90,7 @@ impl Job {
             run_id: options.torchrun.rdzv_id.clone(),
             role: options.torchrun.role.clone(),
             log_dir: options.log_dir.as_ref().map(PathBuf::from),
+            labels: bench.is_none(),
             only: parse_only(options.only_ranks.as_deref(), ranks)?,
             topology: options.topology.as_deref().map(|text| parse_topology(text, ranks)).transpose()?,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use cli::{Cli, Command, Options};
+use cli::{Bench, Cli, Command, Options};
 use doctor::DoctorOptions;
 use job::Job;
 
@@ -56,11 +56,29 @@ fn main_code() -> Result<ExitCode, String> {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),
         Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
-        Some(Command::Bench { .. }) | None => {
-            let job = Job::new(&cli)?;
-            if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { Ok(exit_code(front::run()?)) }
+        Some(Command::Bench(bench)) => {
+            let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map_or("2,8", String::as_str);
+            let counts: Vec<&str> = given.split(',').collect();
+            counts.iter().try_for_each(|count| job::parse_ranks(count).map(drop))?;
+            for count in counts {
+                let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
+                let one = Cli { command: Some(Command::Bench(bench)), ..cli.clone() };
+                // The last `--ranks` of a command line counts.
+                let code = start(&one, &["--ranks".into(), count.into()])?;
+                if code != ExitCode::SUCCESS {
+                    return Ok(code);
+                }
+            }
+            Ok(ExitCode::SUCCESS)
         }
+        None => start(&cli, &[]),
     }
+}
+
+/// Runs the job of a command line with some more arguments, or describes it.
+fn start(cli: &Cli, more: &[String]) -> Result<ExitCode, String> {
+    let job = Job::new(cli)?;
+    if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { Ok(exit_code(front::run(more)?)) }
 }
 
 fn examine(options: &Options, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {

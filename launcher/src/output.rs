@@ -78,7 +78,9 @@ pub(crate) struct Output {
 struct Source {
     lines: [LineBuffer; 2],
     last_bytes_at: [Option<Instant>; 2],
-    last_line: String,
+    /// Of each stream, the last line that has text.
+    last_lines: [String; 2],
+    last_stream: Option<Stream>,
     is_finished: bool,
 }
 
@@ -180,7 +182,13 @@ impl Output {
     /// The last line of this rank that has text, of either stream, shown or not.
     pub(crate) fn last_line(&self, rank: u32) -> Option<&str> {
         let source = self.sources.get(rank as usize)?;
-        (!source.last_line.is_empty()).then_some(&source.last_line)
+        Some(&source.last_lines[source.last_stream? as usize])
+    }
+
+    /// The same of its standard output alone: what it said before a traceback.
+    pub(crate) fn last_printed(&self, rank: u32) -> Option<&str> {
+        let line = &self.sources.get(rank as usize)?.last_lines[Stream::Out as usize];
+        (!line.is_empty()).then_some(line)
     }
 
     /// Why the log files are incomplete, if they are.
@@ -198,9 +206,11 @@ impl Output {
     ) {
         let Self { sources, folder, screen, .. } = self;
         let is_shown = self.only.contains(rank) && !self.passes_through;
-        let Source { lines, last_line, .. } = &mut sources[rank as usize];
+        let Source { lines, last_lines, last_stream, .. } = &mut sources[rank as usize];
         change(&mut lines[stream as usize], &mut |line| {
-            remember(last_line, line.text);
+            if remember(&mut last_lines[stream as usize], line.text) {
+                *last_stream = Some(stream);
+            }
             if is_shown {
                 show_line(screen, folder.as_mut(), rank, stream, line, now);
             }
@@ -283,12 +293,14 @@ fn show_line(
     }
 }
 
-fn remember(last_line: &mut String, text: &[u8]) {
+/// Whether the line has text, which then is the last one.
+fn remember(last_line: &mut String, text: &[u8]) -> bool {
     let text = text.trim_ascii_end();
     if !text.is_empty() {
         last_line.clear();
         last_line.push_str(&String::from_utf8_lossy(&text[..text.len().min(MAX_LAST_LINE_BYTES)]));
     }
+    !text.is_empty()
 }
 
 /// Wide enough for the label of a line that all ranks wrote.

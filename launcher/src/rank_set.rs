@@ -30,6 +30,11 @@ impl RankSet {
         self.ranges.iter().map(|range| (range.end() - range.start()) as usize + 1).sum()
     }
 
+    /// The smallest one.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.ranges.first().map(|range| *range.start())
+    }
+
     /// The largest one.
     pub(crate) fn last(&self) -> Option<u32> {
         self.ranges.last().map(|range| *range.end())

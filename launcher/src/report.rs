@@ -77,7 +77,7 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
         Cause::Ended { ending: Ending::Signal(number), .. } => {
             vec![format!("{who}  was killed by {}", signal_name(*number))]
         }
-        Cause::Blamed { by, error, .. } => raised(&format!("{who}  is named by rank {by}: "), error),
+        Cause::Blamed { error, .. } => raised(&format!("{who}  is to blame for "), error),
         Cause::LeftEarly { error } => {
             let mut lines = vec![format!("{who}  exited with code 0 while others were waiting for it")];
             lines.extend(error.iter().flat_map(|error| raised("the others raised ", error)));
@@ -333,12 +333,12 @@ mod tests {
             ..ErrorRecord::default()
         };
         check(
-            Cause::Blamed { by: 0, ending: Ending::Exit(1), error: mismatch },
+            Cause::Blamed { ending: Ending::Exit(1), error: mismatch },
             None,
             &Facts { last_line: None, ..facts("0-1,3-63") },
             expect![[r#"
             tpurun: FAILED after 00:14:03  exit 1  run tpurun-runs/20261121-030415-7f3a
-              culprit   rank 2 (host n0, pid 19910, coord 0,1,0)  is named by rank 0: CollectiveMismatchError: all_reduce#11 of group dp0
+              culprit   rank 2 (host n0, pid 19910, coord 0,1,0)  is to blame for CollectiveMismatchError: all_reduce#11 of group dp0
                             rank 2: MAX at b.py:9
                             others: SUM at a.py:5
               victims   0-1,3-63  all stopped 111 ms later

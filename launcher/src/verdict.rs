@@ -25,8 +25,8 @@ pub(crate) struct Verdict {
 pub(crate) enum Cause {
     /// It ended; with an exception if it left word of one.
     Ended { ending: Ending, error: Option<ErrorRecord> },
-    /// Another rank's error names it.
-    Blamed { by: u32, ending: Ending, error: ErrorRecord },
+    /// An error that ranks raised, not necessarily this one, names it.
+    Blamed { ending: Ending, error: ErrorRecord },
     /// It exited with code 0 while others needed it.
     LeftEarly { error: Option<ErrorRecord> },
     /// It was stopped, for this long, while others needed it.
@@ -64,6 +64,11 @@ impl Verdict {
         }
     }
 
+    /// Whether the culprit's program has said itself what is wrong.
+    pub(crate) fn is_exception(&self) -> bool {
+        matches!(self.cause, Cause::Ended { error: Some(_), .. })
+    }
+
     /// Of a failure that is nobody's whose board could tell more.
     pub(crate) fn plain(culprit: Option<u32>, cause: Cause, at: Instant) -> Verdict {
         Verdict { culprit, cause, waiting: None, at }
@@ -76,19 +81,16 @@ impl Verdict {
 /// the dead by number. `left` are the ranks that had exited with code 0, first one first.
 pub(crate) fn of_failures(failures: &[Failure], left: &[u32], views: &[RankView]) -> Option<Verdict> {
     let first = failures.iter().find(|failure| !is_echo(failure)).or_else(|| failures.first())?;
-    let named = first.error.as_ref().and_then(|error| error.ranks.first().copied());
-    let named = named.filter(|rank| (*rank as usize) < views.len());
-    let missed = left.iter().copied().find(|rank| !waiting_for(views, *rank, 0, 0).is_empty());
+    let named = first.error.as_ref().and_then(named_by).filter(|rank| (*rank as usize) < views.len());
+    let missed = left.iter().copied().find(|rank| is_behind(views, *rank));
     let culprit = named.or(missed.filter(|_| is_echo(first))).unwrap_or(first.rank);
-    let own = failures.iter().find(|failure| failure.rank == culprit);
-    let cause = match (own, &first.error) {
-        (Some(own), _) => Cause::Ended { ending: own.ending, error: own.error.clone() },
-        (None, error) if left.contains(&culprit) => Cause::LeftEarly { error: error.clone() },
-        (None, Some(error)) => Cause::Blamed { by: first.rank, ending: first.ending, error: error.clone() },
-        (None, None) => Cause::Ended { ending: first.ending, error: None },
+    let cause = match &first.error {
+        error if left.contains(&culprit) => Cause::LeftEarly { error: error.clone() },
+        Some(error) if named.is_some() => Cause::Blamed { ending: first.ending, error: error.clone() },
+        error => Cause::Ended { ending: first.ending, error: error.clone() },
     };
     let waiting = largest(waiting_for(views, culprit, 0, 0));
-    Some(Verdict { culprit: Some(culprit), cause, waiting, at: own.unwrap_or(first).at })
+    Some(Verdict { culprit: Some(culprit), cause, waiting, at: first.at })
 }
 
 /// A rank that exited with code 0, and that others have waited for since at least [`LEFT_AFTER`].
@@ -120,10 +122,31 @@ pub(crate) fn is_anybody_blocked(views: &[RankView], now_ns: u64) -> bool {
     views.iter().flat_map(|view| &view.lanes).any(|lane| is_blocked(lane, now_ns, since))
 }
 
+/// The rank that an error blames: it says so, or it lists what groups of ranks posted and one rank is alone.
+fn named_by(error: &ErrorRecord) -> Option<u32> {
+    if let Some(rank) = error.ranks.first() {
+        return Some(*rank);
+    }
+    let posted = |line: &str| {
+        let (who, _) = line.trim().strip_prefix("rank")?.trim_start_matches('s').split_once(" posted ")?;
+        who.trim().parse::<RankSet>().ok()
+    };
+    let groups: Vec<RankSet> = error.message.lines().filter_map(posted).collect();
+    let smallest = groups.iter().min_by_key(|group| group.len())?;
+    // Two against two blames nobody.
+    let is_alone = groups.iter().filter(|group| group.len() == smallest.len()).count() == 1;
+    smallest.first().filter(|_| is_alone && groups.len() > 1)
+}
+
 /// An error that says only that somebody else is gone.
 fn is_echo(failure: &Failure) -> bool {
     let Some(error) = &failure.error else { return false };
     ECHO_KINDS.contains(&error.kind.as_str()) || ECHO_TEXTS.iter().any(|text| error.message.contains(text))
+}
+
+/// Whether any other rank has posted a collective that this one has not.
+fn is_behind(views: &[RankView], rank: u32) -> bool {
+    !collect(views, rank, |own, other| other.posted > own.posted).is_empty()
 }
 
 /// By communicator of `culprit`: the ranks that wait in an operation that it has not posted.
@@ -266,9 +289,38 @@ mod tests {
         let failures = [failure(1, "CollectiveMismatchError", "rank 3 posted", &[3])];
         let verdict = of_failures(&failures, &[], &vec![RankView::default(); 4]).unwrap();
         assert_eq!(verdict.culprit, Some(3));
-        assert!(matches!(verdict.cause, Cause::Blamed { by: 1, .. }));
+        assert!(matches!(verdict.cause, Cause::Blamed { .. }));
         let wild = [failure(1, "CollectiveMismatchError", "", &[99])];
         assert_eq!(of_failures(&wild, &[], &vec![RankView::default(); 4]).unwrap().culprit, Some(1));
+    }
+
+    #[test]
+    fn a_mismatch_blames_the_rank_that_is_alone() {
+        let culprit = |text: &str| {
+            let failures = [failure(1, "CollectiveMismatchError", text, &[])];
+            of_failures(&failures, &[], &vec![RankView::default(); 4]).unwrap().culprit
+        };
+        let mismatch = "collective mismatch in 0, operation 10: the ranks differ in dtype";
+        assert_eq!(
+            culprit(&format!("{mismatch}\n  ranks 0-1,3 posted a(f32)\n  rank 2 posted a(f64)")),
+            Some(2)
+        );
+        assert_eq!(
+            culprit(&format!("{mismatch}\n  ranks 0-1 posted a(f32)\n  ranks 2-3 posted a(f64)")),
+            Some(1)
+        );
+        assert_eq!(culprit(mismatch), Some(1));
+    }
+
+    #[test]
+    fn an_engine_that_gave_up_still_shows_who_was_behind() {
+        let mut views = waiting_world();
+        for view in &mut views {
+            view.lanes[0].completed = view.lanes[0].posted;
+            view.lanes[0].blocked_since_ns = None;
+        }
+        let failures = [failure(0, "RankLostError", "rank 2 is gone", &[])];
+        assert_eq!(of_failures(&failures, &[1, 2], &views).unwrap().culprit, Some(2));
     }
 
     #[test]

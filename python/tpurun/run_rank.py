@@ -197,8 +197,9 @@ def place_of(error: BaseException, tb: TracebackType | None) -> dict[str, object
     frames = traceback.extract_tb(tb)
     if not frames:
         return {}
-    libraries = tuple({os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "purelib", "platlib")})
-    own = [f for f in frames if not f.filename.startswith(("<", *libraries))]
+    library = (os.path.join(sysconfig.get_path("stdlib"), ""), os.path.join(os.path.dirname(__file__), ""), "<")
+    installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+    own = [f for f in frames if not f.filename.startswith(library) and not any(part in f.filename for part in installed)]
     frame = (own or frames)[-1]
     return {"file": frame.filename, "line": frame.lineno, "function": frame.name, "source": frame.line}
 

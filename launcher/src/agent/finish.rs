@@ -121,7 +121,10 @@ impl Agent {
                 coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
                 victims,
                 stopped_after: self.last_end(gone_at).duration_since(stopping.asked_at),
-                last_line: culprit.and_then(|rank| self.output.last_line(rank)),
+                last_line: culprit.and_then(|rank| match verdict.is_exception() {
+                    true => self.output.last_printed(rank),
+                    false => self.output.last_line(rank),
+                }),
                 log_file: log_file.as_deref(),
                 is_out_of_memory: cgroup::oom_kills() > self.oom_kills_before,
             },

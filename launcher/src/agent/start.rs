@@ -59,9 +59,9 @@ impl Agent {
         let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
         let output = Output::new(OutputConfig {
             ranks: job.ranks,
-            prefix: true,
+            prefix: job.labels,
             only: job.only.clone(),
-            fold: true,
+            fold: job.labels,
             log_dir: Some(run_dir.path().to_owned()),
             color: is_terminal && std::env::var_os("NO_COLOR").is_none(),
             terminal: is_terminal,
