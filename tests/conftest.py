@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
 from jobs import TPURUN, Finished, Job
 
 # A rank that dies of a signal on purpose leaves no core file.

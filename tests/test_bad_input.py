@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from jobs import TPURUN, Finished
 
 SAYS_BOTH = re.compile(r"expected .*(given|got) ", re.IGNORECASE)

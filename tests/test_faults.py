@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+
 from jobs import Finished, Job
 
 PROGRAM = """
@@ -130,10 +131,37 @@ def test_the_others_are_said_to_wait(run, script):
     done = run("-n", "2", script(WAITED_FOR))
     assert (done.report.culprit, done.code) == (1, 7), done.report.text
     number = 1 + WAITED_FOR.splitlines().index("    work = dist.all_reduce(torch.ones(5), async_op=True)")
-    waits = (
-        rf"rank 0 was waiting for it in all_reduce#0 \(f32\[5\], SUM\), group \S+ at \S*program.py:{number}$"
-    )
+    what = rf"all_reduce#\d+ \(f32\[5\], SUM\), group \S+ at \S*program.py:{number}$"
+    waits = f"rank 0 was waiting for it in {what}"
     assert re.search(waits, done.report.text, re.MULTILINE), done.report.text
+
+
+LEAVES = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+when, rank = sys.argv[1], int(os.environ["RANK"])
+if when == "before the world" and rank == 1:
+    sys.exit()
+dist.init_process_group("tpu_dist")
+if when == "before the first collective" and rank == 1:
+    sys.exit()
+dist.all_reduce(torch.ones(5))
+if rank == 1:
+    dist.destroy_process_group()
+    sys.exit()
+dist.all_reduce(torch.ones(5))
+"""
+
+
+@pytest.mark.parametrize("when", ["before the world", "before the first collective", "in good order"])
+def test_a_rank_that_leaves_too_soon_is_named(start, script, when: str):
+    """The others would wait for it in vain, whatever it has done before."""
+    done = start("-n", "4", script(LEAVES), when).wait(limit_s=20)
+    assert done.report.culprit == 1, done.report.text
+    assert done.report.what == "exited with code 0 while others were waiting for it", done.report.text
+    assert done.code == 1
 
 
 PAUSED = """

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from jobs import Finished, Job, ranks_in
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -178,19 +179,26 @@ def test_both_streams_are_shown_as_they_are(run):
     assert all(line.endswith("| err") for line in own)
 
 
+# Rank 0 writes the line of everybody, so that no scheduler comes between the ranks.
 TOGETHER = """
+import os
 import torch.distributed as dist
 
 dist.init_process_group("tpu_dist")
+pids = [None] * dist.get_world_size()
+dist.all_gather_object(pids, os.getpid())
+if dist.get_rank() == 0:
+    for pid in pids:
+        with open(f"/proc/{pid}/fd/1", "w") as its_output:
+            its_output.write("the same line\\n")
 dist.barrier()
-print("the same line")
 """
 
 
 def test_the_same_line_of_many_ranks_is_shown_once(run, script):
     done = run("-n", "8", script(TOGETHER))
     assert done.shown_by_rank() == {rank: ["the same line"] for rank in range(8)}
-    assert len(done.shown) <= 4, done.shown
+    assert len(done.shown) <= 2, "one, unless the launcher looked in the middle of it"
 
 
 def test_the_run_directory_can_be_named(start, tmp_path):
