@@ -4,7 +4,7 @@
 //! made by `tpurun-topology`), all ranks meet over their match keys, and an execution moves the bytes. On
 //! one host they meet in a shared segment: a sealed memfd with a slot, two windows and byte rings per rank.
 //!
-//! Under `--cfg tpurun_loom` only [`sync`] exists: the primitives and their models.
+//! Under `--cfg tpurun_loom` only `sync` exists: the primitives and their models.
 #![cfg_attr(tpurun_loom, allow(dead_code, unused_imports))]
 
 mod sync;

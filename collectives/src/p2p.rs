@@ -5,7 +5,7 @@
 //! once. A receive takes the first message from its source with its tag; messages with other tags that lie
 //! in front of it are set aside in private memory, up to a bound.
 //!
-//! Whoever waits drives: a thread in [`Messages::wait`] moves the bytes itself, and the progress thread does
+//! Whoever waits drives: a thread that waits for a message moves the bytes itself, and the progress thread does
 //! it for works nobody waits for.
 
 use std::collections::VecDeque;
