@@ -97,17 +97,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Setting:
-    """Who takes part, and with how much. `chunk` is one rank's share of the elements."""
+    """Who takes part, and with how many elements in the largest buffer of a rank."""
 
     group: dist.ProcessGroup
     rank: int
     ranks: int
-    chunk: int
+    count: int
     dtype: torch.dtype
 
     @property
-    def count(self) -> int:
-        return self.chunk * self.ranks
+    def chunk(self) -> int:
+        """One rank's share, where the collective gives each rank one."""
+        return self.count // self.ranks
 
     def pattern(self, shift: int, count: int) -> torch.Tensor:
         """Small numbers that tell ranks and places apart: element i is (i + shift) mod 3."""
@@ -209,6 +210,9 @@ COLLECTIVES: dict[str, Callable[[Setting], Call]] = {
     )
 }  # fmt: skip
 
+# Each rank gives or gets a share of the largest buffer.
+SHARED_OUT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+
 
 # --- Measuring ----------------------------------------------------------------------------------------------
 
@@ -243,17 +247,18 @@ def measure(
 ) -> list[Row]:
     """Times one collective of one size on each group, in turn. All ranks of the world call this together.
 
-    The groups span the world and are named after their backends. The size is rounded down to a whole number
-    of elements per rank.
+    The groups span the world and are named after their backends. The size is rounded down to whole elements,
+    the same number for each rank where the collective gives each rank a share.
 
     Raises RuntimeError if a result is wrong.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunk = max(1, bytes_asked // (dtype.itemsize * ranks))
+    share = dtype.itemsize * (ranks if collective in SHARED_OUT else 1)
+    count = max(1, bytes_asked // share) * share // dtype.itemsize
     calls = {}
     for backend, group in groups.items():
         on_progress(f"{backend}: checking the result")
-        calls[backend] = _checked(collective, backend, Setting(group, rank, ranks, chunk, dtype))
+        calls[backend] = _checked(collective, backend, Setting(group, rank, ranks, count, dtype))
     # The first call was the check: the second one does not set anything up any more.
     plan = Plan.within(seconds, {backend: _time_block(call, 1) for backend, call in calls.items()})
     times: dict[str, list[float]] = {backend: [] for backend in groups}
@@ -261,7 +266,7 @@ def measure(
         for backend, call in calls.items():
             on_progress(f"{backend}: block {block + 1} of {plan.blocks}")
             times[backend].append(_time_block(call, plan.iterations[backend]))
-    moved = 0 if collective == "barrier" else chunk * ranks * dtype.itemsize
+    moved = 0 if collective == "barrier" else count * dtype.itemsize
     return [
         _row(collective, moved, ranks, backend, times[backend], plan.iterations[backend])
         for backend in groups
