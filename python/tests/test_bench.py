@@ -54,7 +54,7 @@ def test_one_very_slow_iteration_is_still_repeated():
 
 
 def test_patterns_sum_up():
-    setting = bench.Setting(group=None, rank=1, ranks=5, chunk=4, dtype=torch.int64)
+    setting = bench.Setting(group=None, rank=1, ranks=5, count=20, dtype=torch.int64)
     total = sum(setting.pattern(rank + 7, 20) for rank in range(5))
     assert torch.equal(total, setting.sum_of_patterns(7, 20))
 
