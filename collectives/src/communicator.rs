@@ -13,7 +13,7 @@ use crate::board::{self, Board};
 use crate::config::Config;
 use crate::engine::{CollectiveThread, Job, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
-use crate::lane::Lane;
+use crate::lane::{Lane, monotonic_ns};
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::segment::{Bootstrap, Membership, Offer, Segment};
@@ -69,9 +69,16 @@ impl Communicator {
     ) -> Result<Self, Failure> {
         let timeout = config.timeout.unwrap_or(timeout);
         let window_bytes = window_bytes(config.staging_bytes, members.size());
+        // Who waits for the others already here is on the board as blocked, in no operation yet.
+        let board = board.and_then(|board| claim_lane(board, &members));
+        if let Some(board) = &board {
+            board.blocked(monotonic_ns());
+        }
         let offer = Offer { window_bytes, matching: config.matching, cpus: config.cpus };
         let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
-        let board = board.and_then(|board| claim_lane(board, segment.members()));
+        if let Some(board) = &board {
+            board.unblocked();
+        }
         let closing = Arc::new(AtomicBool::new(false));
         let lane = Lane::new(segment.clone(), config, board, closing.clone())?;
         Ok(Self {

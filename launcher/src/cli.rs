@@ -104,6 +104,7 @@ pub(crate) struct Options {
     /// Ranks to start: a number, `auto` or `cpu` (one per usable core) [default: 1]
     #[arg(
         short = 'n',
+        allow_hyphen_values = true,
         long = "nproc-per-node",
         alias = "nproc_per_node",
         env = "PET_NPROC_PER_NODE",

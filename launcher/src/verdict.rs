@@ -1,5 +1,6 @@
 //! Who is to blame: pure decisions from how ranks ended, what they left in writing, and the board.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tpurun_collectives::board::{LaneView, OpView, RankView};
@@ -118,7 +119,7 @@ pub(crate) fn of_stopping(
 
 /// Whether any rank has been blocked long enough for somebody to ask why.
 pub(crate) fn is_anybody_blocked(views: &[RankView], now_ns: u64) -> bool {
-    let since = STOPPED_AFTER.as_nanos() as u64;
+    let since = NOTICED_AFTER.as_nanos() as u64;
     views.iter().flat_map(|view| &view.lanes).any(|lane| is_blocked(lane, now_ns, since))
 }
 
@@ -146,7 +147,7 @@ fn is_echo(failure: &Failure) -> bool {
 
 /// Whether any other rank has posted a collective that this one has not.
 fn is_behind(views: &[RankView], rank: u32) -> bool {
-    !collect(views, rank, |own, other| other.posted > own.posted).is_empty()
+    !collect(views, rank, |own, other| own.is_some_and(|own| other.posted > own.posted)).is_empty()
 }
 
 /// By communicator of `culprit`: the ranks that wait in an operation that it has not posted.
@@ -160,8 +161,8 @@ fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u6
             long => is_blocked(other, now_ns, long),
         };
         let needs_it = match &other.op {
-            Some(op) if is_point_to_point(op) => op.root == own.comm_rank as i32,
-            _ => other.posted > own.posted,
+            Some(op) if is_point_to_point(op) => own.is_some_and(|own| op.root == own.comm_rank as i32),
+            _ => own.is_none_or(|own| other.posted > own.posted),
         };
         is_waiting && needs_it
     })
@@ -172,23 +173,32 @@ fn blocked_beside(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns:
     collect(views, culprit, |_, other| is_blocked(other, now_ns, blocked_for_ns))
 }
 
-fn collect(views: &[RankView], culprit: u32, accept: impl Fn(&LaneView, &LaneView) -> bool) -> Vec<Waiting> {
+/// Also in communicators of the whole world that the culprit has not joined: it is one of their ranks.
+fn collect(
+    views: &[RankView],
+    culprit: u32,
+    accept: impl Fn(Option<&LaneView>, &LaneView) -> bool,
+) -> Vec<Waiting> {
     let Some(culprit_view) = views.get(culprit as usize) else { return Vec::new() };
-    let mut found = Vec::new();
-    for own in &culprit_view.lanes {
-        let others = views.iter().zip(0_u32..).filter(|(_, rank)| *rank != culprit);
-        let lanes = others.flat_map(|(view, rank)| view.lanes.iter().map(move |lane| (rank, lane)));
-        let waiting: Vec<(u32, &LaneView)> =
-            lanes.filter(|(_, lane)| lane.comm_id == own.comm_id && accept(own, lane)).collect();
-        if let Some((_, lane)) = waiting.first() {
-            found.push(Waiting {
-                ranks: waiting.iter().map(|(rank, _)| *rank).collect(),
-                group: own.name.clone(),
-                op: lane.op.clone(),
-            });
+    let own = |comm_id: u64| culprit_view.lanes.iter().find(|lane| lane.comm_id == comm_id);
+    let others = views.iter().zip(0_u32..).filter(|(_, rank)| *rank != culprit);
+    let lanes = others.flat_map(|(view, rank)| view.lanes.iter().map(move |lane| (rank, lane)));
+    let mut found: BTreeMap<u64, Vec<(u32, &LaneView)>> = BTreeMap::new();
+    for (rank, lane) in lanes {
+        let own = own(lane.comm_id);
+        let concerned = own.is_some() || lane.size as usize == views.len();
+        if concerned && accept(own, lane) {
+            found.entry(lane.comm_id).or_default().push((rank, lane));
         }
     }
     found
+        .into_values()
+        .map(|waiting| Waiting {
+            ranks: waiting.iter().map(|(rank, _)| *rank).collect(),
+            group: waiting[0].1.name.clone(),
+            op: waiting[0].1.op.clone(),
+        })
+        .collect()
 }
 
 fn largest(waiting: Vec<Waiting>) -> Option<Waiting> {
@@ -201,6 +211,8 @@ fn is_blocked(lane: &LaneView, now_ns: u64, for_ns: u64) -> bool {
 
 /// How long others wait before an orderly exit counts as leaving early.
 const LEFT_AFTER: Duration = Duration::from_millis(300);
+/// How long ranks wait before anybody looks whether others are stopped.
+const NOTICED_AFTER: Duration = Duration::from_millis(100);
 /// How long a rank is stopped, and others wait, before it counts as a failure.
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
 const ECHO_KINDS: [&str; 2] = ["RankLostError", "AbortedError"];

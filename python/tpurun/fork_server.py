@@ -29,6 +29,7 @@ from datetime import timedelta
 from tpurun import run_rank
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 STORE_TIMEOUT_S = 30
 MAX_FDS_PER_REQUEST = 4
 # Descriptors of these mean that a driver is open, which does not survive a fork.
@@ -41,7 +42,7 @@ def main() -> None:
     # What `-m` put there is for finding this module; the program gets its own entry in the child.
     if not sys.flags.safe_path:
         del sys.path[0]
-    die_with_parent(options["agent"])
+    adopt_orphans(options["agent"])
     dispositions = {number: signal.getsignal(number) for number in signal.valid_signals()}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -55,6 +56,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     Server(agent, options, dispositions).run()
+    end_children()
 
 
 class Refusal(Exception):
@@ -79,6 +81,7 @@ class Agent:
         try:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
+            end_children()
             os._exit(1)
 
     def requests(self) -> list[tuple[dict, list[int]]] | None:
@@ -361,10 +364,11 @@ def failing_host_names() -> Iterator[None]:
 
 
 def take_own_randomness() -> None:
-    """Separate processes would draw different numbers; random reseeds itself, torch has a fixed seed."""
+    """Separate processes would draw different numbers; only random reseeds itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    sys.modules["torch"].default_generator.seed()
 
 
 def use_threads_of_environment() -> None:
@@ -410,6 +414,31 @@ def set_process_group(pid: int) -> None:
     """Both sides of a fork do it, so that neither has to wait; the child may already be gone."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
+
+
+def adopt_orphans(agent: int) -> None:
+    """What a rank leaves behind comes to this process, which outlives the agent for as long as it takes."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.getppid() != agent:
+        os._exit(1)
+
+
+def end_children() -> None:
+    """Ends all that descends from this process: when a child dies, what it has started is adopted."""
+    while True:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as children:
+                pids = [int(pid) for pid in children.read().split()]
+        except OSError:
+            # A kernel without this file: the ranks still die with us.
+            return
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def die_with_parent(parent: int) -> None:
