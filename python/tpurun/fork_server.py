@@ -57,6 +57,7 @@ def main() -> None:
     gc.freeze()
     Server(agent, options, dispositions).run()
     end_children()
+    remove_control_group()
 
 
 class Refusal(Exception):
@@ -439,6 +440,19 @@ def end_children() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def remove_control_group() -> None:
+    """The job's, which the agent made and put us into; the agent or its front removes it if one is left."""
+    with contextlib.suppress(OSError, StopIteration):
+        with open("/proc/self/mountinfo") as mounts:
+            mount = next(line.split()[4] for line in mounts if " - cgroup2 " in line)
+        with open("/proc/self/cgroup") as groups:
+            path = mount + next(line[3:].rstrip("\n") for line in groups if line.startswith("0::"))
+        if os.path.basename(path).startswith("tpurun-"):
+            with open(os.path.join(os.path.dirname(path), "cgroup.procs"), "w") as processes:
+                processes.write(str(os.getpid()))
+            os.rmdir(path)
 
 
 def die_with_parent(parent: int) -> None:
