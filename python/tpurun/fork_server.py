@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -54,8 +55,11 @@ def main() -> None:
         agent.tell(event="refuse", reason=str(refusal), quiet=refusal.is_quiet)
         return
     gc.collect()
+    finalizers = keep_from_ranks()
     gc.freeze()
     Server(agent, options, dispositions).run()
+    for finalizer in finalizers:
+        finalizer.atexit = True
     end_children()
     remove_control_group()
 
@@ -362,6 +366,18 @@ def failing_host_names() -> Iterator[None]:
         del os.environ["RES_OPTIONS"]
         if before is not None:
             os.environ["RES_OPTIONS"] = before
+
+
+def keep_from_ranks() -> list[weakref.finalize]:
+    """Finalizers of what was made before the fork are for this process to run, not for every rank.
+
+    Torch's alone take every operator of a library apart, on pages that a rank would have to copy: 28 MB each.
+    """
+    # There is no public way to find them; their attribute is public.
+    finalizers = [one for one in list(getattr(weakref.finalize, "_registry", ())) if one.atexit]
+    for finalizer in finalizers:
+        finalizer.atexit = False
+    return finalizers
 
 
 def take_own_randomness() -> None:
