@@ -5,7 +5,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sandbox::{Outcome, Sandbox};
 
-const TORCH: &str = "def get_num_threads(): return 1\ndef set_num_threads(n): print('threads', n)\n";
+const TORCH: &str = "
+def get_num_threads(): return 1
+def set_num_threads(n): print('threads', n)
+class default_generator:
+    def seed(): pass
+";
 const STORE: &str =
     "class TCPStore:\n    def __init__(self, host, port, *args, **kwargs): self.port = port\n";
 
