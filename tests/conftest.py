@@ -1,6 +1,7 @@
 """Every test starts its jobs through `start` or `run`; none of them can leave a process behind."""
 
 import resource
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from jobs import TPURUN, Finished, Job
 
 # A rank that dies of a signal on purpose leaves no core file.
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+# A shell starts what runs in its background with SIGINT ignored, and jobs would inherit that; what a process
+# handles is the default again in what it executes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
