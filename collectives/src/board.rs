@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, fence};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::text::{head, tail};
+
 /// The variable that carries the number of the inherited descriptor.
 pub const BOARD_FD_VAR: &str = "TPURUN_BOARD_FD";
 /// Communicators recorded per rank; more of them work, but are not shown.
@@ -439,22 +441,6 @@ fn pack(high: u32, low: u32) -> u64 {
 
 fn unpack(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
-}
-
-fn head(text: &str, bytes: usize) -> &str {
-    let mut end = bytes.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
-fn tail(text: &str, bytes: usize) -> &str {
-    let mut start = text.len().saturating_sub(bytes);
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    &text[start..]
 }
 
 fn invalid(text: String) -> io::Error {
