@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::board::{self, Board};
+use crate::board::{Board, Recording, WaitKind};
 use crate::config::Config;
 use crate::engine::{CollectiveThread, Job, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
-use crate::lane::{Lane, monotonic_ns};
+use crate::lane::{Lane, Posting};
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
+use crate::presence::Presence;
 use crate::segment::{Bootstrap, Membership, Offer, Segment};
 use crate::validate::validate;
 use crate::work::{Carrier, OnDone, Outcome, Work};
@@ -41,6 +42,7 @@ impl std::fmt::Debug for Mode {
 #[derive(Debug)]
 pub struct Communicator {
     segment: Arc<Segment>,
+    presence: Arc<Presence>,
     lane: Arc<Mutex<Lane>>,
     collectives: Mutex<Option<CollectiveThread>>,
     messages: MessageThread,
@@ -66,26 +68,30 @@ impl Communicator {
         config: Config,
         bootstrap: &dyn Bootstrap,
         board: Option<&Board>,
+        python_threads: u32,
     ) -> Result<Self, Failure> {
         let timeout = config.timeout.unwrap_or(timeout);
         let window_bytes = window_bytes(config.staging_bytes, members.size());
         // Who waits for the others already here is on the board as blocked, in no operation yet.
-        let board = board.and_then(|board| claim_lane(board, &members));
-        if let Some(board) = &board {
-            board.blocked(monotonic_ns());
-        }
+        let presence = Arc::new(Presence::new(board, &members));
+        presence.blocked();
+        let waiting = presence.waiting(WaitKind::Creation, python_threads);
         let offer = Offer { window_bytes, matching: config.matching, cpus: config.cpus };
         let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
-        if let Some(board) = &board {
-            board.unblocked();
-        }
+        drop(waiting);
+        presence.unblocked();
         let closing = Arc::new(AtomicBool::new(false));
-        let lane = Lane::new(segment.clone(), config, board, closing.clone())?;
+        let lane = Lane::new(segment.clone(), config, presence.clone(), closing.clone())?;
         Ok(Self {
             lane: Arc::new(Mutex::new(lane)),
             collectives: Mutex::new(None),
-            messages: MessageThread::new(Messages::new(segment.clone()), segment.clone()),
+            messages: MessageThread::new(
+                Messages::new(segment.clone(), presence.clone()),
+                segment.clone(),
+                presence.clone(),
+            ),
             segment,
+            presence,
             queued: Arc::new(AtomicUsize::new(0)),
             closing,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
@@ -116,16 +122,21 @@ impl Communicator {
 
     fn post_message(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
         let seq = self.messages_posted.fetch_add(1, Ordering::Relaxed);
+        let recording = self.presence.posted(seq, &op);
+        let carrier = Carrier::Messages(wait_kind(&op));
+        let threads = op.python_threads;
         match mode {
             Mode::Blocking => {
-                let work = Arc::new(Work::new(Carrier::Messages, seq, None));
-                self.messages.post(op, work.clone(), self.timeout())?;
-                self.messages.wait(&work, None).expect("a wait without a deadline has an outcome")?;
+                let work = Arc::new(Work::new(carrier, seq, None));
+                self.messages.post(op, work.clone(), self.timeout(), recording)?;
+                self.messages
+                    .wait(&work, None, threads)
+                    .expect("a wait without a deadline has an outcome")?;
                 Ok(work)
             }
             Mode::Async(on_done) => {
-                let work = Arc::new(Work::new(Carrier::Messages, seq, on_done));
-                self.messages.post(op, work.clone(), self.timeout())?;
+                let work = Arc::new(Work::new(carrier, seq, on_done));
+                self.messages.post(op, work.clone(), self.timeout(), recording)?;
                 self.messages.drive_in_background();
                 Ok(work)
             }
@@ -134,25 +145,34 @@ impl Communicator {
 
     fn post_collective(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
         let seq = self.posted.fetch_add(1, Ordering::Relaxed);
+        let recording = self.presence.posted(seq, &op);
+        let threads = op.python_threads;
         match mode {
             Mode::Blocking if self.queued.load(Ordering::Acquire) == 0 => {
                 let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-                let outcome: Outcome = lane.run(&op, self.timeout()).map(|()| None);
+                let posted = Posting { recording, caller: Some(threads) };
+                let outcome: Outcome = lane.run(&op, self.timeout(), posted).map(|()| None);
                 outcome.clone()?;
                 let work = Work::new(Carrier::Lane, seq, None);
                 work.finish(outcome);
                 Ok(Arc::new(work))
             }
             Mode::Blocking => {
-                let work = self.queue(op, seq, None)?;
-                work.wait(None).expect("a wait without a deadline has an outcome")?;
+                let work = self.queue(op, seq, recording, None)?;
+                self.wait(&work, None, threads).expect("a wait without a deadline has an outcome")?;
                 Ok(work)
             }
-            Mode::Async(on_done) => self.queue(op, seq, on_done),
+            Mode::Async(on_done) => self.queue(op, seq, recording, on_done),
         }
     }
 
-    fn queue(&self, op: Op, seq: u64, on_done: Option<OnDone>) -> Result<Arc<Work>, Failure> {
+    fn queue(
+        &self,
+        op: Op,
+        seq: u64,
+        recording: Option<Recording>,
+        on_done: Option<OnDone>,
+    ) -> Result<Arc<Work>, Failure> {
         let work = Arc::new(Work::new(Carrier::Lane, seq, on_done));
         let timeout = self.timeout();
         let queue = {
@@ -163,7 +183,7 @@ impl Communicator {
             thread.as_ref().expect("it was just started").queue()
         };
         self.queued.fetch_add(1, Ordering::AcqRel);
-        let job = Job { op, work: work.clone(), timeout };
+        let job = Job { op, work: work.clone(), timeout, recording };
         if queue.push(job, Some(Instant::now() + timeout)).is_err() {
             self.queued.fetch_sub(1, Ordering::AcqRel);
             // The others have this operation, so without it nothing after it would match.
@@ -178,11 +198,16 @@ impl Communicator {
     }
 
     /// Waits for an operation, moving messages meanwhile if it is one; `None` when `deadline` passed.
-    pub fn wait(&self, work: &Work, deadline: Option<Instant>) -> Option<Outcome> {
-        match work.carrier() {
-            Carrier::Lane => work.wait(deadline),
-            Carrier::Messages => work.outcome().or_else(|| self.messages.wait(work, deadline)),
-        }
+    /// `python_threads` are those of the process; 0 when the calling thread is none.
+    pub fn wait(&self, work: &Work, deadline: Option<Instant>, python_threads: u32) -> Option<Outcome> {
+        work.outcome().or_else(|| match work.carrier() {
+            Carrier::Lane => {
+                let kind = WaitKind::Collective { seq: work.seq() };
+                let _waiting = self.presence.waiting(kind, python_threads);
+                work.wait(deadline)
+            }
+            Carrier::Messages(_) => self.messages.wait(work, deadline, python_threads),
+        })
     }
 
     /// Fails every pending and future operation of this communicator, on all its ranks.
@@ -214,6 +239,8 @@ impl Communicator {
             thread.join();
         }
         self.messages.stop();
+        self.presence.close();
+        self.segment.close();
     }
 
     /// The default time limit of operations posted from now on.
@@ -252,10 +279,9 @@ fn window_bytes(staging_bytes: usize, ranks: u32) -> usize {
     (staging_bytes / (2 * ranks as usize)).clamp(least, MOST.max(least))
 }
 
-fn claim_lane(board: &Board, members: &Membership) -> Option<board::Lane> {
-    let world_rank = members.world_ranks[members.rank as usize];
-    if world_rank >= board.world() {
-        return None;
+fn wait_kind(op: &Op) -> WaitKind {
+    match (op.kind, op.root) {
+        (OpKind::Send, Some(to)) => WaitKind::Send { to },
+        (_, from) => WaitKind::Recv { from },
     }
-    board.rank(world_rank).claim_lane(members.id(), &members.name, members.size(), members.rank)
 }

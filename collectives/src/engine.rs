@@ -6,13 +6,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::board::Recording;
 use crate::failure::{Failure, FailureKind, bug};
-use crate::lane::Lane;
+use crate::lane::{Lane, Posting};
 use crate::op::Op;
 use crate::p2p::Messages;
+use crate::presence::Presence;
 use crate::segment::Segment;
 use crate::sync::{OpQueue, Pop};
-use crate::work::{Outcome, Work};
+use crate::work::{Carrier, Outcome, Work};
 
 /// Operations that may wait for the progress thread; a caller that is further ahead waits for room.
 pub(crate) const QUEUE_LENGTH: usize = 1024;
@@ -23,6 +25,7 @@ pub(crate) struct Job {
     pub(crate) op: Op,
     pub(crate) work: Arc<Work>,
     pub(crate) timeout: Duration,
+    pub(crate) recording: Option<Recording>,
 }
 
 /// Runs queued collectives one after the other.
@@ -37,8 +40,9 @@ impl CollectiveThread {
         let queue = Arc::new(OpQueue::<Job>::new(QUEUE_LENGTH));
         let jobs = queue.clone();
         let run = move || {
-            while let Pop::Item(Job { op, work, timeout }) = jobs.pop() {
-                let result = lane.lock().unwrap_or_else(PoisonError::into_inner).run(&op, timeout);
+            while let Pop::Item(Job { op, work, timeout, recording }) = jobs.pop() {
+                let posted = Posting { recording, caller: None };
+                let result = lane.lock().unwrap_or_else(PoisonError::into_inner).run(&op, timeout, posted);
                 // The operation's memory is the user's again from here on.
                 drop(op);
                 queued.fetch_sub(1, Ordering::AcqRel);
@@ -70,6 +74,7 @@ pub(crate) struct MessageThread {
 #[derive(Debug)]
 struct Shared {
     segment: Arc<Segment>,
+    presence: Arc<Presence>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -123,19 +128,25 @@ impl Shared {
 }
 
 impl MessageThread {
-    pub(crate) fn new(messages: Messages, segment: Arc<Segment>) -> Self {
+    pub(crate) fn new(messages: Messages, segment: Arc<Segment>, presence: Arc<Presence>) -> Self {
         let state = State { messages, drivers: 0, stopped: false };
-        let shared = Shared { segment, state: Mutex::new(state), changed: Condvar::new() };
+        let shared = Shared { segment, presence, state: Mutex::new(state), changed: Condvar::new() };
         Self { shared: Arc::new(shared), thread: Mutex::new(None) }
     }
 
     /// Posts a message, and moves what moves at once.
-    pub(crate) fn post(&self, op: Op, work: Arc<Work>, timeout: Duration) -> Result<(), Failure> {
+    pub(crate) fn post(
+        &self,
+        op: Op,
+        work: Arc<Work>,
+        timeout: Duration,
+        recording: Option<Recording>,
+    ) -> Result<(), Failure> {
         let mut state = self.shared.lock();
         if state.stopped {
             return Err(stopped(&self.shared.segment));
         }
-        state.messages.post(op, work, timeout);
+        state.messages.post(op, work, timeout, recording);
         self.shared.progress(&mut state);
         // Who sleeps does not know of this message's deadline yet.
         self.shared.segment.doorbell(self.shared.segment.rank()).ring();
@@ -161,7 +172,13 @@ impl MessageThread {
     }
 
     /// Waits for a message, moving all of them meanwhile.
-    pub(crate) fn wait(&self, work: &Work, deadline: Option<Instant>) -> Option<Outcome> {
+    pub(crate) fn wait(
+        &self,
+        work: &Work,
+        deadline: Option<Instant>,
+        python_threads: u32,
+    ) -> Option<Outcome> {
+        let mut waiting = None;
         let mut state = self.shared.lock();
         state.drivers += 1;
         let outcome = loop {
@@ -173,8 +190,12 @@ impl MessageThread {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break None;
             }
+            if let (None, Carrier::Messages(kind)) = (&waiting, work.carrier()) {
+                waiting = self.shared.presence.waiting(kind, python_threads);
+            }
             state = self.shared.sleep(state, seen, deadline);
         };
+        drop(waiting);
         state.drivers -= 1;
         if state.drivers == 0 && !state.messages.is_idle() {
             self.shared.changed.notify_one();

@@ -64,6 +64,8 @@ pub struct CConfig {
     global_ranks: *const i32,
     timeout_ms: i64,
     store: CStore,
+    python_threads: u32,
+    reserved: u32,
 }
 
 type CDone = unsafe extern "C" fn(*mut c_void, i32, *const u8, u64, i32);
@@ -94,14 +96,16 @@ pub struct COp {
     site_bytes: u64,
     done: Option<CDone>,
     done_ctx: *mut c_void,
+    python_threads: u32,
+    reserved: u32,
 }
 
 // The C++ side asserts the same numbers.
 const _: () = assert!(size_of::<CError>() == 8192);
 const _: () = assert!(size_of::<CSpan>() == 16);
 const _: () = assert!(size_of::<CStore>() == 32);
-const _: () = assert!(size_of::<CConfig>() == 72);
-const _: () = assert!(size_of::<COp>() == 128);
+const _: () = assert!(size_of::<CConfig>() == 80);
+const _: () = assert!(size_of::<COp>() == 136);
 
 /// `TpurunWork`: keeps its communicator, which a waiting thread may have to drive.
 #[derive(Debug)]
@@ -177,7 +181,8 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
         Some(client) => Box::new(ControlBootstrap::new(client, &members)),
         None => Box::new(StoreBootstrap::new(config.store, rank)?),
     };
-    Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, inherited.board.as_ref())
+    let board = inherited.board.as_ref();
+    Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, board, config.python_threads)
 }
 
 /// # Safety
@@ -234,6 +239,7 @@ unsafe fn convert(op: &COp) -> Result<Op, Failure> {
         timeout: u64::try_from(op.timeout_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis),
         // SAFETY: the header promises `site_bytes` bytes.
         site: unsafe { text(op.site, op.site_bytes) }.into(),
+        python_threads: op.python_threads,
     })
 }
 
@@ -284,13 +290,18 @@ fn on_done(op: &COp) -> Option<OnDone> {
 /// # Safety
 /// `tpurun.h`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tpurun_work_wait(work: *const CWork, timeout_ms: i64, error: *mut CError) -> i32 {
+pub unsafe extern "C" fn tpurun_work_wait(
+    work: *const CWork,
+    timeout_ms: i64,
+    python_threads: u32,
+    error: *mut CError,
+) -> i32 {
     guarded(error, || {
         // SAFETY: the caller's promise.
         let work = unsafe { &*work };
         let timeout = u64::try_from(timeout_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis);
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        match work.communicator.wait(&work.work, deadline) {
+        match work.communicator.wait(&work.work, deadline, python_threads) {
             Some(outcome) => outcome.map(drop),
             None => {
                 let waited = timeout.expect("only a wait with a deadline ends without an outcome");

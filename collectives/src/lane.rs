@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use tpurun_topology::{Algorithm, Schedule};
 
-use crate::board;
+use crate::board::{Recording, WaitKind};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
 use crate::match_key::{self, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
+use crate::presence::Presence;
 use crate::process::{LOOK_PERIOD, Liveness};
 use crate::segment::Segment;
 use crate::splits;
@@ -37,7 +38,7 @@ pub(crate) struct Lane {
     config: Config,
     patience: Patience,
     plans: HashMap<Wanted, Arc<Schedule>>,
-    board: Option<board::Lane>,
+    presence: Arc<Presence>,
     closing: Arc<AtomicBool>,
     /// Of everything but the operation that plans depend on.
     plan_print: u64,
@@ -56,6 +57,16 @@ pub(crate) struct Meet<'a> {
     pub(crate) fold_bytes: usize,
     /// Which of each rank's two windows is folded.
     pub(crate) fold_window: usize,
+    pub(crate) posted: Posting,
+}
+
+/// What is known of the program's call beside the operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posting {
+    pub(crate) recording: Option<Recording>,
+    /// Python threads of the process when the calling thread itself executes the operation; `None` when the
+    /// progress thread does.
+    pub(crate) caller: Option<u32>,
 }
 
 /// What the last to arrive found, for all.
@@ -81,26 +92,36 @@ impl Lane {
     pub(crate) fn new(
         segment: Arc<Segment>,
         config: Config,
-        board: Option<board::Lane>,
+        presence: Arc<Presence>,
         closing: Arc<AtomicBool>,
     ) -> Result<Self, Failure> {
         let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
         let plan_print = planner.fingerprint();
         let patience = Patience::new(segment.size(), config.cpus);
         let plans = HashMap::new();
-        Ok(Self { segment, planner, config, patience, plans, board, closing, plan_print, round: 0, seq: 0 })
+        Ok(Self {
+            segment,
+            planner,
+            config,
+            patience,
+            plans,
+            presence,
+            closing,
+            plan_print,
+            round: 0,
+            seq: 0,
+        })
     }
 
     /// Runs one collective to its end.
-    pub(crate) fn run(&mut self, op: &Op, timeout: Duration) -> Result<(), Failure> {
+    pub(crate) fn run(&mut self, op: &Op, timeout: Duration, posted: Posting) -> Result<(), Failure> {
         if let Some(failure) = self.poisoned() {
-            return Err(failure);
+            let result = Err(failure);
+            self.presence.ended(posted.recording, &result);
+            return result;
         }
         let seq = self.seq;
         self.seq += 1;
-        if let Some(board) = &self.board {
-            board.posted(seq, &record(op));
-        }
         let timeout = op.timeout.unwrap_or(timeout);
         let meet = Meet {
             op,
@@ -110,15 +131,16 @@ impl Lane {
             algorithm: None,
             fold_bytes: 0,
             fold_window: 0,
+            posted,
         };
         let segment = self.segment.clone();
         // A bug of ours must reach the other ranks, too, which would wait for this one.
         let result = catch_unwind(AssertUnwindSafe(|| self.execute(meet)))
             .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))));
-        // What failed stays open on the board: it is the evidence of who waited for whom.
-        if let (Some(board), Ok(())) = (&self.board, &result) {
-            board.completed(seq);
+        if result.is_ok() {
+            self.presence.completed(seq);
         }
+        self.presence.ended(posted.recording, &result);
         result
     }
 
@@ -171,6 +193,8 @@ impl Lane {
             splits::write(&self.segment, meet.op, parity);
         }
         self.meet(meet, Some(parity))?;
+        self.presence.matched(meet.posted.recording, meet.algorithm);
+        self.presence.first_byte(meet.posted.recording);
         let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
         Ok(Agreed::decode(agreed.load(Ordering::Relaxed)))
     }
@@ -263,6 +287,7 @@ impl Lane {
     fn wait(&self, meet: &Meet<'_>, round: u32) -> Result<(), Failure> {
         let meeting = self.segment.meeting();
         let mut blocked = false;
+        let mut waiting = None;
         let mut look = Instant::now() + LOOK_PERIOD / 5;
         let result = loop {
             // The first try does not tell the board: most waits are shorter than that is worth.
@@ -278,9 +303,9 @@ impl Lane {
                 }
                 Opened::NotYet if !blocked => {
                     blocked = true;
-                    if let Some(board) = &self.board {
-                        board.blocked(monotonic_ns());
-                    }
+                    self.presence.blocked();
+                    let kind = WaitKind::Collective { seq: meet.seq };
+                    waiting = meet.posted.caller.and_then(|threads| self.presence.waiting(kind, threads));
                 }
                 Opened::NotYet => {
                     look = Instant::now() + LOOK_PERIOD;
@@ -293,9 +318,10 @@ impl Lane {
                 }
             }
         };
-        if blocked && let Some(board) = &self.board {
-            board.unblocked();
+        if blocked {
+            self.presence.unblocked();
         }
+        drop(waiting);
         result
     }
 
@@ -334,23 +360,4 @@ impl Lane {
     fn poisoned(&self) -> Option<Failure> {
         self.segment.meeting().is_poisoned().then(|| self.segment.failure()).flatten()
     }
-}
-
-/// What the board shows of an operation.
-pub(crate) fn record(op: &Op) -> board::OpRecord<'_> {
-    board::OpRecord {
-        collective: op.kind as u8,
-        dtype: op.dtype as u8,
-        reduce_op: if op.kind.reduces() { op.reduce_op as u8 } else { u8::MAX },
-        root: op.root.map_or(-1, |root| root as i32),
-        tag: op.tag,
-        count: if op.kind == OpKind::Barrier { 0 } else { op.count() },
-        shape: op.shape.dims(),
-        site: &op.site,
-    }
-}
-
-pub(crate) fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

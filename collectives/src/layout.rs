@@ -9,6 +9,7 @@
 //! splits      element counts per peer               two per rank
 //! windows     staged bytes of this rank             two per rank
 //! folded      the result of a fold                  two
+//! ledger      messages pending, (from, to)
 //! rings       byte rings, (channel, from, to)
 //! ```
 //!
@@ -16,11 +17,12 @@
 //! against the header once.
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
 const PAGE: usize = 4096;
+const LEDGER_BYTES: usize = 8;
 const MEMBER_BYTES: usize = 256;
 /// A slot: one cache line of key, the rest details for messages.
 pub(crate) const SLOT_BYTES: usize = 384;
@@ -135,8 +137,18 @@ impl Layout {
         self.windows() + 2 * self.ranks * self.window_bytes
     }
 
-    fn rings(&self) -> usize {
+    /// Two words: sends pending from `from` to `to`, and receives of `to` pending from `from`. Where both are
+    /// one rank, the second counts receives from any rank.
+    pub(crate) fn ledger(&self, from: u32, to: u32) -> usize {
+        self.ledger_start() + (self.nth(from) * self.ranks + self.nth(to)) * LEDGER_BYTES
+    }
+
+    fn ledger_start(&self) -> usize {
         self.folded_start() + 2 * self.window_bytes
+    }
+
+    fn rings(&self) -> usize {
+        page(self.ledger_start() + self.ranks * self.ranks * LEDGER_BYTES)
     }
 
     fn ring_count(&self) -> usize {
@@ -185,6 +197,7 @@ mod tests {
                     areas.push((layout.window(rank, parity), layout.window_bytes()));
                 }
                 for to in 0..ranks {
+                    areas.push((layout.ledger(rank, to), LEDGER_BYTES));
                     for channel in 0..CHANNELS {
                         areas.push((layout.ring_counters(channel, rank, to), RING_COUNTER_BYTES));
                         areas.push((layout.ring_data(channel, rank, to), layout.ring_bytes));

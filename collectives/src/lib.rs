@@ -48,6 +48,8 @@ mod p2p;
 #[cfg(not(tpurun_loom))]
 mod planning;
 #[cfg(not(tpurun_loom))]
+mod presence;
+#[cfg(not(tpurun_loom))]
 mod process;
 #[cfg(not(tpurun_loom))]
 mod rank_list;
@@ -61,6 +63,8 @@ mod segment;
 mod splits;
 #[cfg(not(tpurun_loom))]
 mod stepwise;
+#[cfg(not(tpurun_loom))]
+pub mod supervise;
 #[cfg(not(tpurun_loom))]
 mod text;
 #[cfg(not(tpurun_loom))]

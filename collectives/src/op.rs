@@ -156,6 +156,8 @@ pub struct Op {
     pub timeout: Option<Duration>,
     /// Where the program called, `train.py:28`; may be empty.
     pub site: Box<str>,
+    /// Python threads of the process; 0 when the caller is none.
+    pub python_threads: u32,
 }
 
 impl Op {

@@ -12,14 +12,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::board::Recording;
 use crate::failure::{Failure, FailureKind};
 use crate::layout::P2P_CHANNEL;
 use crate::match_key::Posted;
 use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
+use crate::presence::Presence;
 use crate::process::{LOOK_PERIOD, Liveness};
 use crate::segment::Segment;
-use crate::work::Work;
+use crate::work::{Outcome, Work};
 
 /// Bytes of messages nobody asked for yet that a rank keeps aside per communicator.
 const UNEXPECTED_BYTES: usize = 256 << 20;
@@ -31,6 +33,7 @@ struct Pending {
     work: Arc<Work>,
     deadline: Instant,
     timeout: Duration,
+    recording: Option<Recording>,
     /// A send: bytes of header and payload in the ring so far. A receive: payload bytes that arrived.
     moved: usize,
 }
@@ -59,6 +62,7 @@ struct Unexpected {
 #[derive(Debug)]
 pub(crate) struct Messages {
     segment: Arc<Segment>,
+    presence: Arc<Presence>,
     sends: Vec<VecDeque<Pending>>,
     receives: VecDeque<Pending>,
     inbound: Vec<Inbound>,
@@ -71,10 +75,11 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    pub(crate) fn new(segment: Arc<Segment>) -> Self {
+    pub(crate) fn new(segment: Arc<Segment>, presence: Arc<Presence>) -> Self {
         let ranks = segment.size() as usize;
         Self {
             segment,
+            presence,
             sends: (0..ranks).map(|_| VecDeque::new()).collect(),
             receives: VecDeque::new(),
             inbound: (0..ranks).map(|_| Inbound::Header).collect(),
@@ -86,9 +91,10 @@ impl Messages {
     }
 
     /// Adds a send or receive.
-    pub(crate) fn post(&mut self, op: Op, work: Arc<Work>, timeout: Duration) {
+    pub(crate) fn post(&mut self, op: Op, work: Arc<Work>, timeout: Duration, recording: Option<Recording>) {
         let timeout = op.timeout.unwrap_or(timeout);
-        let pending = Pending { op, work, deadline: Instant::now() + timeout, timeout, moved: 0 };
+        let pending = Pending { op, work, deadline: Instant::now() + timeout, timeout, recording, moved: 0 };
+        self.segment.add_pending(pending.op.kind, pending.op.root);
         match pending.op.kind {
             OpKind::Send => {
                 let to = pending.op.root.expect("a send has a destination, checked when posted") as usize;
@@ -96,6 +102,14 @@ impl Messages {
             }
             _ => self.receives.push_back(pending),
         }
+    }
+
+    /// Completes what was pending.
+    fn end(&mut self, pending: Pending, outcome: Outcome) {
+        self.ended += 1;
+        self.segment.remove_pending(pending.op.kind, pending.op.root);
+        self.presence.ended(pending.recording, &outcome);
+        pending.work.finish(outcome);
     }
 
     /// Whether anything is pending.
@@ -214,9 +228,8 @@ impl Messages {
             .chain(self.receives.drain(..))
             .chain(into)
             .collect();
-        self.ended += pending.len();
         for pending in pending {
-            pending.work.finish(Err(failure.clone()));
+            self.end(pending, Err(failure.clone()));
         }
     }
 
@@ -243,6 +256,7 @@ impl Messages {
                 segment.write_run(data, run, &header);
                 room = run.after(HEADER_BYTES as u32);
                 pending.moved = HEADER_BYTES;
+                self.presence.first_byte(pending.recording);
             }
             let payload = pending.moved - HEADER_BYTES;
             let left = pending.op.inputs.total() - payload;
@@ -262,8 +276,7 @@ impl Messages {
                 break;
             }
             let done = self.sends[to as usize].pop_front().expect("its front was just looked at");
-            self.ended += 1;
-            done.work.finish(Ok(None));
+            self.end(done, Ok(None));
         }
         Ok(())
     }
@@ -290,6 +303,7 @@ impl Messages {
                     HEADER_BYTES as u32
                 }
                 Inbound::Into(mut pending, source) => {
+                    self.presence.first_byte(pending.recording);
                     let left = pending.op.outputs.total() - pending.moved;
                     let now = run.first(left.min(u32::MAX as usize) as u32);
                     let mut at = pending.moved;
@@ -305,8 +319,7 @@ impl Messages {
                     }
                     pending.moved = at;
                     if now.bytes as usize == left {
-                        self.ended += 1;
-                        pending.work.finish(Ok(Some(source)));
+                        self.end(*pending, Ok(Some(source)));
                     } else {
                         self.inbound[from as usize] = Inbound::Into(pending, source);
                     }
@@ -355,9 +368,9 @@ impl Messages {
                 self.receives.push_front(receive);
                 return Err(failure);
             }
+            self.presence.matched(receive.recording, None);
             if header.bytes == 0 {
-                self.ended += 1;
-                receive.work.finish(Ok(Some(from)));
+                self.end(receive, Ok(Some(from)));
             } else {
                 self.inbound[from as usize] = Inbound::Into(Box::new(receive), from);
             }
@@ -402,14 +415,13 @@ impl Messages {
                 *current -= 1;
             }
             self.aside_bytes -= message.bytes.len() + HEADER_BYTES;
-            self.ended += 1;
-            match self.agree(from, &message.header, &receive) {
-                Ok(()) => {
-                    receive.op.outputs.write(0, &message.bytes);
-                    receive.work.finish(Ok(Some(from)));
-                }
-                Err(failure) => receive.work.finish(Err(failure)),
+            self.presence.matched(receive.recording, None);
+            let agreed = self.agree(from, &message.header, &receive);
+            if agreed.is_ok() {
+                self.presence.first_byte(receive.recording);
+                receive.op.outputs.write(0, &message.bytes);
             }
+            self.end(receive, agreed.map(|()| Some(from)));
         }
     }
 

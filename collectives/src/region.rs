@@ -6,7 +6,7 @@
 //! a bug of ours and panics, a bad *value* in the memory is the business of whoever reads it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -143,6 +143,15 @@ impl Drop for Region {
         // SAFETY: exactly what was mapped; every reference into it borrows `self`.
         let _ = unsafe { rustix::mm::munmap(base, self.bytes) };
     }
+}
+
+/// A copy of the descriptor whose number is in this variable, which the launcher opened for us.
+pub(crate) fn inherited(variable: &str) -> Option<OwnedFd> {
+    let number: i32 = std::env::var(variable).ok()?.parse().ok().filter(|number| *number >= 0)?;
+    // SAFETY: nobody else of us owns it. When the program has closed it or reused its number, the copy fails
+    // or what is behind it is not what its reader checks for.
+    let inherited = unsafe { BorrowedFd::borrow_raw(number) };
+    inherited.try_clone_to_owned().ok()
 }
 
 #[cfg(test)]

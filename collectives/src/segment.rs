@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::config::Matching;
 use crate::failure::{Failure, FailureKind};
 use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
+use crate::op::OpKind;
 use crate::process::{self, LOOK_PERIOD, Liveness};
 use crate::rank_list::RankList;
 use crate::region::Region;
@@ -62,9 +63,14 @@ const H_WINDOW: usize = 16;
 const H_CPUS: usize = 24;
 const H_STRICT: usize = 28;
 const H_ATTACHED: usize = 64;
+const H_NAME_BYTES: usize = 128;
+const H_NAME: usize = 136;
+const NAME_BYTES: usize = 512;
 // Member words.
 const M_PID: usize = 0;
 const M_START: usize = 8;
+const M_WORLD_RANK: usize = 16;
+const M_CLOSED: usize = 20;
 const M_ARRIVED: usize = 24;
 const M_DOORBELL: usize = 64;
 // Failure words.
@@ -134,6 +140,78 @@ impl Segment {
         word(H_STRICT).store((offer.matching == Matching::Strict).into(), Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
+        let name = head(&self.members.name, NAME_BYTES);
+        self.region.write(header + H_NAME, name.as_bytes());
+        word(H_NAME_BYTES).store(name.len() as u32, Ordering::Relaxed);
+        for rank in self.ranks() {
+            self.member_word(rank, M_WORLD_RANK).store(self.world_rank(rank), Ordering::Relaxed);
+        }
+    }
+
+    /// For who is none of the ranks: what the segment itself says about its members.
+    pub(crate) fn inspect(fd: &OwnedFd) -> Result<Self, Failure> {
+        let stranger = |ranks: u32| Membership {
+            name: "an unknown group".to_owned(),
+            rank: 0,
+            world_ranks: (0..ranks).collect(),
+        };
+        let bytes = Region::size_of(fd).map_err(|error| refused(&stranger(1), "inspect", 0, &error))?;
+        let region = Region::open(fd, bytes).map_err(|error| refused(&stranger(1), "map", bytes, &error))?;
+        let ranks = if bytes < 4096 { 0 } else { region.at::<AtomicU32>(H_RANKS).load(Ordering::Relaxed) };
+        // Fewer bytes than this per rank can not be, so the list below has an honest length.
+        let ranks = ranks.clamp(1, (bytes / 256).max(1) as u32);
+        drop(region);
+        let mut segment = Self::join(stranger(ranks), fd)?;
+        segment.members.world_ranks = segment
+            .ranks()
+            .map(|rank| segment.member_word(rank, M_WORLD_RANK).load(Ordering::Relaxed))
+            .collect();
+        let name_bytes = segment.region.at::<AtomicU32>(H_NAME_BYTES).load(Ordering::Relaxed) as usize;
+        let mut name = vec![0; name_bytes.min(NAME_BYTES)];
+        segment.region.read(H_NAME, &mut name);
+        segment.members.name = String::from_utf8_lossy(&name).into_owned();
+        Ok(segment)
+    }
+
+    fn member_word(&self, rank: u32, word: usize) -> &AtomicU32 {
+        self.region.at(self.layout.member(rank) + word)
+    }
+
+    /// This rank takes no part any more.
+    pub(crate) fn close(&self) {
+        self.member_word(self.rank(), M_CLOSED).store(1, Ordering::Release);
+    }
+
+    /// Whether `rank` has destroyed its end.
+    pub(crate) fn is_closed(&self, rank: u32) -> bool {
+        self.member_word(rank, M_CLOSED).load(Ordering::Acquire) != 0
+    }
+
+    /// Counts a send or receive of this rank that is pending; `peer` is `None` for a receive from any rank.
+    pub(crate) fn add_pending(&self, kind: OpKind, peer: Option<u32>) {
+        self.ledger(kind, peer).fetch_add(1, Ordering::Release);
+    }
+
+    /// It has ended.
+    pub(crate) fn remove_pending(&self, kind: OpKind, peer: Option<u32>) {
+        self.ledger(kind, peer).fetch_sub(1, Ordering::Release);
+    }
+
+    fn ledger(&self, kind: OpKind, peer: Option<u32>) -> &AtomicU32 {
+        let me = self.rank();
+        match (kind, peer) {
+            (OpKind::Send, Some(to)) => self.pending_sends(me, to),
+            (_, from) => self.pending_receives(from.unwrap_or(me), me),
+        }
+    }
+
+    pub(crate) fn pending_sends(&self, from: u32, to: u32) -> &AtomicU32 {
+        self.region.at(self.layout.ledger(from, to))
+    }
+
+    /// Receives of `to` from `from`; from any rank where both are the same.
+    pub(crate) fn pending_receives(&self, from: u32, to: u32) -> &AtomicU32 {
+        self.region.at(self.layout.ledger(from, to) + 4)
     }
 
     fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {

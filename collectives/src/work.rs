@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use crate::board::WaitKind;
 use crate::failure::Failure;
 use crate::sync::Completion;
 
@@ -17,7 +18,7 @@ pub type OnDone = Box<dyn FnOnce(&Outcome) + Send>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Carrier {
     Lane,
-    Messages,
+    Messages(WaitKind),
 }
 
 /// One posted operation.

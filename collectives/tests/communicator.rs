@@ -105,7 +105,7 @@ fn asynchronous_collectives_are_right_too() {
         for count in COUNTS {
             every_collective(communicator, count, |mut call| {
                 let work = call.post(communicator).unwrap();
-                communicator.wait(&work, None).unwrap().unwrap();
+                communicator.wait(&work, None, 1).unwrap().unwrap();
                 call.outputs
             });
         }

@@ -64,12 +64,12 @@ fn a_pending_receive_does_not_delay_collectives() {
         for _ in 0..ROUNDS {
             let mut call = reduce(4);
             let work = call.post(communicator).unwrap();
-            communicator.wait(&work, None).unwrap().unwrap();
+            communicator.wait(&work, None, 1).unwrap().unwrap();
         }
         // A tenth of what sleeping to the next look in every round takes.
         assert!(began.elapsed() < Duration::from_secs(1), "{ROUNDS} all_reduces took {:?}", began.elapsed());
         if let Some(receive) = receive {
-            communicator.wait(&receive, None).unwrap().unwrap();
+            communicator.wait(&receive, None, 1).unwrap().unwrap();
         } else {
             send(0, 0, 1).run(communicator).unwrap();
         }
@@ -96,7 +96,7 @@ fn a_pending_receive_does_not_delay_other_messages() {
         }
         assert!(began.elapsed() < Duration::from_secs(1), "{ROUNDS} round trips took {:?}", began.elapsed());
         send(1 - rank, 7, 1).run(communicator).unwrap();
-        communicator.wait(&receive, None).unwrap().unwrap();
+        communicator.wait(&receive, None, 1).unwrap().unwrap();
     });
 }
 
@@ -119,7 +119,7 @@ fn a_thread_that_waits_for_a_collective_does_not_stop_messages() {
             scope.spawn(|| {
                 *waiter.lock().unwrap() = Some(std::fs::read_link("/proc/thread-self").unwrap());
                 waiting.store(true, Ordering::Release);
-                let _ = communicator.wait(&work, None);
+                let _ = communicator.wait(&work, None, 1);
             });
             while !waiting.load(Ordering::Acquire) {
                 std::thread::yield_now();
@@ -163,7 +163,7 @@ fn a_rank_that_comes_too_late_does_not_get_a_failed_communicator() {
     let handover = Handover::default();
     let create = |rank, timeout| {
         let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1] };
-        Communicator::create(members, timeout, config(), &handover, None)
+        Communicator::create(members, timeout, config(), &handover, None, 1)
     };
     let first = create(0, Duration::from_millis(50)).map(drop).unwrap_err();
     let late = create(1, TIMEOUT).map(drop).expect_err("its communicator has failed");
@@ -257,6 +257,7 @@ fn torn(kind: OpKind, input: &mut [i64], output: &mut [i64]) -> Op {
         shape_hash: None,
         timeout: None,
         site: "".into(),
+        python_threads: 1,
     }
 }
 
@@ -279,7 +280,7 @@ fn a_panic_on_the_progress_thread_ends_the_operation() {
     let outcome = std::thread::spawn(|| {
         let handover = Handover::default();
         let members = Membership { name: "test".to_owned(), rank: 0, world_ranks: vec![0] };
-        let communicator = Communicator::create(members, TIMEOUT, config(), &handover, None).unwrap();
+        let communicator = Communicator::create(members, TIMEOUT, config(), &handover, None, 1).unwrap();
         let (mut input, mut output) = (vec![1; 4], vec![0; 4]);
         let posted = communicator.post(torn(OpKind::AllReduce, &mut input, &mut output), Mode::Async(None));
         let ended = match posted {
@@ -323,7 +324,7 @@ const DIRECTORY: &str = "REVIEW_DIRECTORY";
 fn join(directory: &str, rank: u32, ranks: u32, config: Config, timeout: Duration) -> Communicator {
     let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
     let bootstrap = StoreBootstrap::new(Directory(directory.into()), rank).unwrap();
-    Communicator::create(members, timeout, config, &bootstrap, None).unwrap()
+    Communicator::create(members, timeout, config, &bootstrap, None, 1).unwrap()
 }
 
 /// Runs this test a second time, as another process.

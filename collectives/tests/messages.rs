@@ -33,7 +33,7 @@ fn messages_of_every_size_pass_around_a_ring() {
                 let work = out.post(communicator).unwrap();
                 let got = recv(Some(before), 0, count).run(communicator).unwrap();
                 assert_eq!(got, [data(before.into(), count)]);
-                communicator.wait(&work, None).unwrap().unwrap();
+                communicator.wait(&work, None, 1).unwrap().unwrap();
             }
         });
     }
@@ -68,7 +68,7 @@ fn messages_with_one_tag_stay_in_order() {
             .collect();
         let works: Vec<_> = calls.iter_mut().map(|call| call.post(communicator).unwrap()).collect();
         for work in works {
-            communicator.wait(&work, None).unwrap().unwrap();
+            communicator.wait(&work, None, 1).unwrap().unwrap();
         }
         if communicator.members().rank == 1 {
             for (n, call) in calls.iter().enumerate() {
@@ -90,7 +90,7 @@ fn receiving_from_anybody_says_from_whom() {
             .map(|_| {
                 let mut call = recv(None, 0, 10);
                 let work = call.post(communicator).unwrap();
-                let source = communicator.wait(&work, None).unwrap().unwrap().unwrap();
+                let source = communicator.wait(&work, None, 1).unwrap().unwrap().unwrap();
                 assert_eq!(call.outputs, [data(source.into(), 10)]);
                 source
             })

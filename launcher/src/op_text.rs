@@ -97,6 +97,7 @@ mod tests {
             count: 1024,
             shape: shape.to_vec(),
             site: String::new(),
+            ..OpView::default()
         };
         assert_eq!(describe(&op(ALL_REDUCE, -1, &[1024])), "all_reduce#11 (f32[1024], SUM)");
         assert_eq!(describe(&op(3, 2, &[32, 32])), "broadcast#11 (f32[32x32], root 2)");

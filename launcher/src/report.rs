@@ -218,6 +218,7 @@ mod tests {
             count: 1024,
             shape: vec![1024],
             site: "train.py:5".into(),
+            ..OpView::default()
         };
         Waiting { ranks: "0-1,3-61".parse().unwrap(), group: "dp0".into(), op: Some(op) }
     }

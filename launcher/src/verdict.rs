@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use tpurun_collectives::board::{LaneView, OpView, RankView};
 
-use crate::op_text::is_point_to_point;
 use crate::rank_set::RankSet;
 use crate::ranks::Ending;
 use crate::run_dir::ErrorRecord;
@@ -157,14 +156,10 @@ fn is_behind(views: &[RankView], rank: u32) -> bool {
 fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
     collect(views, culprit, |own, other| {
         let is_waiting = match blocked_for_ns {
-            0 => other.blocked_since_ns.is_some() || other.completed < other.posted,
+            0 => other.blocked_since_ns.is_some() || other.in_flight().is_some(),
             long => is_blocked(other, now_ns, long),
         };
-        let needs_it = match &other.op {
-            Some(op) if is_point_to_point(op) => own.is_some_and(|own| op.root == own.comm_rank as i32),
-            _ => own.is_none_or(|own| other.posted > own.posted),
-        };
-        is_waiting && needs_it
+        is_waiting && own.is_none_or(|own| other.in_flight().is_some_and(|seq| own.posted <= seq))
     })
 }
 
@@ -242,7 +237,7 @@ mod tests {
     }
 
     fn view(lanes: Vec<LaneView>) -> RankView {
-        RankView { pid: 1, lanes }
+        RankView { pid: 1, lanes, waits: Vec::new() }
     }
 
     fn failure(rank: u32, kind: &str, message: &str, ranks: &[u32]) -> Failure {
@@ -346,25 +341,6 @@ mod tests {
         assert!(of_leaving(&[0], &views, 9 * SECOND, Instant::now()).is_none());
         let elsewhere = vec![view(vec![lane(1, 0, 10, None)]), view(vec![lane(2, 1, 11, Some(SECOND))])];
         assert!(of_leaving(&[0], &elsewhere, 9 * SECOND, Instant::now()).is_none());
-    }
-
-    #[test]
-    fn a_receive_waits_for_its_sender_only() {
-        let recv = OpView {
-            seq: 10,
-            collective: 10,
-            dtype: 11,
-            reduce_op: 255,
-            root: 2,
-            tag: 0,
-            count: 1,
-            shape: vec![],
-            site: String::new(),
-        };
-        let mut views: Vec<RankView> = (0..3).map(|rank| view(vec![lane(1, rank, 10, None)])).collect();
-        views[0].lanes[0] = LaneView { op: Some(recv), ..lane(1, 0, 10, Some(SECOND)) };
-        assert!(of_leaving(&[1], &views, 9 * SECOND, Instant::now()).is_none());
-        assert_eq!(of_leaving(&[1, 2], &views, 9 * SECOND, Instant::now()).unwrap().culprit, Some(2));
     }
 
     #[test]

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-use tpurun_collectives::board::{Board, RankView};
+use tpurun_collectives::board::{self, Board, RankView};
 
 use crate::processes::Process;
 use crate::ranks::Rank;
@@ -26,7 +25,7 @@ impl Watch {
         now: Instant,
     ) -> Option<Verdict> {
         let views = views(board);
-        let now_ns = monotonic_ns();
+        let now_ns = board::now_ns();
         if !verdict::is_anybody_blocked(&views, now_ns) {
             self.stopped_since.clear();
         } else {
@@ -54,9 +53,4 @@ impl Watch {
 /// What all ranks say of themselves.
 pub(crate) fn views(board: &Board) -> Vec<RankView> {
     (0..board.world()).map(|rank| board.read(rank)).collect()
-}
-
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

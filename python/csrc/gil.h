@@ -2,6 +2,7 @@
 // it (c10d's bindings, autograd threads); whoever blocks with it stops the thread that would end the wait.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <pybind11/pybind11.h>
@@ -9,6 +10,20 @@
 namespace tpurun {
 
 inline bool holds_gil() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0; }
+
+// Python threads of this process, for a caller that is one and is about to block; 0 for any other thread.
+// Whoever judges whether a rank can still go on has to know that nobody else of it is running.
+inline uint32_t python_threads() {
+  if (!holds_gil()) {
+    return 0;
+  }
+  uint32_t threads = 0;
+  for (auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); state != nullptr;
+       state = PyThreadState_Next(state)) {
+    ++threads;
+  }
+  return threads;
+}
 
 template <class Blocking>
 auto without_gil(Blocking&& blocking) {

@@ -104,6 +104,7 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   config.global_ranks = global_ranks.data();
   config.timeout_ms = checked_timeout(timeout);
   config.store = callbacks_of(*store_);
+  config.python_threads = python_threads();
   TpurunComm* comm = nullptr;
   TpurunError error;
   const auto status = without_gil([&] { return tpurun_comm_create(&config, &comm, &error); });
@@ -173,6 +174,7 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
   const bool batched = coalesces();
   if (call == Call::kBlocking && !batched) {
     TpurunOp record = operation.record(rank_, site, timeout.count());
+    record.python_threads = python_threads();
     auto work = c10::make_intrusive<FinishedWork>(rank_, operation, timeout);
     TpurunError error;
     TpurunWork* none = nullptr;

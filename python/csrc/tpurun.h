@@ -101,6 +101,8 @@ typedef struct {
   const int32_t* global_ranks;  // `size` entries
   int64_t timeout_ms;           // default of every operation; must be > 0
   TpurunStore store;
+  uint32_t python_threads;  // as in TpurunOp
+  uint32_t reserved;
 } TpurunCommConfig;
 
 typedef struct {
@@ -148,6 +150,8 @@ typedef struct {
   uint64_t site_bytes;
   TpurunDone done;  // asynchronous ops only
   void* done_ctx;
+  uint32_t python_threads;  // of the process; 0 when the calling thread is none
+  uint32_t reserved;
 } TpurunOp;
 
 // Creates this rank's end of a communicator; returns when all ranks have attached or the timeout passed.
@@ -159,8 +163,9 @@ TpurunStatus tpurun_comm_create(const TpurunCommConfig* config, TpurunComm** com
 TpurunStatus tpurun_post(TpurunComm* comm, const TpurunOp* op, TpurunWork** work, TpurunError* error);
 
 // Waits at most timeout_ms (<= 0: the op's own deadline). A timeout here alone does not fail the op: it
-// returns TPURUN_TIMEOUT and the work may be waited for again.
-TpurunStatus tpurun_work_wait(TpurunWork* work, int64_t timeout_ms, TpurunError* error);
+// returns TPURUN_TIMEOUT and the work may be waited for again. `python_threads` as in TpurunOp.
+TpurunStatus tpurun_work_wait(TpurunWork* work, int64_t timeout_ms, uint32_t python_threads,
+                              TpurunError* error);
 int32_t tpurun_work_is_done(const TpurunWork* work);  // 1 when finished, successfully or not
 uint64_t tpurun_work_seq(const TpurunWork* work);
 void tpurun_work_free(TpurunWork* work);  // does not cancel the op

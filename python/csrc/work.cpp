@@ -80,7 +80,7 @@ std::exception_ptr PendingWork::exception() const {
   }
   TpurunError error;
   try {
-    throw_unless_ok(tpurun_work_wait(handle_, 0, &error), error);
+    throw_unless_ok(tpurun_work_wait(handle_, 0, 0, &error), error);
   } catch (...) {
     return std::current_exception();
   }
@@ -89,7 +89,9 @@ std::exception_ptr PendingWork::exception() const {
 
 bool PendingWork::wait(std::chrono::milliseconds timeout) {
   TpurunError error;
-  const auto status = without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), &error); });
+  const auto threads = python_threads();
+  const auto status =
+      without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), threads, &error); });
   throw_unless_ok(status, error);
   in_flight_->copy_back();
   in_flight_->await_future();

@@ -58,7 +58,7 @@ pub fn with_ranks<T: Send>(
                 let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
                 scope.spawn(move || {
                     let communicator =
-                        Communicator::create(members, timeout, config.clone(), handover, None).unwrap();
+                        Communicator::create(members, timeout, config.clone(), handover, None, 1).unwrap();
                     body(&communicator)
                 })
             })
@@ -104,6 +104,7 @@ impl Call {
             shape_hash: None,
             timeout: None,
             site: self.site.into(),
+            python_threads: 1,
         }
     }
 

@@ -1,7 +1,6 @@
 //! Failures that only the board tells of. The ranks are this test program itself, started again.
 
 use rustix::process::{Signal, getpid, kill_process};
-use rustix::time::{ClockId, clock_gettime};
 use tpurun_collectives::board::{Board, OpRecord};
 
 use crate::sandbox::{Outcome, Sandbox};
@@ -21,25 +20,26 @@ fn rank() {
     let number = |name: &str| std::env::var(name).unwrap().parse::<u32>().unwrap();
     let (rank, world) = (number("RANK"), number("WORLD_SIZE"));
     let lane = Board::from_env().unwrap().rank(rank).claim_lane(7, "dp0", world, rank).unwrap();
-    let op = OpRecord {
+    let op = |seq| OpRecord {
+        seq,
         collective: 0,
         dtype: 11,
         reduce_op: 0,
         root: -1,
         tag: 0,
         count: 8,
+        input_bytes: 32,
         shape: &[8],
         site: "train.py:5",
     };
-    lane.posted(1, &op);
+    lane.posted(&op(1));
     lane.completed(1);
     match (rank, role.as_str()) {
         (2, "leaves") => return,
         (2, "stops") => kill_process(getpid(), Signal::STOP).unwrap(),
-        _ => lane.posted(2, &op),
+        _ => drop(lane.posted(&op(2))),
     }
-    let now = clock_gettime(ClockId::Monotonic);
-    lane.blocked(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+    lane.blocked();
     loop {
         std::thread::park();
     }

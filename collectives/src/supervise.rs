@@ -1,0 +1,87 @@
+//! The agent's handle on a communicator of its ranks: it sees who waits for whom, and fails the communicator
+//! for all its ranks at once when it knows that an operation can not complete.
+//!
+//! The agent never attaches: it is no member, and nothing waits for it.
+
+use std::os::fd::OwnedFd;
+
+use crate::failure::{Failure, FailureKind};
+use crate::layout::P2P_CHANNEL;
+use crate::segment::Segment;
+
+/// A communicator seen from outside.
+#[derive(Debug)]
+pub struct Supervised {
+    segment: Segment,
+    comm_id: u64,
+}
+
+/// What is on its way between two ranks of a communicator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Between {
+    /// Sends that the source has posted and that have not ended.
+    pub sends: u32,
+    /// Receives from this source, or from any, that the destination has posted and that have not ended.
+    pub receives: u32,
+    /// Whether bytes lie between the two that the destination has not taken.
+    pub in_flight: bool,
+}
+
+impl Supervised {
+    /// Maps the segment behind a descriptor that a rank has offered.
+    ///
+    /// # Errors
+    /// When it is no segment of this version.
+    pub fn open(fd: &OwnedFd) -> Result<Self, Failure> {
+        let segment = Segment::inspect(fd)?;
+        let comm_id = segment.members().id();
+        Ok(Self { segment, comm_id })
+    }
+
+    /// The number that the board shows for it.
+    pub fn comm_id(&self) -> u64 {
+        self.comm_id
+    }
+
+    /// The process group's name.
+    pub fn name(&self) -> &str {
+        &self.segment.members().name
+    }
+
+    /// Its ranks by their rank in the world, unchecked.
+    pub fn world_ranks(&self) -> &[u32] {
+        &self.segment.members().world_ranks
+    }
+
+    /// Its failure, if it has failed.
+    pub fn failure(&self) -> Option<Failure> {
+        self.segment.failure()
+    }
+
+    /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
+    pub fn fail(&self, kind: FailureKind, text: &str) -> Failure {
+        self.segment.fail(kind, text)
+    }
+
+    /// Whether this rank of the communicator has destroyed its end.
+    pub fn is_closed(&self, rank: u32) -> bool {
+        rank < self.segment.size() && self.segment.is_closed(rank)
+    }
+
+    /// What is between two ranks of the communicator; nothing for ranks that it does not have.
+    pub fn between(&self, from: u32, to: u32) -> Between {
+        let segment = &self.segment;
+        if from >= segment.size() || to >= segment.size() || from == to {
+            return Between::default();
+        }
+        let load = |word: &crate::sync::AtomicU32| word.load(crate::sync::Ordering::Acquire);
+        let readable = segment.ring(P2P_CHANNEL, from, to).readable();
+        Between {
+            sends: load(segment.pending_sends(from, to)),
+            receives: load(segment.pending_receives(from, to))
+                .saturating_add(load(segment.pending_receives(to, to))),
+            // What can not be is no proof of anything.
+            in_flight: readable.map_or(true, |run| run.bytes > 0),
+        }
+    }
+}
