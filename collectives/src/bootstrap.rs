@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::control::ControlClient;
+use crate::control::{ControlClient, ControlError};
 use crate::failure::{Failure, FailureKind};
 use crate::segment::{Bootstrap, Membership};
 
@@ -134,13 +134,15 @@ pub struct ControlBootstrap<'a> {
     client: &'a ControlClient,
     key: String,
     readers: u32,
+    /// The rank of the world that makes the segment.
+    maker: u32,
 }
 
 impl<'a> ControlBootstrap<'a> {
     /// For one communicator of a job's ranks.
     pub fn new(client: &'a ControlClient, members: &Membership) -> Self {
         let key = format!("{}/{:016x}", members.name, members.id());
-        Self { client, key, readers: members.size() - 1 }
+        Self { client, key, readers: members.size() - 1, maker: members.world_ranks[0] }
     }
 }
 
@@ -150,12 +152,15 @@ impl Bootstrap for ControlBootstrap<'_> {
     }
 
     fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure> {
-        self.client.fetch(&self.key, deadline).map_err(|error| refused(&error))
+        self.client.fetch(&self.key, self.maker, deadline).map_err(|error| refused(&error))
     }
 }
 
-fn refused(error: &crate::control::ControlError) -> Failure {
-    Failure::new(FailureKind::Transport, format!("the launcher's control plane: {error}"))
+fn refused(error: &ControlError) -> Failure {
+    match error {
+        ControlError::Failed(failure) => failure.clone(),
+        error => Failure::new(FailureKind::Transport, format!("the launcher's control plane: {error}")),
+    }
 }
 
 #[cfg(test)]

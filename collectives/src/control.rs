@@ -23,6 +23,8 @@ use rustix::net::{
 
 pub use frames::{AgentFrame, RankFrame};
 
+use crate::failure::{Failure, FailureKind};
+
 /// The variable that carries the number of the inherited descriptor.
 pub const CONTROL_FD_VAR: &str = "TPURUN_CONTROL_FD";
 /// Longest key of a segment.
@@ -50,6 +52,8 @@ mod frames {
             key: String,
             /// Chosen by the rank; the answer carries it.
             request: u64,
+            /// The rank of the world that will offer it.
+            from: u32,
         },
     }
 
@@ -72,6 +76,17 @@ mod frames {
             /// For people.
             reason: String,
         },
+        /// The rank that would offer it will not come.
+        Failed {
+            /// Of the `Want`.
+            key: String,
+            /// Of the `Want`.
+            request: u64,
+            /// `FailureKind` as a number.
+            kind: u32,
+            /// What every rank of the communicator raises.
+            text: String,
+        },
     }
 }
 
@@ -93,6 +108,9 @@ pub enum ControlError {
         /// In the agent's words.
         reason: String,
     },
+    /// Nobody will offer it.
+    #[error("{0}")]
+    Failed(Failure),
     /// The agent is gone: the job is over.
     #[error("the agent closed the control socket")]
     Closed,
@@ -161,11 +179,12 @@ impl ControlClient {
         self.send(&frame.encode(), Some(segment), Instant::now() + SEND_LIMIT, key)
     }
 
-    /// Asks for the segment of `key` and waits for it until `deadline`.
+    /// Asks for the segment of `key`, which rank `from` of the world will offer, and waits until `deadline`.
     ///
     /// # Errors
-    /// [`ControlError::Timeout`] at the deadline, [`ControlError::Refused`] with the agent's reason.
-    pub fn fetch(&self, key: &str, deadline: Instant) -> Result<OwnedFd, ControlError> {
+    /// [`ControlError::Timeout`] at the deadline, [`ControlError::Refused`] with the agent's reason,
+    /// [`ControlError::Failed`] when that rank is lost.
+    pub fn fetch(&self, key: &str, from: u32, deadline: Instant) -> Result<OwnedFd, ControlError> {
         let request = {
             let mut inbox = self.lock();
             inbox.next_request += 1;
@@ -173,7 +192,7 @@ impl ControlClient {
             inbox.answers.insert(request, None);
             request
         };
-        let frame = RankFrame::Want { key: key.to_owned(), request };
+        let frame = RankFrame::Want { key: key.to_owned(), request, from };
         let sent = self.send(&frame.encode(), None, deadline, key);
         let answer = sent.and_then(|()| self.wait(request, key, deadline));
         self.lock().answers.remove(&request);
@@ -254,6 +273,9 @@ impl Inbox {
             }
             Ok(Some((AgentFrame::Refused { request, key, reason }, _))) => {
                 (request, Err(ControlError::Refused { key, reason }))
+            }
+            Ok(Some((AgentFrame::Failed { request, kind, text, .. }, _))) => {
+                (request, Err(ControlError::Failed(Failure::new(FailureKind::from_code(kind), text))))
             }
             Err(error) => return self.failed = Some(error),
         };
@@ -442,14 +464,14 @@ mod tests {
                         i,
                         scope.spawn({
                             let rank = &rank;
-                            move || rank.fetch(&format!("group {i}"), soon())
+                            move || rank.fetch(&format!("group {i}"), 0, soon())
                         }),
                     )
                 })
                 .collect();
             let wants: Vec<_> = (0..4).map(|_| next(&agent).0).collect();
             for want in wants.iter().rev() {
-                let RankFrame::Want { key, request } = want else { panic!("{want:?}") };
+                let RankFrame::Want { key, request, .. } = want else { panic!("{want:?}") };
                 answer(&agent, key, *request, &segment(key));
             }
             for (i, thread) in threads {
@@ -461,11 +483,11 @@ mod tests {
     #[test]
     fn a_late_answer_is_dropped_and_the_next_one_found() {
         let (rank, agent) = pair();
-        let late = rank.fetch("a", Instant::now() + Duration::from_millis(5));
+        let late = rank.fetch("a", 0, Instant::now() + Duration::from_millis(5));
         assert!(matches!(late, Err(ControlError::Timeout { .. })), "{late:?}");
         answer(&agent, "a", 1, &segment("late"));
         answer(&agent, "a", 2, &segment("in time"));
-        assert_eq!(text_of(rank.fetch("a", soon()).unwrap()), "in time");
+        assert_eq!(text_of(rank.fetch("a", 0, soon()).unwrap()), "in time");
     }
 
     #[test]
@@ -473,16 +495,17 @@ mod tests {
         let (rank, agent) = pair();
         let refused = AgentFrame::Refused { key: "a".into(), request: 1, reason: "too many".into() };
         send(agent.as_fd(), &refused.encode(), None).unwrap();
-        let error = rank.fetch("a", soon()).unwrap_err();
+        let error = rank.fetch("a", 0, soon()).unwrap_err();
         assert_eq!(error.to_string(), "the agent refused segment a: too many");
         drop(agent);
-        assert!(matches!(rank.fetch("a", soon()), Err(ControlError::Closed)));
+        assert!(matches!(rank.fetch("a", 0, soon()), Err(ControlError::Closed)));
         assert!(matches!(rank.offer("a", 1, segment("").as_fd()), Err(ControlError::Closed)));
     }
 
     #[test]
     fn hostile_frames_are_errors() {
-        let good = RankFrame::Want { key: "a key longer than any inline string".into(), request: 1 }.encode();
+        let good = RankFrame::Want { key: "a key longer than any inline string".into(), request: 1, from: 0 }
+            .encode();
         for length in 0..good.len() {
             assert!(RankFrame::decode(&good[..length]).is_err(), "{length} bytes");
         }
@@ -499,7 +522,7 @@ mod tests {
         assert!(matches!(RankFrame::decode(&long), Err(ControlError::Malformed("key too long"))));
         let (rank, agent) = pair();
         send(agent.as_fd(), &vec![0; MAX_FRAME_BYTES + 1], None).unwrap();
-        let error = rank.fetch("a", soon()).unwrap_err();
+        let error = rank.fetch("a", 0, soon()).unwrap_err();
         assert_eq!(error.to_string(), "malformed control frame: frame too long");
     }
 }

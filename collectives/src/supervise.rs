@@ -21,8 +21,10 @@ pub struct Supervised {
 pub struct Between {
     /// Sends that the source has posted and that have not ended.
     pub sends: u32,
-    /// Receives from this source, or from any, that the destination has posted and that have not ended.
+    /// Receives from this source that the destination has posted and that have not ended.
     pub receives: u32,
+    /// Receives from any source that the destination has posted and that have not ended.
+    pub any_receives: u32,
     /// Whether bytes lie between the two that the destination has not taken.
     pub in_flight: bool,
 }
@@ -78,8 +80,8 @@ impl Supervised {
         let readable = segment.ring(P2P_CHANNEL, from, to).readable();
         Between {
             sends: load(segment.pending_sends(from, to)),
-            receives: load(segment.pending_receives(from, to))
-                .saturating_add(load(segment.pending_receives(to, to))),
+            receives: load(segment.pending_receives(from, to)),
+            any_receives: load(segment.pending_receives(to, to)),
             // What can not be is no proof of anything.
             in_flight: readable.map_or(true, |run| run.bytes > 0),
         }

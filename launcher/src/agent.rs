@@ -1,6 +1,7 @@
 //! The supervisor of the ranks of this host: starts them, shows what they write, decides why the job failed,
 //! and leaves no process behind. One thread, one loop; what it decides is in `verdict.rs`.
 
+mod deliver;
 mod finish;
 mod start;
 
@@ -54,6 +55,10 @@ struct Agent {
     left: Vec<u32>,
     watch: Watch,
     next_watch: Instant,
+    /// Lost ranks that the others do not know of yet.
+    due: Vec<deliver::Due>,
+    suspicion: deliver::Suspicion,
+    host: String,
     started: Instant,
     oom_kills_before: u64,
     tx: Senders,
@@ -148,12 +153,13 @@ impl Agent {
             Phase::Stopping(stopping) => Some(stopping.kill_at),
             Phase::Starting | Phase::Running => None,
         };
-        let deadlines = [phase, self.output.poll_deadline()];
+        let deadlines = [phase, self.output.poll_deadline(), self.next_delivery()];
         deadlines.into_iter().flatten().chain([self.next_watch]).min().expect("the list is not empty")
     }
 
     fn on_time(&mut self, now: Instant) {
         self.output.tick(now);
+        self.deliver_losses(now);
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
             self.look_around(now);
@@ -176,9 +182,15 @@ impl Agent {
         if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(self.front) {
             self.on_signal(Asked::FrontDied);
         }
+        self.look_for_deadlock(now);
+        let ranks = &self.ranks;
+        self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
         if matches!(self.phase, Phase::Running)
             && let Some(verdict) = self.watch.look(&self.board, &self.ranks, &self.left, now)
         {
+            if let (Some(rank), Cause::Stopped(since)) = (verdict.culprit, &verdict.cause) {
+                self.lose_stopped(rank, *since);
+            }
             self.fail(verdict);
         }
         // As SIGPIPE ends a program that writes to `head`.
@@ -308,6 +320,7 @@ impl Agent {
             self.left.push(rank);
             return;
         }
+        self.mourn(rank, now);
         self.failures.push(Failure { rank, ending, error: self.run_dir.error_of(rank), at: now });
         if matches!(self.phase, Phase::Running | Phase::Starting) {
             self.phase = Phase::Settling { until: now + SETTLE };

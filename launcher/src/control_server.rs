@@ -1,5 +1,6 @@
 //! The agent's end of the control sockets: one per rank, read as its frames come.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,9 +10,12 @@ use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+use tpurun_collectives::FailureKind;
 use tpurun_collectives::control::{AgentFrame, ControlError, Message, RankFrame, receive, send};
 
-use crate::exchange::{Delivery, Exchange};
+use crate::exchange::{Delivery, Exchange, Orphan};
+use crate::loss::in_group;
+use crate::supervisor::Supervisor;
 
 /// Something came from a rank, or it will send no more.
 #[derive(Debug)]
@@ -25,6 +29,9 @@ pub(crate) struct ControlEvent {
 pub(crate) struct ControlServer {
     sockets: Vec<Option<Socket>>,
     exchange: Exchange<OwnedFd>,
+    supervisor: Supervisor,
+    /// Ranks that will not come any more, and what those who wait for them raise.
+    lost: HashMap<u32, (FailureKind, String)>,
 }
 
 /// The socket of one rank, and the task that reads it. To tokio a packet socket is a datagram socket.
@@ -43,7 +50,38 @@ impl Drop for Socket {
 
 impl ControlServer {
     pub(crate) fn new(ranks: u32) -> ControlServer {
-        ControlServer { sockets: (0..ranks).map(|_| None).collect(), exchange: Exchange::new() }
+        ControlServer {
+            sockets: (0..ranks).map(|_| None).collect(),
+            exchange: Exchange::new(),
+            supervisor: Supervisor::default(),
+            lost: HashMap::new(),
+        }
+    }
+
+    /// The communicators that the ranks have made.
+    pub(crate) fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
+    }
+
+    /// Lets go of communicators that nobody uses any more.
+    pub(crate) fn forget(&mut self, has_ended: impl Fn(u32) -> bool) {
+        self.supervisor.forget(has_ended);
+    }
+
+    /// Fails every communicator that needs this rank, those that are made later, too.
+    pub(crate) fn lose(&mut self, rank: u32, kind: FailureKind, text: &str) {
+        for group in self.supervisor.of_rank(rank) {
+            group.fail(kind, &in_group(text, group.name()));
+        }
+        self.refuse_all_of(rank, kind, text);
+    }
+
+    /// Nobody gets from this rank what it has not offered yet.
+    pub(crate) fn refuse_all_of(&mut self, rank: u32, kind: FailureKind, text: &str) {
+        for orphan in self.exchange.lose(rank) {
+            self.fail(&orphan, kind, text);
+        }
+        self.lost.entry(rank).or_insert((kind, text.to_owned()));
     }
 
     /// Opens the socket of a rank and returns the end that it inherits; `events` gets what it sends.
@@ -69,14 +107,24 @@ impl ControlServer {
 
     fn serve(&mut self, rank: u32, message: Message) -> Result<(), ControlError> {
         match RankFrame::decode(&message.bytes)? {
-            RankFrame::Want { key, request } => match self.exchange.want(&key, rank, request) {
-                Ok(delivery) => delivery.into_iter().for_each(|delivery| self.deliver(&key, &delivery)),
+            RankFrame::Want { key, request, from } => match self.exchange.want(&key, rank, request, from) {
+                Ok(Some(delivery)) => self.deliver(&key, &delivery),
+                Ok(None) => {
+                    if let Some((kind, text)) = self.lost.get(&from).cloned() {
+                        self.refuse_all_of(from, kind, &text);
+                    }
+                }
                 Err(reason) => self.refuse(&key, rank, request, reason),
             },
             RankFrame::Offer { key, readers } => {
                 let Some(segment) = message.fd else {
                     return Err(ControlError::Malformed("an offer without its descriptor"));
                 };
+                if let Some(group) = self.supervisor.add(&segment) {
+                    let lost = group.world_ranks().iter().find_map(|rank| self.lost.get(rank));
+                    lost.into_iter()
+                        .for_each(|(kind, text)| drop(group.fail(*kind, &in_group(text, group.name()))));
+                }
                 // Those who wait for a refused offer run into their own deadline.
                 for delivery in self.exchange.offer(&key, readers, segment).unwrap_or_default() {
                     self.deliver(&key, &delivery);
@@ -89,6 +137,17 @@ impl ControlServer {
     fn deliver(&mut self, key: &str, delivery: &Delivery<OwnedFd>) {
         let frame = AgentFrame::Segment { key: key.to_owned(), request: delivery.request };
         self.send(delivery.rank, &frame, Some(&delivery.segment));
+    }
+
+    fn fail(&mut self, orphan: &Orphan, kind: FailureKind, text: &str) {
+        let group = orphan.key.rsplit_once('/').map_or(orphan.key.as_str(), |(group, _)| group);
+        let frame = AgentFrame::Failed {
+            key: orphan.key.clone(),
+            request: orphan.request,
+            kind: kind as u32,
+            text: in_group(text, group),
+        };
+        self.send(orphan.rank, &frame, None);
     }
 
     fn refuse(&mut self, key: &str, rank: u32, request: u64, reason: String) {
@@ -188,7 +247,7 @@ mod tests {
         })];
         for _ in 0..3 {
             programs.push(Box::new(|client| {
-                (0..3).map(|_| size(&client.fetch("world", deadline()).unwrap())).collect()
+                (0..3).map(|_| size(&client.fetch("world", 0, deadline()).unwrap())).collect()
             }));
         }
         assert_eq!(serve(programs)[1..], [[100, 200, 300], [100, 200, 300], [100, 200, 300]]);
@@ -201,8 +260,8 @@ mod tests {
                 let offer = client.offer("k", 1, segment(1).as_fd());
                 offer.is_ok()
             }),
-            Box::new(|client| client.fetch(&"k".repeat(600), deadline()).is_err()),
-            Box::new(|client| client.fetch("k", deadline()).is_ok()),
+            Box::new(|client| client.fetch(&"k".repeat(600), 0, deadline()).is_err()),
+            Box::new(|client| client.fetch("k", 0, deadline()).is_ok()),
         ]);
         assert_eq!(results, [true, true, true]);
     }

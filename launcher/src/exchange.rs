@@ -31,6 +31,16 @@ struct Waiting {
     rank: u32,
     request: u64,
     number: u64,
+    /// The rank that will offer it.
+    from: u32,
+}
+
+/// A request that nobody will answer with a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Orphan {
+    pub(crate) key: String,
+    pub(crate) rank: u32,
+    pub(crate) request: u64,
 }
 
 /// A segment on its way to the rank that asked for it.
@@ -74,7 +84,13 @@ impl<S> Exchange<S> {
     ///
     /// # Errors
     /// When more are waiting than any program needs.
-    pub(crate) fn want(&mut self, key: &str, rank: u32, request: u64) -> Result<Option<Delivery<S>>, String> {
+    pub(crate) fn want(
+        &mut self,
+        key: &str,
+        rank: u32,
+        request: u64,
+        from: u32,
+    ) -> Result<Option<Delivery<S>>, String> {
         if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(key) {
             return Err(format!("{MAX_KEYS} keys are in use already"));
         }
@@ -83,7 +99,7 @@ impl<S> Exchange<S> {
             return Err(format!("{MAX_WAITING} requests are waiting already"));
         }
         let wanted = entry.wanted.entry(rank).or_default();
-        let waiting = Waiting { rank, request, number: *wanted };
+        let waiting = Waiting { rank, request, number: *wanted, from };
         *wanted += 1;
         if !entry.offers.contains_key(&waiting.number) {
             entry.waiting.push(waiting);
@@ -99,6 +115,21 @@ impl<S> Exchange<S> {
         for entry in self.keys.values_mut() {
             entry.waiting.retain(|waiting| waiting.rank != rank);
         }
+    }
+
+    /// This rank will not offer anything any more: whoever waits for that waits in vain.
+    pub(crate) fn lose(&mut self, lost: u32) -> Vec<Orphan> {
+        let mut orphans = Vec::new();
+        for (key, entry) in &mut self.keys {
+            entry.waiting.retain(|waiting| {
+                if waiting.from == lost {
+                    let Waiting { rank, request, .. } = *waiting;
+                    orphans.push(Orphan { key: key.clone(), rank, request });
+                }
+                waiting.from != lost
+            });
+        }
+        orphans
     }
 
     fn deliver(&mut self, key: &str, waiting: Waiting) -> Option<Delivery<S>> {
@@ -142,10 +173,10 @@ mod tests {
     #[test]
     fn requests_before_and_after_the_offer_are_served() {
         let mut exchange = Exchange::new();
-        assert!(exchange.want("dp", 1, 10).unwrap().is_none());
+        assert!(exchange.want("dp", 1, 10, 0).unwrap().is_none());
         let first = exchange.offer("dp", 2, "seg").unwrap();
         assert_eq!(first.iter().map(got).collect::<Vec<_>>(), [(1, 10, "seg")]);
-        assert_eq!(got(&exchange.want("dp", 2, 20).unwrap().unwrap()), (2, 20, "seg"));
+        assert_eq!(got(&exchange.want("dp", 2, 20, 0).unwrap().unwrap()), (2, 20, "seg"));
         assert_eq!((exchange.held, exchange.keys.len()), (0, 0));
     }
 
@@ -153,22 +184,35 @@ mod tests {
     fn the_second_life_of_a_communicator_gets_the_second_segment() {
         let mut exchange = Exchange::new();
         exchange.offer("dp", 2, "first").unwrap();
-        assert_eq!(got(&exchange.want("dp", 1, 1).unwrap().unwrap()), (1, 1, "first"));
+        assert_eq!(got(&exchange.want("dp", 1, 1, 0).unwrap().unwrap()), (1, 1, "first"));
         // Rank 1 is fast: it destroys the communicator and makes it again before rank 2 has the first.
-        assert!(exchange.want("dp", 1, 2).unwrap().is_none());
+        assert!(exchange.want("dp", 1, 2, 0).unwrap().is_none());
         let second = exchange.offer("dp", 2, "second").unwrap();
         assert_eq!(second.iter().map(got).collect::<Vec<_>>(), [(1, 2, "second")]);
-        assert_eq!(got(&exchange.want("dp", 2, 1).unwrap().unwrap()), (2, 1, "first"));
-        assert_eq!(got(&exchange.want("dp", 2, 2).unwrap().unwrap()), (2, 2, "second"));
+        assert_eq!(got(&exchange.want("dp", 2, 1, 0).unwrap().unwrap()), (2, 1, "first"));
+        assert_eq!(got(&exchange.want("dp", 2, 2, 0).unwrap().unwrap()), (2, 2, "second"));
         assert_eq!((exchange.held, exchange.keys.len()), (0, 0));
+    }
+
+    #[test]
+    fn who_waits_for_a_lost_rank_is_told() {
+        let mut exchange: Exchange<&str> = Exchange::new();
+        for (key, rank, from) in [("a", 1, 0), ("a", 2, 0), ("b", 1, 3)] {
+            assert!(exchange.want(key, rank, 7, from).unwrap().is_none());
+        }
+        let mut orphans = exchange.lose(0);
+        orphans.sort_by_key(|orphan| orphan.rank);
+        let of = |rank| Orphan { key: "a".into(), rank, request: 7 };
+        assert_eq!(orphans, [of(1), of(2)]);
+        assert!(exchange.lose(0).is_empty());
     }
 
     #[test]
     fn keys_do_not_mix() {
         let mut exchange = Exchange::new();
         exchange.offer("a", 1, "of a").unwrap();
-        assert!(exchange.want("b", 1, 1).unwrap().is_none());
-        assert_eq!(got(&exchange.want("a", 1, 2).unwrap().unwrap()), (1, 2, "of a"));
+        assert!(exchange.want("b", 1, 1, 0).unwrap().is_none());
+        assert_eq!(got(&exchange.want("a", 1, 2, 0).unwrap().unwrap()), (1, 2, "of a"));
         assert_eq!(exchange.keys.len(), 1);
         exchange.leave(1);
         assert!(exchange.offer("b", 1, "of b").unwrap().is_empty());
@@ -189,8 +233,8 @@ mod tests {
         let mut exchange = Exchange::new();
         let delivery = {
             exchange.offer("a", 2, String::from("s")).unwrap();
-            exchange.want("a", 0, 1).unwrap();
-            exchange.want("a", 1, 1).unwrap().unwrap()
+            exchange.want("a", 0, 1, 0).unwrap();
+            exchange.want("a", 1, 1, 0).unwrap().unwrap()
         };
         assert_eq!(Arc::strong_count(&delivery.segment), 1);
     }

@@ -15,6 +15,7 @@ mod fork_server;
 mod front;
 mod job;
 mod kill;
+mod loss;
 mod op_text;
 mod output;
 mod processes;
@@ -25,7 +26,9 @@ mod report;
 mod run_dir;
 mod screen;
 mod signals;
+mod supervisor;
 mod verdict;
+mod wait_graph;
 mod watch;
 
 use std::io::{self, Write};

@@ -40,6 +40,12 @@ impl RankSet {
         self.ranges.last().map(|range| *range.end())
     }
 
+    /// These ranks and more.
+    pub(crate) fn union_with(&self, more: impl IntoIterator<Item = u32>) -> RankSet {
+        let more = more.into_iter().map(|rank| rank..=rank);
+        RankSet::from_ranges(self.ranges.iter().cloned().chain(more).collect())
+    }
+
     fn from_ranges(mut ranges: Vec<RangeInclusive<u32>>) -> RankSet {
         ranges.sort_by_key(|range| *range.start());
         let mut merged: Vec<RangeInclusive<u32>> = Vec::with_capacity(ranges.len());

@@ -71,6 +71,10 @@ impl Rank {
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self, Rank::Requested | Rank::Running(_))
     }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self, Rank::Ended { .. })
+    }
 }
 
 impl Ending {

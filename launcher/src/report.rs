@@ -170,7 +170,7 @@ fn clip(line: &str) -> String {
     }
 }
 
-fn signal_name(number: i32) -> String {
+pub(crate) fn signal_name(number: i32) -> String {
     let name = usize::try_from(number).ok().and_then(|number| SIGNALS.get(number)).copied().unwrap_or("");
     if name.is_empty() { format!("signal {number}") } else { format!("{name} (signal {number})") }
 }

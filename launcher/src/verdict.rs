@@ -204,8 +204,8 @@ fn is_blocked(lane: &LaneView, now_ns: u64, for_ns: u64) -> bool {
     lane.blocked_since_ns.is_some_and(|since| now_ns.saturating_sub(since) >= for_ns)
 }
 
-/// How long others wait before an orderly exit counts as leaving early.
-const LEFT_AFTER: Duration = Duration::from_millis(300);
+/// How long others wait before an orderly exit counts as leaving early, where no error has reached them.
+const LEFT_AFTER: Duration = Duration::from_secs(2);
 /// How long ranks wait before anybody looks whether others are stopped.
 const NOTICED_AFTER: Duration = Duration::from_millis(100);
 /// How long a rank is stopped, and others wait, before it counts as a failure.
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn leaving_early_needs_somebody_who_waits_long_enough() {
         let views = waiting_world();
-        let soon = SECOND + 299_999_999;
+        let soon = 3 * SECOND - 1;
         assert!(of_leaving(&[2], &views, soon, Instant::now()).is_none());
         let verdict = of_leaving(&[2], &views, soon + 1, Instant::now()).unwrap();
         assert_eq!((verdict.culprit, verdict.waiting.unwrap().ranks.len()), (Some(2), 3));

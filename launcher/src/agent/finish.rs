@@ -107,7 +107,6 @@ impl Agent {
         let culprit = verdict.culprit;
         let rank = culprit.and_then(|rank| self.ranks.get(rank as usize));
         let log_file = culprit.map(|rank| self.run_dir.log_file(rank)).filter(|path| path.exists());
-        let host = rustix::system::uname();
         let victims: RankSet =
             stopping.victims.iter().copied().filter(|rank| Some(*rank) != culprit).collect();
         report::render(
@@ -116,7 +115,7 @@ impl Agent {
                 ranks: self.job.ranks,
                 ran_for: verdict.at.duration_since(self.started),
                 run_dir: self.run_dir.shown(),
-                host: &host.nodename().to_string_lossy(),
+                host: &self.host,
                 pid: rank.and_then(Rank::pid),
                 coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
                 victims,

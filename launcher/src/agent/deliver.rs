@@ -1,0 +1,142 @@
+//! Verdicts reach the ranks: the communicators of a rank that is lost, and of ranks that wait for each other,
+//! fail with one text for all.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tpurun_collectives::FailureKind;
+
+use super::{Agent, Phase};
+use crate::loss::{self, Loss};
+use crate::ranks::{Ending, Rank};
+use crate::verdict::Cause;
+use crate::wait_graph::{self, Deadlock, Names, World};
+use crate::watch;
+
+/// A rank whose end is told to the others as soon as its last words are here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due {
+    rank: u32,
+    at: Instant,
+}
+
+impl Agent {
+    /// A rank has ended, other than in order.
+    pub(super) fn mourn(&mut self, rank: u32, now: Instant) {
+        self.due.push(Due { rank, at: now + LAST_WORDS });
+    }
+
+    pub(super) fn next_delivery(&self) -> Option<Instant> {
+        self.due.iter().map(|due| due.at).min()
+    }
+
+    /// Tells the others of lost ranks, once what these have written is read or it has taken too long.
+    pub(super) fn deliver_losses(&mut self, now: Instant) {
+        let streams = &self.open_streams;
+        let (ready, due) = std::mem::take(&mut self.due)
+            .into_iter()
+            .partition(|due| now >= due.at || streams[due.rank as usize] == 0);
+        self.due = due;
+        let ready: Vec<Due> = ready;
+        for Due { rank, .. } in ready {
+            let text = self.loss_of(rank);
+            self.lose(rank, text);
+        }
+    }
+
+    fn lose(&mut self, rank: u32, text: String) {
+        self.control.lose(rank, FailureKind::RankLost, &text);
+        self.run_dir.event("lost", json!({"rank": rank, "text": text}));
+    }
+
+    fn loss_of(&self, rank: u32) -> String {
+        let state = &self.ranks[rank as usize];
+        let ending = match state {
+            Rank::Ended { ending, .. } => *ending,
+            _ => Ending::Exit(1),
+        };
+        loss::describe(&Loss {
+            rank,
+            host: &self.host,
+            pid: state.pid(),
+            cause: &Cause::Ended { ending, error: self.run_dir.error_of(rank) },
+            last_line: self.output.last_line(rank),
+        })
+    }
+
+    /// A rank that is stopped is lost to those who wait for it.
+    pub(super) fn lose_stopped(&mut self, rank: u32, since: Duration) {
+        let text = loss::describe(&Loss {
+            rank,
+            host: &self.host,
+            pid: self.ranks[rank as usize].pid(),
+            cause: &Cause::Stopped(since),
+            last_line: None,
+        });
+        self.lose(rank, text);
+    }
+
+    /// Looks for ranks that can never go on; a proof takes two looks.
+    pub(super) fn look_for_deadlock(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::Running) {
+            return;
+        }
+        let views = watch::views(&self.board);
+        let ended: Vec<bool> = self.ranks.iter().map(Rank::has_ended).collect();
+        let supervisor = self.control.supervisor();
+        let world = World { views: &views, ended: &ended, groups: supervisor };
+        let finished = world.waits_for_finished(|comm_id| supervisor.has_failed(comm_id));
+        let stuck = world.stuck(self.suspicion.stuck.as_ref());
+        let was_seen_before = finished.is_some() && finished == self.suspicion.finished;
+        let is_proven = !stuck.is_empty() && Some(&stuck) == self.suspicion.stuck.as_ref();
+        let found = if was_seen_before {
+            finished.clone()
+        } else if is_proven {
+            world
+                .circle(&stuck)
+                .filter(|circle| !circle.comm_ids().iter().all(|id| supervisor.has_failed(*id)))
+        } else {
+            None
+        };
+        if let Some(deadlock) = found {
+            let text =
+                wait_graph::describe(&deadlock, &Names { host: &self.host, views: &views, ended: &ended });
+            self.deliver_deadlock(&deadlock, text);
+            self.suspicion = Suspicion::default();
+            return;
+        }
+        let is_new = stuck.is_empty() || is_proven;
+        let stuck = if is_new { world.stuck(None) } else { stuck };
+        self.suspicion = Suspicion { finished, stuck: Some(stuck).filter(|stuck| !stuck.is_empty()) };
+        if self.suspicion.is_any() {
+            self.next_watch = self.next_watch.min(now + SECOND_LOOK);
+        }
+    }
+
+    fn deliver_deadlock(&mut self, deadlock: &Deadlock, text: String) {
+        for comm_id in deadlock.comm_ids() {
+            self.control.supervisor().fail(comm_id, FailureKind::Deadlock, &text);
+        }
+        self.run_dir.event("deadlock", json!({"ranks": deadlock.guilty(), "text": text}));
+        for rank in &deadlock.finished {
+            self.control.refuse_all_of(*rank, FailureKind::Deadlock, &text);
+        }
+    }
+}
+
+/// What the last look saw; the next one proves it, or not.
+#[derive(Debug, Default)]
+pub(super) struct Suspicion {
+    finished: Option<Deadlock>,
+    stuck: Option<wait_graph::Stuck>,
+}
+
+impl Suspicion {
+    fn is_any(&self) -> bool {
+        self.finished.is_some() || self.stuck.is_some()
+    }
+}
+
+/// For what a dead rank has written to be read.
+const LAST_WORDS: Duration = Duration::from_millis(10);
+const SECOND_LOOK: Duration = Duration::from_millis(20);
