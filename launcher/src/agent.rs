@@ -224,9 +224,7 @@ impl Agent {
             Asked::Stop(signal) => match &mut self.phase {
                 Phase::Stopping(stopping) if matches!(stopping.why, Why::Restart(..)) => {
                     let before = std::mem::replace(&mut stopping.why, Why::Asked(signal));
-                    let Why::Restart(verdict, _) = before else { unreachable!("matched above") };
-                    let after = self.headline(&verdict);
-                    self.say(&format!("{}: no restart after this: {after}", signal_word(signal)));
+                    self.call_off_restart(&before, signal);
                 }
                 Phase::Stopping(stopping) => {
                     stopping.kill_at = Instant::now();
@@ -328,6 +326,7 @@ impl Agent {
     fn on_end(&mut self, rank: u32, ending: Ending) {
         let now = Instant::now();
         let Some(state) = self.ranks.get_mut(rank as usize).filter(|state| state.is_alive()) else { return };
+        // Nobody knows earlier how this rank has ended.
         *state = Rank::Ended { pid: state.pid(), ending, at: now };
         let details = match ending {
             Ending::Exit(code) => json!({"rank": rank, "code": code}),

@@ -249,10 +249,7 @@ mod tests {
                 "tpurun -n 4 --elastic 2:8 true",
                 "-n: expected 8, the most that --elastic allows, or nothing, given 4",
             ),
-            (
-                "tpurun --elastic 1:70000 true",
-                "--elastic: expected at most 65536 ranks, given 70000",
-            ),
+            ("tpurun --elastic 1:70000 true", "--elastic: expected at most 65536 ranks, given 70000"),
             (
                 "tpurun --elastic 2:8 --topology 2x2x2 true",
                 "--elastic: expected no --topology, which needs all of its ranks",

@@ -116,8 +116,8 @@ impl RunDir {
 
     /// Writes the report beside the logs.
     pub(crate) fn write_report(&self, text: &str) {
-        let _ =
-            private_file(&self.path.join(format!("{REPORT}.txt"))).and_then(|mut file| file.write_all(text.as_bytes()));
+        let _ = private_file(&self.path.join(format!("{REPORT}.txt")))
+            .and_then(|mut file| file.write_all(text.as_bytes()));
     }
 }
 

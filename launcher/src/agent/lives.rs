@@ -4,12 +4,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tpurun_collectives::board::Board;
 
 use super::start::{QUEUED_CHUNKS, new_output, queued_answers};
-use super::{Agent, Clearing, Phase, Receivers, Stopping, Why};
+use super::{Agent, Clearing, Phase, Receivers, Stopping, Why, signal_word};
 use crate::control_server::ControlServer;
 use crate::job::Start;
 use crate::kill;
@@ -114,13 +115,24 @@ impl Agent {
         }
     }
 
+    /// What the ranks were stopped for is not reported any more, but not forgotten either.
+    pub(super) fn call_off_restart(&mut self, why: &Why, signal: Signal) {
+        if let Why::Restart(verdict, _) = why {
+            let after = self.headline(verdict);
+            self.say(&format!("{}: no restart after this: {after}", signal_word(signal)));
+        }
+        self.running().keys().for_each(|pid| kill::ask_group_to_end(*pid));
+    }
+
     /// All ranks have ended, some of them too soon.
     fn look_back(&mut self) {
-        if !self.job.policy.has_succeeded(&self.census())
-            && let Some(verdict) = self.forgiven.take()
-        {
-            self.fail(verdict);
+        if self.job.policy.has_succeeded(&self.census()) {
+            return;
         }
+        let views = || watch::views(&self.board);
+        let verdict = self.forgiven.take();
+        let verdict = verdict.or_else(|| verdict::of_failures(&self.failures, &self.left, &views()));
+        self.fail(verdict.expect("a rank has failed"));
     }
 
     /// Sees to it that nothing is left of the ranks, wherever it has gone.
