@@ -3,6 +3,7 @@
 
 mod deliver;
 mod finish;
+mod lives;
 mod start;
 
 use std::cell::RefCell;
@@ -21,13 +22,14 @@ use crate::control_server::{ControlEvent, ControlServer};
 use crate::fork_server::{ForkServer, ServerEvent};
 use crate::job::Job;
 use crate::kill;
+use crate::losses::Losses;
 use crate::output::{Output, Stream};
 use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
 use crate::screen::Screen;
 use crate::signals::Signals;
-use crate::verdict::{self, Cause, Failure, Verdict};
-use crate::watch::{self, Watch};
+use crate::verdict::{Cause, Failure, Verdict};
+use crate::watch::Watch;
 
 pub(crate) use start::run;
 
@@ -53,6 +55,12 @@ struct Agent {
     failures: Vec<Failure>,
     /// Ranks that exited with code 0, first one first.
     left: Vec<u32>,
+    /// Ranks that the world goes on without.
+    losses: Losses,
+    /// What it would have been stopped for.
+    forgiven: Option<Verdict>,
+    /// How often all ranks were started again.
+    restarts: u32,
     watch: Watch,
     next_watch: Instant,
     /// Lost ranks that the others do not know of yet.
@@ -100,6 +108,7 @@ enum Phase {
         until: Instant,
     },
     Stopping(Stopping),
+    Clearing(Clearing),
 }
 
 /// The ranks have been asked to end.
@@ -113,8 +122,17 @@ struct Stopping {
     is_hurried: bool,
 }
 
+/// All ranks have ended, and so must what they have started, before others take their place.
+struct Clearing {
+    stopping: Stopping,
+    until: Instant,
+    is_clear: bool,
+}
+
 enum Why {
     Failed(Box<Verdict>),
+    /// This failed, and so many ranks are started instead.
+    Restart(Box<Verdict>, u32),
     Asked(Signal),
     FrontDied,
 }
@@ -133,24 +151,29 @@ impl Agent {
                 () = tokio::time::sleep_until(wake) => {}
             }
             self.on_time(Instant::now());
+            self.advance(rx).await;
             self.show();
         }
     }
 
     fn is_over(&self) -> bool {
-        let is_anybody_alive = self.ranks.iter().any(Rank::is_alive);
-        match self.phase {
-            Phase::Starting => false,
-            Phase::Running | Phase::Stopping(_) => !is_anybody_alive,
-            // Decided first.
-            Phase::Settling { .. } => false,
+        match &self.phase {
+            Phase::Stopping(Stopping { why: Why::Restart(..), .. }) => false,
+            Phase::Running | Phase::Stopping(_) => !self.is_anybody_alive(),
+            // Settling is decided first.
+            Phase::Starting | Phase::Settling { .. } | Phase::Clearing(_) => false,
         }
+    }
+
+    fn is_anybody_alive(&self) -> bool {
+        self.ranks.iter().any(Rank::is_alive)
     }
 
     fn next_deadline(&self) -> Instant {
         let phase = match &self.phase {
             Phase::Settling { until } => Some(*until),
             Phase::Stopping(stopping) => Some(stopping.kill_at),
+            Phase::Clearing(clearing) => Some(clearing.until),
             Phase::Starting | Phase::Running => None,
         };
         let deadlines = [phase, self.output.poll_deadline(), self.next_delivery()];
@@ -164,14 +187,16 @@ impl Agent {
             self.next_watch = now + WATCH_EVERY;
             self.look_around(now);
         }
+        let is_anybody_alive = self.is_anybody_alive();
         match &mut self.phase {
-            Phase::Settling { until } if now >= *until || !self.ranks.iter().any(Rank::is_alive) => {
-                self.decide()
-            }
+            Phase::Settling { until } if now >= *until || !is_anybody_alive => self.decide(),
             Phase::Stopping(stopping) if now >= stopping.kill_at => {
                 stopping.is_killing = true;
                 stopping.kill_at = now + KILL_EVERY;
-                kill::kill_descendants(self.cgroup.as_ref());
+                match (&stopping.why, &self.server) {
+                    (Why::Restart(..), Some(server)) => kill::kill_descendants_but(server.pid),
+                    _ => kill::kill_descendants(self.cgroup.as_ref()),
+                }
             }
             _ => {}
         }
@@ -188,10 +213,7 @@ impl Agent {
         if matches!(self.phase, Phase::Running)
             && let Some(verdict) = self.watch.look(&self.board, &self.ranks, &self.left, now)
         {
-            if let (Some(rank), Cause::Stopped(since)) = (verdict.culprit, &verdict.cause) {
-                self.lose_stopped(rank, *since);
-            }
-            self.fail(verdict);
+            self.judge(verdict);
         }
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
@@ -209,6 +231,10 @@ impl Agent {
             }
             Asked::FrontDied => self.stop(Why::FrontDied, Duration::ZERO),
             Asked::Stop(signal) => match &mut self.phase {
+                Phase::Stopping(stopping) if matches!(stopping.why, Why::Restart(..)) => {
+                    let before = std::mem::replace(&mut stopping.why, Why::Asked(signal));
+                    self.call_off_restart(&before, signal);
+                }
                 Phase::Stopping(stopping) => {
                     stopping.kill_at = Instant::now();
                     stopping.is_hurried = true;
@@ -239,6 +265,7 @@ impl Agent {
                 let ending = if signal == 0 { Ending::Exit(code) } else { Ending::Signal(signal) };
                 self.on_end(rank, ending);
             }
+            ServerEvent::Cleared => self.on_cleared(true),
             ServerEvent::Closed => self.on_server_gone(),
         }
     }
@@ -262,12 +289,13 @@ impl Agent {
         if self.server.take().is_none() {
             return;
         }
-        let is_over = matches!(self.phase, Phase::Stopping(_)) || !self.ranks.iter().any(Rank::is_alive);
+        let is_over = matches!(self.phase, Phase::Stopping(_)) || !self.is_anybody_alive();
         match self.phase {
             Phase::Starting => {
                 self.say("no fork server (it ended): starting an interpreter for each rank");
-                self.spawn_ranks();
+                self.fall_back();
             }
+            Phase::Clearing(_) => self.end_world(),
             _ if is_over => {}
             _ => self.fail(Verdict::plain(None, Cause::ForkServerDied, Instant::now())),
         }
@@ -307,6 +335,7 @@ impl Agent {
     fn on_end(&mut self, rank: u32, ending: Ending) {
         let now = Instant::now();
         let Some(state) = self.ranks.get_mut(rank as usize).filter(|state| state.is_alive()) else { return };
+        // Nobody knows earlier how this rank has ended.
         *state = Rank::Ended { pid: state.pid(), ending, at: now };
         let details = match ending {
             Ending::Exit(code) => json!({"rank": rank, "code": code}),
@@ -325,16 +354,6 @@ impl Agent {
         if matches!(self.phase, Phase::Running | Phase::Starting) {
             self.phase = Phase::Settling { until: now + SETTLE };
         }
-    }
-
-    fn decide(&mut self) {
-        let views = watch::views(&self.board);
-        let verdict = verdict::of_failures(&self.failures, &self.left, &views);
-        self.fail(verdict.expect("a rank has failed"));
-    }
-
-    fn fail(&mut self, verdict: Verdict) {
-        self.stop(Why::Failed(Box::new(verdict)), self.job.failure_grace);
     }
 
     /// Asks all ranks to end, and kills what is left after `grace`. The first reason stands.
@@ -368,7 +387,9 @@ impl Agent {
 
     fn describe_stop(&self, why: &Why) -> Value {
         match why {
-            Why::Failed(verdict) => json!({"culprit": verdict.culprit, "exit": verdict.exit_code()}),
+            Why::Failed(verdict) | Why::Restart(verdict, _) => {
+                json!({"culprit": verdict.culprit, "exit": verdict.exit_code()})
+            }
             Why::Asked(signal) => json!({"signal": signal.as_raw()}),
             Why::FrontDied => json!({"front": "gone"}),
         }

@@ -158,6 +158,12 @@ pub(crate) struct Options {
         value_name = "10s"
     )]
     pub(crate) shutdown_timeout: Option<String>,
+    /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
+    #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
+    pub(crate) on_failure: Option<String>,
+    /// Start MAX ranks, go on without lost ones while MIN are there, else start again with those left
+    #[arg(long, value_name = "MIN:MAX")]
+    pub(crate) elastic: Option<String>,
     /// Print what would run, where and how, and stop
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -189,8 +195,15 @@ pub(crate) struct TorchrunOptions {
     /// ROLE_NAME
     #[arg(long, env = "PET_ROLE", hide_env = true, value_name = "NAME", default_value = "default")]
     pub(crate) role: String,
-    /// Restarts of the whole job: 0
-    #[arg(long, alias = "max_restarts", env = "PET_MAX_RESTARTS", hide_env = true, value_name = "0")]
+    /// How often all ranks are started again after a failure [default: 0, with --elastic 3]
+    #[arg(
+        long,
+        alias = "max_restarts",
+        allow_hyphen_values = true,
+        env = "PET_MAX_RESTARTS",
+        hide_env = true,
+        value_name = "K"
+    )]
     pub(crate) max_restarts: Option<String>,
     #[command(flatten)]
     pub(crate) ignored: IgnoredOptions,
@@ -253,6 +266,8 @@ Examples:
   tpurun -n 4 ./solver input.txt          a program that is not Python
   tpurun -n 8 --only-ranks 0 train.py     show rank 0 only, log all
   tpurun -n 64 --dry-run train.py         say what would run
+  tpurun -n 8 --max-restarts 3 train.py   start all ranks again when one fails
+  tpurun --elastic 4:8 train.py           8 ranks, and on with 4 to 7 when some are lost
   tpurun bench --ranks 8 --against gloo   measure the collectives
 
 A program that is called like a command is run with its path: ./doctor

@@ -14,7 +14,7 @@ use tpurun_collectives::FailureKind;
 use tpurun_collectives::control::{AgentFrame, ControlError, Message, RankFrame, receive, send};
 
 use crate::exchange::{Delivery, Exchange, Orphan};
-use crate::loss::in_group;
+use crate::last_words::in_group;
 use crate::supervisor::Supervisor;
 
 /// Something came from a rank, or it will send no more.

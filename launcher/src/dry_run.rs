@@ -39,7 +39,7 @@ pub(crate) fn describe(job: &Job) -> String {
             field("", line);
         }
     }
-    let variables = environment::of_job(job, "<run>").into_iter();
+    let variables = environment::of_job(job, "<run>", 0).into_iter();
     let variables = variables.chain(environment::of_rank(0, Path::new("<run>/errors/rank-0000.json")));
     for (index, (name, value)) in variables.enumerate() {
         field(if index == 0 { "rank 0" } else { "" }, format!("{name}={value}"));

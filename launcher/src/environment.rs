@@ -9,8 +9,8 @@ use crate::job::Job;
 /// Variables and their values, to be added to the launcher's own.
 pub(crate) type Variables = Vec<(String, String)>;
 
-/// What is the same for all ranks; it does not depend on what only the start of the job decides.
-pub(crate) fn of_job(job: &Job, run_id: &str) -> Variables {
+/// What is the same for all ranks of a world that was started again so many times.
+pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     let ranks = job.ranks.to_string();
     let mut variables = vec![
         ("WORLD_SIZE", ranks.clone()),
@@ -21,8 +21,9 @@ pub(crate) fn of_job(job: &Job, run_id: &str) -> Variables {
         ("ROLE_NAME", job.role.clone()),
         ("MASTER_ADDR", job.master_addr.clone()),
         ("TORCHELASTIC_RUN_ID", job.run_id.clone().unwrap_or_else(|| run_id.to_owned())),
-        ("TORCHELASTIC_RESTART_COUNT", "0".into()),
-        ("TORCHELASTIC_MAX_RESTARTS", "0".into()),
+        ("TORCHELASTIC_RESTART_COUNT", restarts.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", job.policy.max_restarts.to_string()),
+        ("TPURUN_RESTART", restarts.to_string()),
     ];
     variables.extend(job.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
     variables.extend(job.topology.as_ref().map(|topology| ("TPURUN_TOPOLOGY", topology.to_string())));
@@ -32,8 +33,13 @@ pub(crate) fn of_job(job: &Job, run_id: &str) -> Variables {
 }
 
 /// What the start of the job has decided.
-pub(crate) fn of_run(run_dir: &Path, board_fd: i32) -> Variables {
-    named(vec![("TPURUN_RUN_DIR", run_dir.display().to_string()), (BOARD_FD_VAR, board_fd.to_string())])
+pub(crate) fn of_run(run_dir: &Path) -> Variables {
+    named(vec![("TPURUN_RUN_DIR", run_dir.display().to_string())])
+}
+
+/// Where a rank finds the board that it inherits.
+pub(crate) fn of_board(fd: i32) -> Variables {
+    named(vec![(BOARD_FD_VAR, fd.to_string())])
 }
 
 /// What a forked rank must set again, because its server was started with [`SERVER_THREADS`].

@@ -37,6 +37,8 @@ pub(crate) enum ServerEvent {
     Failed { rank: u32, reason: String },
     /// A rank has ended; the signal is 0 when it exited.
     Exited { rank: u32, code: i32, signal: i32 },
+    /// Nothing is left of what it has forked, and all of it was told.
+    Cleared,
     /// The server is gone.
     #[serde(skip)]
     Closed,
@@ -54,7 +56,6 @@ impl ForkServer {
     pub(crate) fn start(
         job: &Job,
         variables: &Variables,
-        board: &OwnedFd,
         events: mpsc::Sender<ServerEvent>,
     ) -> io::Result<ForkServer> {
         let (ours, theirs) = StdUnixStream::pair()?;
@@ -76,10 +77,7 @@ impl ForkServer {
             // What an import prints is said once, where it does not mix with what the ranks compute.
             .stdout(io::stderr().as_fd().try_clone_to_owned()?);
         rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
-        rustix::io::fcntl_setfd(board, FdFlags::empty())?;
-        let spawned = command.spawn();
-        rustix::io::fcntl_setfd(board, FdFlags::CLOEXEC)?;
-        let pid = spawned?.id() as i32;
+        let pid = command.spawn()?.id() as i32;
         ours.set_nonblocking(true)?;
         let (read_half, socket) = UnixStream::from_std(ours)?.into_split();
         tokio::spawn(read_events(read_half, events));
@@ -91,6 +89,12 @@ impl ForkServer {
         self.request(&json!({"op": "store", "host": host, "port": port}), &[]).await
     }
 
+    /// Asks it to end the store, the ranks and whatever these have started; answered by
+    /// [`ServerEvent::Cleared`].
+    pub(crate) async fn clear(&self) -> io::Result<()> {
+        self.request(&json!({"op": "clear"}), &[]).await
+    }
+
     /// Asks for one rank; answered by [`ServerEvent::Started`] or [`ServerEvent::Failed`].
     pub(crate) async fn start_rank(
         &self,
@@ -98,6 +102,7 @@ impl ForkServer {
         rank: u32,
         variables: &Variables,
         ends: RankEnds,
+        board: &OwnedFd,
     ) -> io::Result<()> {
         let (target, args, module) = match &job.program {
             Program::Script { path, args } => (path.as_str(), args, false),
@@ -107,11 +112,11 @@ impl ForkServer {
         let env: Map<String, Value> =
             variables.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
         let request = json!({
-            "op": "rank", "rank": rank, "env": env, "fds": 4,
+            "op": "rank", "rank": rank, "env": env, "fds": 5,
             "program": {"target": target, "args": args, "module": module},
         });
-        let fds = [ends.stdin.as_fd(), ends.stdout.as_fd(), ends.stderr.as_fd(), ends.control.as_fd()];
-        self.request(&request, &fds).await
+        let [stdin, stdout, stderr] = [ends.stdin.as_fd(), ends.stdout.as_fd(), ends.stderr.as_fd()];
+        self.request(&request, &[stdin, stdout, stderr, ends.control.as_fd(), board.as_fd()]).await
     }
 
     /// The descriptors go with the first bytes; the rest of a long line follows without.
@@ -134,11 +139,11 @@ impl ForkServer {
 }
 
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         let fits = ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(fits, "the buffer has room for four descriptors");
+        assert!(fits, "the buffer has room for five descriptors");
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::io::retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags))
@@ -172,5 +177,6 @@ mod tests {
         assert!(matches!(store, ServerEvent::Store { port: None, reason } if reason == "in use"));
         let exited = parse(r#"{"event": "exited", "rank": 3, "code": 0, "signal": 9}"#);
         assert!(matches!(exited, ServerEvent::Exited { rank: 3, code: 0, signal: 9 }));
+        assert!(matches!(parse(r#"{"event": "cleared"}"#), ServerEvent::Cleared));
     }
 }

@@ -8,6 +8,7 @@ use tpurun_topology::{Algorithm, Topology};
 
 use crate::cli::{Cli, Command, Options};
 use crate::cpus::usable_cpus;
+use crate::policy::Policy;
 use crate::program::{Program, find_python};
 use crate::rank_set::RankSet;
 
@@ -35,6 +36,8 @@ pub(crate) struct Job {
     pub(crate) topology: Option<Topology>,
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) timeout: Option<Duration>,
+    /// What happens when a rank fails.
+    pub(crate) policy: Policy,
     /// Between SIGTERM and SIGKILL after a failure.
     pub(crate) failure_grace: Duration,
     /// Between SIGTERM and SIGKILL when somebody asked the job to stop.
@@ -69,7 +72,11 @@ impl Job {
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
         check_one_host(&options)?;
-        let ranks = parse_ranks(options.ranks.as_deref().unwrap_or("1"))?;
+        let policy = parse_policy(&options)?;
+        let ranks = match (policy.ranks(), options.ranks.as_deref()) {
+            (None, given) => parse_ranks(given.unwrap_or("1"))?,
+            (Some(max), given) => parse_elastic_ranks(max, given)?,
+        };
         let program = Program::new(&options, &words)?;
         let python = if program.is_python() { Some(find_python(options.python.as_deref())?) } else { None };
         let is_spawned = options.spawn || python.is_none();
@@ -84,7 +91,7 @@ impl Job {
             start: if is_spawned { Start::Spawn } else { Start::ForkServer },
             preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
             cores,
-            threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| (cores / ranks as usize).max(1)),
+            threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| threads_per_rank(cores, ranks)),
             master_addr: options.torchrun.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()),
             master_port: parse_port(options.torchrun.master_port.as_deref())?,
             run_id: options.torchrun.rdzv_id.clone(),
@@ -95,11 +102,24 @@ impl Job {
             topology: options.topology.as_deref().map(|text| parse_topology(text, ranks)).transpose()?,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
+            policy,
             failure_grace: stop_grace.unwrap_or(FAILURE_GRACE),
             stop_grace: stop_grace.unwrap_or(STOP_GRACE),
             dry_run: options.dry_run,
         })
     }
+}
+
+impl Job {
+    /// Another number of ranks, which share the cores anew.
+    pub(crate) fn resize(&mut self, ranks: u32) {
+        self.ranks = ranks;
+        self.threads = self.threads.map(|_| threads_per_rank(self.cores, ranks));
+    }
+}
+
+fn threads_per_rank(cores: usize, ranks: u32) -> usize {
+    (cores / ranks as usize).max(1)
 }
 
 fn check_one_host(options: &Options) -> Result<(), String> {
@@ -111,8 +131,26 @@ fn check_one_host(options: &Options) -> Result<(), String> {
         _ => Ok(()),
     };
     only("nnodes", &torchrun.nnodes, &["1", "1:1"], "jobs of several hosts are not supported yet")?;
-    only("node-rank", &torchrun.node_rank, &["0"], "jobs of several hosts are not supported yet")?;
-    only("max-restarts", &torchrun.max_restarts, &["0"], "restarts are not supported yet")
+    only("node-rank", &torchrun.node_rank, &["0"], "jobs of several hosts are not supported yet")
+}
+
+fn parse_policy(options: &Options) -> Result<Policy, String> {
+    if options.elastic.is_some() && options.topology.is_some() {
+        return Err("--elastic: expected no --topology, which needs all of its ranks".into());
+    }
+    let max_restarts = options.torchrun.max_restarts.as_deref();
+    Policy::new(options.on_failure.as_deref(), options.elastic.as_deref(), max_restarts)
+}
+
+/// As many as `--elastic` says at most; `-n` may say so, too.
+fn parse_elastic_ranks(max: u32, given: Option<&str>) -> Result<u32, String> {
+    match given {
+        _ if max > MAX_RANKS => Err(format!("--elastic: expected at most {MAX_RANKS} ranks, given {max}")),
+        Some(given) if parse_ranks(given)? != max => {
+            Err(format!("-n: expected {max}, the most that --elastic allows, or nothing, given {given}"))
+        }
+        _ => Ok(max),
+    }
 }
 
 /// The value of `-n`.
@@ -204,8 +242,17 @@ mod tests {
                 "--nnodes: expected 1, given 2 (jobs of several hosts are not supported yet)",
             ),
             (
-                "tpurun --max-restarts 3 true",
-                "--max-restarts: expected 0, given 3 (restarts are not supported yet)",
+                "tpurun --max-restarts -1 true",
+                "--max-restarts: expected a number of restarts from 0, given -1",
+            ),
+            (
+                "tpurun -n 4 --elastic 2:8 true",
+                "-n: expected 8, the most that --elastic allows, or nothing, given 4",
+            ),
+            ("tpurun --elastic 1:70000 true", "--elastic: expected at most 65536 ranks, given 70000"),
+            (
+                "tpurun --elastic 2:8 --topology 2x2x2 true",
+                "--elastic: expected no --topology, which needs all of its ranks",
             ),
             ("tpurun -n 4 --only-ranks 2-4 true", "--only-ranks: expected ranks below 4, given 2-4"),
             ("tpurun -n 4 --only-ranks x true", "--only-ranks: expected ranks such as 0-3,7, given \"x\""),
@@ -227,6 +274,17 @@ mod tests {
                 .unwrap_err()
                 .starts_with("--topology 2xx2: topology dimension")
         );
+    }
+
+    #[test]
+    fn an_elastic_job_starts_with_all_it_may_have() {
+        let mut elastic = job("tpurun --elastic 2:6 true").unwrap();
+        assert_eq!((elastic.ranks, elastic.policy.max_restarts), (6, 3));
+        assert_eq!(job("tpurun -n 6 --elastic 2:6 --max_restarts 1 true").unwrap().policy.max_restarts, 1);
+        elastic.cores = 8;
+        elastic.threads = Some(1);
+        elastic.resize(2);
+        assert_eq!((elastic.ranks, elastic.threads), (2, Some(4)));
     }
 
     #[test]

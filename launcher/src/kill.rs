@@ -18,6 +18,18 @@ pub(crate) fn ask_group_to_end(leader: i32) {
     let _ = kill_process_group(group, Signal::CONT);
 }
 
+/// Kills what is left of the process group of a process that has ended.
+pub(crate) fn kill_group(leader: i32) {
+    if let Some(group) = Pid::from_raw(leader) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// Kills all descendants that are there now but one, and spares what that one starts later.
+pub(crate) fn kill_descendants_but(spared: i32) {
+    descendants(own_pid()).into_iter().filter(|process| process.pid != spared).for_each(kill);
+}
+
 /// Kills all descendants that are there now.
 pub(crate) fn kill_descendants(cgroup: Option<&JobCgroup>) {
     if let Some(group) = cgroup {

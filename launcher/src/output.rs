@@ -171,6 +171,16 @@ impl Output {
         self.bar_changed = true;
     }
 
+    /// Writes a line of the launcher into the log of every rank.
+    pub(crate) fn mark_logs(&mut self, text: &str) {
+        let line = format!("\n--- tpurun: {text} ---\n");
+        for rank in 0..self.sources.len() as u32 {
+            if let Some(logs) = &mut self.logs {
+                logs.write(rank, line.as_bytes());
+            }
+        }
+    }
+
     /// Writes everything that is ready, in order.
     ///
     /// # Errors

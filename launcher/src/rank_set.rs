@@ -46,6 +46,11 @@ impl RankSet {
         RankSet::from_ranges(self.ranges.iter().cloned().chain(more).collect())
     }
 
+    /// One after the other.
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ranges.iter().cloned().flatten()
+    }
+
     fn from_ranges(mut ranges: Vec<RangeInclusive<u32>>) -> RankSet {
         ranges.sort_by_key(|range| *range.start());
         let mut merged: Vec<RangeInclusive<u32>> = Vec::with_capacity(ranges.len());

@@ -28,6 +28,10 @@ pub(crate) struct Facts<'a> {
     pub(crate) last_line: Option<&'a str>,
     /// The culprit's, when it wrote one.
     pub(crate) log_file: Option<&'a Path>,
+    /// Ranks that had been lost before, or with it.
+    pub(crate) lost: Vec<String>,
+    /// How many restarts there were; empty when there were none to have.
+    pub(crate) restarts: String,
     /// The kernel has ended processes for want of memory while the job ran.
     pub(crate) is_out_of_memory: bool,
 }
@@ -54,6 +58,10 @@ pub(crate) fn render(verdict: &Verdict, facts: &Facts<'_>) -> String {
         let after = facts.stopped_after.as_millis();
         field("victims", vec![format!("{}  all stopped {after} ms later", facts.victims)]);
     }
+    field("lost", facts.lost.clone());
+    if !facts.restarts.is_empty() {
+        field("restarts", vec![facts.restarts.clone()]);
+    }
     if let (Some(rank), Some(line)) = (verdict.culprit, facts.last_line) {
         field("last log", vec![format!("rank {rank} | {line}")]);
     }
@@ -61,6 +69,28 @@ pub(crate) fn render(verdict: &Verdict, facts: &Facts<'_>) -> String {
         field("next", vec![format!("less {}", log.display())]);
     }
     text
+}
+
+/// Who failed and how, in one line.
+pub(crate) fn headline(verdict: &Verdict, facts: &Facts<'_>) -> String {
+    let first = culprit(verdict, facts).into_iter().next().unwrap_or_default();
+    clip(&first.replacen("  ", " ", 1))
+}
+
+/// How a rank failed, in one line.
+pub(crate) fn in_one_line(ending: Ending, error: Option<&ErrorRecord>) -> String {
+    match (error, ending) {
+        (Some(error), _) => {
+            let what = raised("raised ", error).into_iter().next().unwrap_or_default();
+            let place = match error.file.as_str() {
+                "" => String::new(),
+                file => format!(" ({}:{})", shown_path(file), error.line),
+            };
+            clip(&format!("{what}{place}"))
+        }
+        (None, Ending::Exit(code)) => format!("exited with code {code}"),
+        (None, Ending::Signal(number)) => format!("was killed by {}", signal_name(number)),
+    }
 }
 
 fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
@@ -170,7 +200,7 @@ fn clip(line: &str) -> String {
     }
 }
 
-pub(crate) fn signal_name(number: i32) -> String {
+fn signal_name(number: i32) -> String {
     let name = usize::try_from(number).ok().and_then(|number| SIGNALS.get(number)).copied().unwrap_or("");
     if name.is_empty() { format!("signal {number}") } else { format!("{name} (signal {number})") }
 }
@@ -203,6 +233,8 @@ mod tests {
             stopped_after: Duration::from_millis(111),
             last_line: Some("step 9 loss nan"),
             log_file: Some(Path::new("tpurun-runs/20261121-030415-7f3a/rank-0002.log")),
+            lost: Vec::new(),
+            restarts: String::new(),
             is_out_of_memory: false,
         }
     }

@@ -95,6 +95,15 @@ impl RunDir {
         Some(ErrorRecord { kind: kind.into(), message: message.into(), ..ErrorRecord::default() })
     }
 
+    /// Keeps the report of a world that another one follows, and forgets the errors of its ranks.
+    pub(crate) fn close_world(&self, restarts: u32, report: &str) {
+        let file = private_file(&self.path.join(format!("{REPORT}-{restarts}.txt")));
+        let _ = file.and_then(|mut file| file.write_all(report.as_bytes()));
+        for entry in fs::read_dir(self.path.join(ERRORS)).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+
     /// Appends one event. A full disk does not end a job.
     pub(crate) fn event(&mut self, name: &str, details: Value) {
         let mut entry =
@@ -107,8 +116,8 @@ impl RunDir {
 
     /// Writes the report beside the logs.
     pub(crate) fn write_report(&self, text: &str) {
-        let _ =
-            private_file(&self.path.join("report.txt")).and_then(|mut file| file.write_all(text.as_bytes()));
+        let _ = private_file(&self.path.join(format!("{REPORT}.txt")))
+            .and_then(|mut file| file.write_all(text.as_bytes()));
     }
 }
 
@@ -120,7 +129,8 @@ fn open_named(dir: &Path) -> io::Result<PathBuf> {
         for entry in fs::read_dir(dir)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if name == "report.txt" || name.starts_with("rank-") && name.ends_with(".log") {
+            let is_report = name.starts_with(REPORT) && name.ends_with(".txt");
+            if is_report || name.starts_with("rank-") && name.ends_with(".log") {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -216,6 +226,7 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
 
 const MARKER: &str = ".tpurun-run";
 const ERRORS: &str = "errors";
+const REPORT: &str = "report";
 const KEPT_RUNS: usize = 20;
 const ATTEMPTS: u32 = 100;
 const MAX_ERROR_BYTES: u64 = 1 << 20;

@@ -139,7 +139,7 @@ fn named_by(error: &ErrorRecord) -> Option<u32> {
 }
 
 /// An error that says only that somebody else is gone.
-fn is_echo(failure: &Failure) -> bool {
+pub(crate) fn is_echo(failure: &Failure) -> bool {
     let Some(error) = &failure.error else { return false };
     ECHO_KINDS.contains(&error.kind.as_str()) || ECHO_TEXTS.iter().any(|text| error.message.contains(text))
 }

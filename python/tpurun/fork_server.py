@@ -24,7 +24,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from tpurun import run_rank
@@ -32,7 +32,7 @@ from tpurun import run_rank
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STORE_TIMEOUT_S = 30
-MAX_FDS_PER_REQUEST = 4
+MAX_FDS_PER_REQUEST = 5
 # Descriptors of these mean that a driver is open, which does not survive a fork.
 ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri", "/dev/neuron")
 
@@ -144,9 +144,12 @@ class Server:
                     self.serve(request, fds)
 
     def serve(self, request: dict, fds: list[int]) -> None:
-        """One request: the store, or one rank."""
+        """One request: the store, one rank, or the end of all that."""
         if request["op"] == "store":
             self.start_store(request["host"], request["port"])
+        elif request["op"] == "clear":
+            end_children(self.on_end)
+            self.agent.tell(event="cleared")
         else:
             self.start_rank(request, fds)
         for fd in fds:
@@ -178,6 +181,7 @@ class Server:
             os.environ.pop("OPENBLAS_NUM_THREADS", None)
             os.environ.update(request["env"])
             os.environ["TPURUN_CONTROL_FD"] = str(fds[3])
+            os.environ["TPURUN_BOARD_FD"] = str(fds[4])
             run_rank.use_whole_lines()
             take_own_randomness()
             use_threads_of_environment()
@@ -233,10 +237,14 @@ class Server:
                 return
             if pid == 0:
                 return
-            rank = self.ranks.pop(pid, None)
-            code = os.waitstatus_to_exitcode(status)
-            if rank is not None:
-                self.agent.tell(event="exited", rank=rank, code=max(code, 0), signal=max(-code, 0))
+            self.on_end(pid, status)
+
+    def on_end(self, pid: int, status: int) -> None:
+        """Reports the end of a child when it is a rank."""
+        rank = self.ranks.pop(pid, None)
+        code = os.waitstatus_to_exitcode(status)
+        if rank is not None:
+            self.agent.tell(event="exited", rank=rank, code=max(code, 0), signal=max(-code, 0))
 
 
 def preload(options: dict) -> None:
@@ -440,22 +448,41 @@ def adopt_orphans(agent: int) -> None:
         os._exit(1)
 
 
-def end_children() -> None:
+def end_children(on_end: Callable[[int, int], None] = lambda pid, status: None) -> None:
     """Ends all that descends from this process: when a child dies, what it has started is adopted."""
     while True:
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children") as children:
-                pids = [int(pid) for pid in children.read().split()]
-        except OSError:
-            # A kernel without this file: the ranks still die with us.
-            return
-        for pid in pids:
+        for pid in children():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)
+            # One at least, then those that have ended with it.
+            ended = os.waitpid(-1, 0)
+            while ended[0] != 0:
+                on_end(*ended)
+                ended = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
+
+
+def children() -> list[int]:
+    """The children of this process, adopted ones too; also those that have ended."""
+    own = os.getpid()
+    try:
+        with open(f"/proc/self/task/{own}/children") as pids:
+            return [int(pid) for pid in pids.read().split()]
+    except OSError:
+        # Many kernels are built without this file.
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal() and parent_of(name) == own]
+
+
+def parent_of(pid: str) -> int:
+    """The parent of a process; -1 when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The name, in parentheses, may contain anything.
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return -1
 
 
 def remove_control_group() -> None:

@@ -7,7 +7,7 @@ use serde_json::json;
 use tpurun_collectives::FailureKind;
 
 use super::{Agent, Phase};
-use crate::loss::{self, Loss};
+use crate::last_words::{self, Loss};
 use crate::ranks::{Ending, Rank};
 use crate::verdict::Cause;
 use crate::wait_graph::{self, Deadlock, Names, World};
@@ -55,7 +55,7 @@ impl Agent {
             Rank::Ended { ending, .. } => *ending,
             _ => Ending::Exit(1),
         };
-        loss::describe(&Loss {
+        last_words::describe(&Loss {
             rank,
             host: &self.host,
             pid: state.pid(),
@@ -66,7 +66,7 @@ impl Agent {
 
     /// A rank that is stopped is lost to those who wait for it.
     pub(super) fn lose_stopped(&mut self, rank: u32, since: Duration) {
-        let text = loss::describe(&Loss {
+        let text = last_words::describe(&Loss {
             rank,
             host: &self.host,
             pid: self.ranks[rank as usize].pid(),

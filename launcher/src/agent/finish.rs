@@ -8,6 +8,8 @@ use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
 use crate::cgroup;
 use crate::dry_run;
 use crate::kill;
+use crate::losses;
+use crate::policy::Tolerance;
 use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
 use crate::report::{self, Facts};
@@ -19,11 +21,13 @@ impl Agent {
     pub(super) async fn finish(&mut self, rx: &mut Receivers) -> i32 {
         let gone_at = Instant::now();
         self.end_everything();
-        self.read_the_rest(rx).await;
+        if let (Some(_), Phase::Stopping(stopping)) = (self.read_the_rest(rx).await, &mut self.phase) {
+            stopping.is_hurried = true;
+        }
         let phase = std::mem::replace(&mut self.phase, Phase::Running);
         let (code, is_hurried) = match phase {
             Phase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),
-            _ => (0, false),
+            _ => (self.conclude_well(), false),
         };
         self.run_dir.event("ended", json!({"exit": code}));
         if let Some(error) = self.output.log_error() {
@@ -33,31 +37,39 @@ impl Agent {
         tokio::select! {
             () = self.screen.flushed() => {}
             // Nobody reads it: then nobody needs it.
-            () = asked_to_go(&mut rx.signals) => {}
+            _ = asked_to_go(&mut rx.signals) => {}
             () = tokio::time::sleep(DRAIN), if is_hurried => {}
         }
         code
     }
 
     fn end_everything(&mut self) {
-        let running = self.running();
-        let mut ended = Vec::new();
-        let cgroup = self.cgroup.take();
-        let are_gone = kill::end_all_descendants(cgroup.as_ref(), |pid, status| {
-            ended.extend(running.get(&pid.as_raw_nonzero().get()).copied().zip(Ending::of(status)));
-        });
-        for (rank, ending) in ended {
-            self.on_end(rank, ending);
-        }
+        let are_gone = self.end_descendants();
+        self.cgroup = None;
         if !are_gone {
             self.say("some processes of the job do not end (see ps; they wait for a device)");
         }
     }
 
-    /// Every writer is dead, unless a rank has handed its pipe to somebody outside the job.
-    async fn read_the_rest(&mut self, rx: &mut Receivers) {
+    /// Also the fork server; false when some do not end.
+    pub(super) fn end_descendants(&mut self) -> bool {
+        let running = self.running();
+        let mut ended = Vec::new();
+        let are_gone = kill::end_all_descendants(self.cgroup.as_ref(), |pid, status| {
+            ended.extend(running.get(&pid.as_raw_nonzero().get()).copied().zip(Ending::of(status)));
+        });
+        for (rank, ending) in ended {
+            self.on_end(rank, ending);
+        }
+        are_gone
+    }
+
+    /// Every writer is dead, unless a rank has handed its pipe to somebody outside the job. Returns what was
+    /// asked for meanwhile.
+    pub(super) async fn read_the_rest(&mut self, rx: &mut Receivers) -> Option<Asked> {
         let deadline = tokio::time::Instant::now() + DRAIN;
-        let mut is_hurried = matches!(&self.phase, Phase::Stopping(stopping) if stopping.is_hurried);
+        let was_hurried = matches!(&self.phase, Phase::Stopping(stopping) if stopping.is_hurried);
+        let mut asked = None;
         while self.open_streams.iter().any(|open| *open > 0) && !self.screen.is_broken() {
             tokio::select! {
                 chunk = tokio::time::timeout_at(deadline, rx.chunks.recv()), if self.screen.has_room() => {
@@ -65,18 +77,16 @@ impl Agent {
                     self.on_chunk(chunk);
                 }
                 () = self.screen.room(), if !self.screen.has_room() => {}
-                () = tokio::time::sleep_until(deadline), if is_hurried => break,
-                () = asked_to_go(&mut rx.signals) => is_hurried = true,
+                () = tokio::time::sleep_until(deadline), if was_hurried || asked.is_some() => break,
+                by = asked_to_go(&mut rx.signals) => asked = Some(by),
             }
             self.show();
-        }
-        if let Phase::Stopping(stopping) = &mut self.phase {
-            stopping.is_hurried = is_hurried;
         }
         for rank in 0..self.job.ranks {
             self.output.finish(rank, Instant::now());
         }
         self.show();
+        asked
     }
 
     fn conclude(&mut self, stopping: &Stopping, gone_at: Instant) -> i32 {
@@ -93,7 +103,7 @@ impl Agent {
                 ));
                 128 + signal.as_raw()
             }
-            Why::Failed(verdict) => {
+            Why::Failed(verdict) | Why::Restart(verdict, _) => {
                 let text = self.report(verdict, stopping, gone_at);
                 self.run_dir.write_report(&text);
                 self.output.note(text.trim_end());
@@ -103,31 +113,67 @@ impl Agent {
         }
     }
 
-    fn report(&self, verdict: &Verdict, stopping: &Stopping, gone_at: Instant) -> String {
+    /// Says who is missing, and how often the job was started again.
+    fn conclude_well(&mut self) -> i32 {
+        if !self.losses.is_empty() || self.restarts > 0 {
+            let run = self.run_dir.shown().display().to_string();
+            let ran_for = self.started.elapsed();
+            let text = losses::survived(&self.losses, self.job.ranks, &self.restarts_text(), ran_for, &run);
+            self.run_dir.write_report(&text);
+            self.output.note(text.trim_end());
+            self.show();
+        }
+        0
+    }
+
+    fn restarts_text(&self) -> String {
+        let most = self.job.policy.max_restarts;
+        if self.restarts > 0 { format!("{} of {most}", self.restarts) } else { String::new() }
+    }
+
+    pub(super) fn report(&self, verdict: &Verdict, stopping: &Stopping, gone_at: Instant) -> String {
+        let victims = stopping.victims.iter().copied().filter(|rank| Some(*rank) != verdict.culprit);
+        let stopped_after = self.last_end(gone_at).duration_since(stopping.asked_at);
+        self.with_facts(verdict, victims.collect(), stopped_after, |facts| report::render(verdict, facts))
+    }
+
+    /// Who failed and how, in one line.
+    pub(super) fn headline(&self, verdict: &Verdict) -> String {
+        let headline = |facts: &Facts<'_>| report::headline(verdict, facts);
+        self.with_facts(verdict, RankSet::default(), Duration::ZERO, headline)
+    }
+
+    fn with_facts(
+        &self,
+        verdict: &Verdict,
+        victims: RankSet,
+        stopped_after: Duration,
+        word: impl FnOnce(&Facts<'_>) -> String,
+    ) -> String {
         let culprit = verdict.culprit;
         let rank = culprit.and_then(|rank| self.ranks.get(rank as usize));
         let log_file = culprit.map(|rank| self.run_dir.log_file(rank)).filter(|path| path.exists());
-        let victims: RankSet =
-            stopping.victims.iter().copied().filter(|rank| Some(*rank) != culprit).collect();
-        report::render(
-            verdict,
-            &Facts {
-                ranks: self.job.ranks,
-                ran_for: verdict.at.duration_since(self.started),
-                run_dir: self.run_dir.shown(),
-                host: &self.host,
-                pid: rank.and_then(Rank::pid),
-                coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
-                victims,
-                stopped_after: self.last_end(gone_at).duration_since(stopping.asked_at),
-                last_line: culprit.and_then(|rank| match verdict.is_exception() {
-                    true => self.output.last_printed(rank),
-                    false => self.output.last_line(rank),
-                }),
-                log_file: log_file.as_deref(),
-                is_out_of_memory: cgroup::oom_kills() > self.oom_kills_before,
+        word(&Facts {
+            ranks: self.job.ranks,
+            ran_for: verdict.at.duration_since(self.started),
+            run_dir: self.run_dir.shown(),
+            host: &self.host,
+            pid: rank.and_then(Rank::pid),
+            coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
+            victims,
+            stopped_after,
+            last_line: culprit.and_then(|rank| match verdict.is_exception() {
+                true => self.output.last_printed(rank),
+                false => self.output.last_line(rank),
+            }),
+            log_file: log_file.as_deref(),
+            lost: match self.job.policy.tolerance {
+                Tolerance::Nothing => Vec::new(),
+                _ => self.losses.besides(culprit),
             },
-        )
+            restarts: self.restarts_text(),
+            is_out_of_memory: cgroup::oom_kills() > self.oom_kills_before,
+        })
     }
 
     fn last_end(&self, otherwise: Instant) -> Instant {
@@ -140,8 +186,13 @@ impl Agent {
 }
 
 /// Any signal that ends a job, once there is no rank left to tell.
-async fn asked_to_go(signals: &mut Signals<Asked>) {
-    while !matches!(signals.next().await, Asked::Stop(_) | Asked::FrontDied) {}
+async fn asked_to_go(signals: &mut Signals<Asked>) -> Asked {
+    loop {
+        match signals.next().await {
+            asked @ (Asked::Stop(_) | Asked::FrontDied) => return asked,
+            Asked::PassOn(_) | Asked::Reap => {}
+        }
+    }
 }
 
 const DRAIN: Duration = Duration::from_millis(500);

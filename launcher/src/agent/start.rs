@@ -18,6 +18,7 @@ use crate::control_server::ControlServer;
 use crate::environment::{self, Variables};
 use crate::fork_server::ForkServer;
 use crate::job::{Job, Start};
+use crate::losses::Losses;
 use crate::output::{Output, OutputConfig};
 use crate::ranks::{self, Rank, RankEnds};
 use crate::run_dir::RunDir;
@@ -44,6 +45,7 @@ pub(crate) fn run(job: Job, front: i32) -> Result<i32, String> {
     let runtime = runtime.map_err(|error| format!("cannot start the event loop: {error}"))?;
     runtime.block_on(async {
         let (mut agent, mut rx) = Agent::new(job, front)?;
+        agent.announce();
         agent.start().await;
         agent.supervise(&mut rx).await;
         Ok(agent.finish(&mut rx).await)
@@ -56,21 +58,11 @@ impl Agent {
         let signals = Signals::new(meanings()).map_err(refused("a signal handler"))?;
         let run_dir = RunDir::create(job.log_dir.as_deref())?;
         let (board, board_fd) = Board::create(job.ranks).map_err(refused("the board"))?;
-        let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
-        let output = Output::new(OutputConfig {
-            ranks: job.ranks,
-            prefix: job.labels,
-            only: job.only.clone(),
-            fold: job.labels,
-            log_dir: Some(run_dir.path().to_owned()),
-            color: is_terminal && std::env::var_os("NO_COLOR").is_none(),
-            terminal: is_terminal,
-        });
+        let output = new_output(&job, &run_dir);
         let screen = Screen::new().map_err(refused("the output"))?;
         let (chunks_tx, chunks) = mpsc::channel(QUEUED_CHUNKS);
         let (control_tx, control) = mpsc::channel(QUEUED_CHUNKS);
-        // Whoever writes a request to the server does not read its answers meanwhile.
-        let (server_tx, server) = mpsc::channel(4 * job.ranks as usize + QUEUED_CHUNKS);
+        let (server_tx, server) = mpsc::channel(queued_answers(&job));
         let now = Instant::now();
         let agent = Agent {
             front,
@@ -87,6 +79,9 @@ impl Agent {
             phase: Phase::Starting,
             failures: Vec::new(),
             left: Vec::new(),
+            losses: Losses::default(),
+            forgiven: None,
+            restarts: 0,
             watch: Watch::default(),
             next_watch: now,
             due: Vec::new(),
@@ -101,14 +96,16 @@ impl Agent {
     }
 
     /// Sets the ranks, or the server that will fork them, going.
-    async fn start(&mut self) {
-        self.announce();
+    pub(super) async fn start(&mut self) {
         if self.job.start == Start::Spawn {
             return self.spawn_ranks();
         }
+        if self.server.is_some() {
+            return self.start_store().await;
+        }
         let variables = self.common_variables();
-        let (job, board, events) = (&self.job, &self.board_fd, self.tx.server.clone());
-        let start = || ForkServer::start(job, &variables, board, events);
+        let (job, events) = (&self.job, self.tx.server.clone());
+        let start = || ForkServer::start(job, &variables, events);
         let started = match &mut self.cgroup {
             Some(cgroup) => cgroup.enclose(start),
             None => start(),
@@ -169,10 +166,10 @@ impl Agent {
     async fn fork_rank(&mut self, rank: u32, store: &Variables) -> io::Result<()> {
         let ends = self.open_ends(rank)?;
         let threads = environment::of_threads(&self.job);
-        let variables: Variables =
-            store.iter().cloned().chain(threads).chain(self.rank_variables(rank)).collect();
+        let common = self.common_variables().into_iter().chain(store.iter().cloned());
+        let variables: Variables = common.chain(threads).chain(self.rank_variables(rank)).collect();
         let server = self.server.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        server.start_rank(&self.job, rank, &variables, ends).await?;
+        server.start_rank(&self.job, rank, &variables, ends, &self.board_fd).await?;
         self.ranks[rank as usize] = Rank::Requested;
         Ok(())
     }
@@ -180,6 +177,7 @@ impl Agent {
     /// Without a fork server the ranks are processes of their own.
     pub(super) fn fall_back(&mut self) {
         self.server = None;
+        self.job.start = Start::Spawn;
         if matches!(self.phase, Phase::Starting) {
             self.spawn_ranks();
         }
@@ -195,7 +193,8 @@ impl Agent {
             Ok(port) => environment::of_store(port, false),
             Err(error) => return self.on_not_started(0, &format!("no free port: {error}")),
         };
-        let common: Variables = self.common_variables().into_iter().chain(store).collect();
+        let board = environment::of_board(std::os::fd::AsRawFd::as_raw_fd(&self.board_fd));
+        let common: Variables = self.common_variables().into_iter().chain(store).chain(board).collect();
         let mut cgroup = self.cgroup.take();
         let mut spawn_all = || {
             (0..self.job.ranks)
@@ -227,14 +226,27 @@ impl Agent {
     }
 
     fn common_variables(&self) -> Variables {
-        let of_run =
-            environment::of_run(self.run_dir.path(), std::os::fd::AsRawFd::as_raw_fd(&self.board_fd));
-        environment::of_job(&self.job, &self.run_dir.id()).into_iter().chain(of_run).collect()
+        let of_job = environment::of_job(&self.job, &self.run_dir.id(), self.restarts);
+        of_job.into_iter().chain(environment::of_run(self.run_dir.path())).collect()
     }
 
     fn rank_variables(&self, rank: u32) -> Variables {
         environment::of_rank(rank, &self.run_dir.error_file(rank))
     }
+}
+
+/// What shows and logs the output of one world.
+pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
+    let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
+    Output::new(OutputConfig {
+        ranks: job.ranks,
+        prefix: job.labels,
+        only: job.only.clone(),
+        fold: job.labels,
+        log_dir: Some(run_dir.path().to_owned()),
+        color: is_terminal && std::env::var_os("NO_COLOR").is_none(),
+        terminal: is_terminal,
+    })
 }
 
 fn meanings() -> impl Iterator<Item = (Signal, Asked)> {
@@ -262,6 +274,11 @@ fn allow_descriptors(ranks: u32) -> Result<(), String> {
     ))
 }
 
+/// Whoever writes a request to the server does not read its answers meanwhile.
+pub(super) fn queued_answers(job: &Job) -> usize {
+    4 * job.ranks as usize + QUEUED_CHUNKS
+}
+
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
@@ -280,4 +297,4 @@ const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
 const FDS_PER_RANK: u64 = 3;
 /// Open log files, shared segments on their way, and the agent's own.
 const OWN_FDS: u64 = 128;
-const QUEUED_CHUNKS: usize = 64;
+pub(super) const QUEUED_CHUNKS: usize = 64;

@@ -1,7 +1,6 @@
 //! How the loss of a rank reads to the others.
 
-use crate::ranks::Ending;
-use crate::report::signal_name;
+use crate::report;
 use crate::verdict::Cause;
 
 /// Everything known of a rank that will not come any more.
@@ -33,19 +32,7 @@ pub(crate) fn in_group(text: &str, group: &str) -> String {
 
 fn how(cause: &Cause) -> String {
     match cause {
-        Cause::Ended { error: Some(error), .. } => {
-            let first = error.message.lines().next().unwrap_or_default();
-            let place = if error.file.is_empty() {
-                String::new()
-            } else {
-                format!(" at {}:{}", error.file, error.line)
-            };
-            format!("raised {}: {first}{place}", if error.kind.is_empty() { "an error" } else { &error.kind })
-        }
-        Cause::Ended { ending: Ending::Exit(code), .. } => format!("exited with code {code}"),
-        Cause::Ended { ending: Ending::Signal(number), .. } => {
-            format!("was killed by {}", signal_name(*number))
-        }
+        Cause::Ended { ending, error } => report::in_one_line(*ending, error.as_ref()),
         Cause::Stopped(since) => {
             format!("has been stopped (SIGSTOP) for {:.1} s while others wait for it", since.as_secs_f64())
         }
@@ -58,6 +45,7 @@ const MAX_CHARS: usize = 240;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::Ending;
     use crate::run_dir::ErrorRecord;
 
     fn text(cause: &Cause, last_line: Option<&str>) -> String {
@@ -83,7 +71,7 @@ mod tests {
         let raised = Cause::Ended { ending: Ending::Exit(1), error: Some(error) };
         assert_eq!(
             text(&raised, None),
-            "rank 2 (host n0, pid 7) raised ValueError: loss is NaN at train.py:28: group dp0 can not go on \
+            "rank 2 (host n0, pid 7) raised ValueError: loss is NaN (train.py:28): group dp0 can not go on \
              without it"
         );
         assert!(

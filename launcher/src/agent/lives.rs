@@ -1,0 +1,236 @@
+//! From one world to the next: which failures the job goes on with, and how the ranks that failed are followed
+//! by others. What is decided is in `policy.rs`.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tpurun_collectives::board::Board;
+
+use super::start::{QUEUED_CHUNKS, new_output, queued_answers};
+use super::{Agent, Clearing, Phase, Receivers, Stopping, Why, signal_word};
+use crate::control_server::ControlServer;
+use crate::job::Start;
+use crate::kill;
+use crate::losses::Losses;
+use crate::policy::{Census, Tolerance};
+use crate::ranks::Rank;
+use crate::verdict::{self, Cause, Verdict};
+use crate::watch::{self, Watch};
+
+impl Agent {
+    /// Every failure that belongs to those seen has been seen, too.
+    pub(super) fn decide(&mut self) {
+        let views = watch::views(&self.board);
+        let verdict = verdict::of_failures(&self.failures, &self.left, &views).expect("a rank has failed");
+        // What the others waited in is on the board only at first.
+        let first = self.forgiven.take().filter(|first| first.culprit == verdict.culprit);
+        let verdict = first.unwrap_or(verdict);
+        let lines = self.take_losses();
+        if self.job.policy.tolerates(&self.census()) {
+            self.forgive(verdict, &lines);
+        } else {
+            self.fail(verdict);
+        }
+    }
+
+    /// A verdict on a rank that has not failed by itself. Only one that is stopped can be gone on without:
+    /// the others have waited for it, so that it has no place among them any more.
+    pub(super) fn judge(&mut self, verdict: Verdict) {
+        if let (Some(rank), Cause::Stopped(since)) = (verdict.culprit, &verdict.cause) {
+            self.lose_stopped(rank, *since);
+        }
+        let stopped = verdict.culprit.filter(|_| matches!(verdict.cause, Cause::Stopped(_)));
+        match stopped.and_then(|rank| self.ranks[rank as usize].pid()) {
+            Some(pid) if self.job.policy.tolerance != Tolerance::Nothing => {
+                self.say(&format!("{}: killing it", self.headline(&verdict)));
+                self.forgiven.get_or_insert(verdict);
+                kill::kill_group(pid);
+            }
+            _ => self.fail(verdict),
+        }
+    }
+
+    fn forgive(&mut self, verdict: Verdict, lines: &[String]) {
+        self.forgiven = Some(verdict);
+        self.phase = Phase::Running;
+        for line in lines {
+            self.run_dir.event("rank lost", json!({"what": line}));
+            self.say(line);
+        }
+    }
+
+    /// Ends the world, and the job unless another world may follow.
+    pub(super) fn fail(&mut self, verdict: Verdict) {
+        if matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
+            return;
+        }
+        self.take_losses();
+        let why = match self.job.policy.next_world(&self.census_with(&verdict), self.restarts) {
+            None => Why::Failed(Box::new(verdict)),
+            Some(ranks) => Why::Restart(Box::new(verdict), ranks),
+        };
+        self.stop(why, self.job.failure_grace);
+    }
+
+    /// Accounts for the failures that are new, and ends what those ranks have left behind.
+    fn take_losses(&mut self) -> Vec<String> {
+        if self.job.policy.tolerance != Tolerance::Nothing {
+            for failure in self.losses.new_among(&self.failures) {
+                self.ranks[failure.rank as usize].pid().into_iter().for_each(kill::kill_group);
+            }
+        }
+        let running = self.ranks.iter().filter(|rank| rank.is_alive()).count();
+        self.losses.take(&self.failures, running as u32)
+    }
+
+    fn census(&self) -> Census {
+        self.losses.census(self.job.ranks, self.left.len() as u32)
+    }
+
+    /// A culprit that is still there is as good as lost; one that only left early did nothing wrong by itself.
+    fn census_with(&self, verdict: &Verdict) -> Census {
+        let mut census = self.census();
+        let is_alive = verdict.culprit.is_some_and(|rank| self.ranks[rank as usize].is_alive());
+        census.lost += u32::from(is_alive);
+        census
+    }
+
+    /// Takes the next step from a world that has ended to the one that follows it.
+    pub(super) async fn advance(&mut self, rx: &mut Receivers) {
+        let is_anybody_alive = self.is_anybody_alive();
+        match &self.phase {
+            Phase::Running if !is_anybody_alive && !self.losses.is_empty() => self.look_back(),
+            _ => {}
+        }
+        match &self.phase {
+            Phase::Stopping(Stopping { why: Why::Restart(..), .. }) if !is_anybody_alive => {
+                self.clear().await;
+            }
+            _ => {}
+        }
+        match &self.phase {
+            Phase::Clearing(clearing) if clearing.is_clear => self.begin_again(rx).await,
+            Phase::Clearing(clearing) if Instant::now() >= clearing.until => self.on_cleared(false),
+            _ => {}
+        }
+    }
+
+    /// What the ranks were stopped for is not reported any more, but not forgotten either.
+    pub(super) fn call_off_restart(&mut self, why: &Why, signal: Signal) {
+        if let Why::Restart(verdict, _) = why {
+            let after = self.headline(verdict);
+            self.say(&format!("{}: no restart after this: {after}", signal_word(signal)));
+        }
+        self.running().keys().for_each(|pid| kill::ask_group_to_end(*pid));
+    }
+
+    /// All ranks have ended, some of them too soon.
+    fn look_back(&mut self) {
+        if self.job.policy.has_succeeded(&self.census()) {
+            return;
+        }
+        let views = || watch::views(&self.board);
+        let verdict = self.forgiven.take();
+        let verdict = verdict.or_else(|| verdict::of_failures(&self.failures, &self.left, &views()));
+        self.fail(verdict.expect("a rank has failed"));
+    }
+
+    /// Sees to it that nothing is left of the ranks, wherever it has gone.
+    async fn clear(&mut self) {
+        let Phase::Stopping(stopping) = std::mem::replace(&mut self.phase, Phase::Starting) else { return };
+        let until = Instant::now() + CLEARED_WITHIN;
+        self.phase = Phase::Clearing(Clearing { stopping, until, is_clear: false });
+        match &self.server {
+            // When it is gone, its end is reported, too.
+            Some(server) => drop(server.clear().await),
+            None => self.end_world(),
+        }
+    }
+
+    /// Without a fork server, all that descends from this process is of the world.
+    pub(super) fn end_world(&mut self) {
+        let are_gone = self.end_descendants();
+        self.on_cleared(are_gone);
+    }
+
+    /// What can not be ended would meet its successor: then there is none.
+    pub(super) fn on_cleared(&mut self, is_clear: bool) {
+        match std::mem::replace(&mut self.phase, Phase::Starting) {
+            Phase::Clearing(clearing) if is_clear => {
+                self.phase = Phase::Clearing(Clearing { is_clear, ..clearing });
+            }
+            Phase::Clearing(Clearing { mut stopping, .. }) => {
+                if let Why::Restart(verdict, _) = stopping.why {
+                    stopping.why = Why::Failed(verdict);
+                }
+                self.phase = Phase::Stopping(stopping);
+                self.say("no restart: some processes of the ranks do not end");
+            }
+            phase => self.phase = phase,
+        }
+    }
+
+    async fn begin_again(&mut self, rx: &mut Receivers) {
+        if let Some(asked) = self.read_the_rest(rx).await {
+            return self.on_signal(asked);
+        }
+        let Phase::Clearing(clearing) = std::mem::replace(&mut self.phase, Phase::Starting) else { return };
+        let Why::Restart(verdict, ranks) = &clearing.stopping.why else { return };
+        let report = self.report(verdict, &clearing.stopping, Instant::now());
+        self.run_dir.close_world(self.restarts, &report);
+        self.restarts += 1;
+        let text = self.announce_restart(verdict, *ranks);
+        match self.renew(rx, *ranks) {
+            Ok(()) => {
+                self.output.mark_logs(&text);
+                self.start().await;
+            }
+            Err(error) => self.on_not_started(0, &format!("the board: {error}")),
+        }
+    }
+
+    fn announce_restart(&mut self, verdict: &Verdict, ranks: u32) -> String {
+        let (policy, number, why) = (self.job.policy, self.restarts, self.headline(verdict));
+        let with = match policy.tolerance {
+            Tolerance::Elastic { .. } => format!(" with {ranks} ranks"),
+            _ => String::new(),
+        };
+        let text = format!("restart {number} of {}{with}: {why}", policy.max_restarts);
+        self.say(&text);
+        let details = json!({
+            "restart": number, "of": policy.max_restarts, "ranks": ranks,
+            "culprit": verdict.culprit, "why": why,
+        });
+        self.run_dir.event("restart", details);
+        text
+    }
+
+    /// Nothing of what the ranks shared, wrote or were sent reaches their successors.
+    fn renew(&mut self, rx: &mut Receivers, ranks: u32) -> io::Result<()> {
+        (self.board, self.board_fd) = Board::create(ranks)?;
+        self.job.resize(ranks);
+        (self.tx.chunks, rx.chunks) = mpsc::channel(QUEUED_CHUNKS);
+        (self.tx.control, rx.control) = mpsc::channel(QUEUED_CHUNKS);
+        if self.server.is_none() && self.job.start == Start::ForkServer {
+            (self.tx.server, rx.server) = mpsc::channel(queued_answers(&self.job));
+        }
+        self.control = ControlServer::new(ranks);
+        self.output = new_output(&self.job, &self.run_dir);
+        self.ranks = vec![Rank::Unborn; ranks as usize];
+        self.open_streams = vec![0; ranks as usize];
+        self.failures.clear();
+        self.left.clear();
+        self.losses = Losses::default();
+        self.forgiven = None;
+        self.watch = Watch::default();
+        self.due.clear();
+        self.suspicion = Default::default();
+        Ok(())
+    }
+}
+
+/// Processes that take longer wait for a device.
+const CLEARED_WITHIN: Duration = Duration::from_secs(5);
