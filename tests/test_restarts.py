@@ -242,9 +242,7 @@ except dist.DistBackendError:
 def test_the_others_go_on(run, script, ranks: int, how: str, said: str):
     done = run("-n", str(ranks), "--on-failure", "continue", script(LOSS), how, "handled")
     assert done.code == 0, done.err
-    assert [rank for rank, lines in done.shown_by_rank().items() if "goes on" in lines] == list(
-        range(ranks - 1)
-    )
+    assert {rank for rank, lines in done.shown_by_rank().items() if "goes on" in lines} == {*range(ranks - 1)}
     lost = [line for line in done.err.splitlines() if line.startswith("tpurun: lost")]
     assert len(lost) == 1 and re.match(rf"tpurun: lost rank {ranks - 1}: {said}; ", lost[0]), done.err
     last = rf"exit 0  {ranks - 1} of {ranks} ranks  run \S+\n  lost      rank {ranks - 1}  {said}\n$"
