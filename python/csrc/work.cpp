@@ -89,7 +89,7 @@ std::exception_ptr PendingWork::exception() const {
 
 bool PendingWork::wait(std::chrono::milliseconds timeout) {
   TpurunError error;
-  const auto threads = python_threads();
+  const auto threads = tpurun_work_is_done(handle_) == 0 ? python_threads() : 0;
   const auto status =
       without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), threads, &error); });
   throw_unless_ok(status, error);
