@@ -18,8 +18,8 @@ use tokio::sync::mpsc;
 
 use crate::environment::{SERVER_THREADS, Variables};
 use crate::job::Job;
-use crate::program::Program;
 use crate::ranks::RankEnds;
+use crate::target::Target;
 
 /// What the fork server says.
 #[derive(Debug, Deserialize)]
@@ -60,7 +60,7 @@ impl ForkServer {
     ) -> io::Result<ForkServer> {
         let (ours, theirs) = StdUnixStream::pair()?;
         let target = match &job.program {
-            Program::Script { path, .. } => Some(path),
+            Target::Script { path, .. } => Some(path),
             _ => None,
         };
         let agent = rustix::process::getpid().as_raw_nonzero().get();
@@ -105,9 +105,9 @@ impl ForkServer {
         board: &OwnedFd,
     ) -> io::Result<()> {
         let (target, args, module) = match &job.program {
-            Program::Script { path, args } => (path.as_str(), args, false),
-            Program::Module { name, args } => (name.as_str(), args, true),
-            Program::Executable { .. } => unreachable!("only Python programs are forked"),
+            Target::Script { path, args } => (path.as_str(), args, false),
+            Target::Module { name, args } => (name.as_str(), args, true),
+            Target::Executable { .. } => unreachable!("only Python programs are forked"),
         };
         let env: Map<String, Value> =
             variables.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();

@@ -9,14 +9,14 @@ use tpurun_topology::{Algorithm, Topology};
 use crate::cli::{Cli, Command, Options};
 use crate::cpus::usable_cpus;
 use crate::policy::Policy;
-use crate::program::{Program, find_python};
 use crate::rank_set::RankSet;
+use crate::target::{Target, find_python};
 
 /// What will run and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) ranks: u32,
-    pub(crate) program: Program,
+    pub(crate) program: Target,
     /// None for a program that is not Python.
     pub(crate) python: Option<PathBuf>,
     pub(crate) start: Start,
@@ -77,7 +77,7 @@ impl Job {
             (None, given) => parse_ranks(given.unwrap_or("1"))?,
             (Some(max), given) => parse_elastic_ranks(max, given)?,
         };
-        let program = Program::new(&options, &words)?;
+        let program = Target::new(&options, &words)?;
         let python = if program.is_python() { Some(find_python(options.python.as_deref())?) } else { None };
         let is_spawned = options.spawn || python.is_none();
         let cores = usable_cpus();

@@ -21,7 +21,6 @@ mod op_text;
 mod output;
 mod policy;
 mod processes;
-mod program;
 mod rank_set;
 mod ranks;
 mod report;
@@ -29,6 +28,7 @@ mod run_dir;
 mod screen;
 mod signals;
 mod supervisor;
+mod target;
 mod verdict;
 mod wait_graph;
 mod watch;
@@ -89,7 +89,7 @@ fn start(cli: &Cli, more: &[String]) -> Result<ExitCode, String> {
 fn examine(options: &Options, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
     let ranks = job::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))?;
     // One that is missing is a finding, too.
-    let python = program::find_python(options.python.as_deref()).unwrap_or_else(|_| "python3".into());
+    let python = target::find_python(options.python.as_deref()).unwrap_or_else(|_| "python3".into());
     doctor::run(&DoctorOptions { ranks, python, json }).map_err(|error| format!("{error:#}"))
 }
 

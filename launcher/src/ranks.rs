@@ -19,7 +19,7 @@ use tpurun_collectives::control::CONTROL_FD_VAR;
 use crate::environment::Variables;
 use crate::job::Job;
 use crate::output::Stream;
-use crate::program::Program;
+use crate::target::Target;
 
 /// One rank as the agent sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ pub(crate) fn command_words(job: &Job) -> Vec<String> {
 fn command(job: &Job) -> Command {
     let python = job.python.as_deref().unwrap_or(Path::new("python3"));
     match &job.program {
-        Program::Executable { path, args } => {
+        Target::Executable { path, args } => {
             let mut command = Command::new(path);
             command.args(args);
             command

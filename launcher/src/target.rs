@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::Options;
 
-/// What every rank runs.
+/// What each rank of a program runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Program {
+pub(crate) enum Target {
     /// `python script args`.
     Script { path: String, args: Vec<String> },
     /// `python -m module args`.
@@ -19,44 +19,44 @@ pub(crate) enum Program {
     Executable { path: PathBuf, args: Vec<String> },
 }
 
-impl Program {
+impl Target {
     /// Tells the kinds apart the way a person would.
-    pub(crate) fn new(options: &Options, words: &[String]) -> Result<Program, String> {
+    pub(crate) fn new(options: &Options, words: &[String]) -> Result<Target, String> {
         let Some((first, args)) = words.split_first() else {
             return Err("expected a program to run, given none (see tpurun --help)".into());
         };
         let args = args.to_vec();
         if options.module {
-            return Ok(Program::Module { name: first.clone(), args });
+            return Ok(Target::Module { name: first.clone(), args });
         }
         if options.no_python {
             let path = find_executable(first).ok_or_else(|| no_such("a program", first))?;
-            return Ok(Program::Executable { path, args });
+            return Ok(Target::Executable { path, args });
         }
         let path = Path::new(first);
         if is_python(path) {
-            return Ok(Program::Script { path: first.clone(), args });
+            return Ok(Target::Script { path: first.clone(), args });
         }
         if let Some(path) = find_executable(first) {
-            return Ok(Program::Executable { path, args });
+            return Ok(Target::Executable { path, args });
         }
         // As torchrun: what exists and cannot be executed is a script, whatever its name.
         if path.is_file() {
-            return Ok(Program::Script { path: first.clone(), args });
+            return Ok(Target::Script { path: first.clone(), args });
         }
         Err(no_such("a script or program", first))
     }
 
     pub(crate) fn is_python(&self) -> bool {
-        !matches!(self, Program::Executable { .. })
+        !matches!(self, Target::Executable { .. })
     }
 
     /// The command as it could be typed.
     pub(crate) fn words(&self) -> Vec<String> {
         let (head, args) = match self {
-            Program::Script { path, args } => (vec![path.clone()], args),
-            Program::Module { name, args } => (vec!["-m".into(), name.clone()], args),
-            Program::Executable { path, args } => (vec![path.display().to_string()], args),
+            Target::Script { path, args } => (vec![path.clone()], args),
+            Target::Module { name, args } => (vec!["-m".into(), name.clone()], args),
+            Target::Executable { path, args } => (vec![path.display().to_string()], args),
         };
         head.into_iter().chain(args.iter().cloned()).collect()
     }
@@ -125,8 +125,8 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn kind(options: &Options, path: &Path) -> Result<Program, String> {
-        Program::new(options, &[path.to_str().unwrap().into(), "x".into()])
+    fn kind(options: &Options, path: &Path) -> Result<Target, String> {
+        Target::new(options, &[path.to_str().unwrap().into(), "x".into()])
     }
 
     fn write(dir: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
@@ -147,7 +147,7 @@ mod tests {
         assert!(script("train", "#!/usr/bin/env python3\n", 0o755));
         assert!(script("plain", "print()", 0o644));
         assert!(!script("run.sh", "#!/bin/sh\n", 0o755));
-        assert!(!Program::new(&none, &["true".into()]).unwrap().is_python());
+        assert!(!Target::new(&none, &["true".into()]).unwrap().is_python());
         let no_python = Options { no_python: true, ..Options::default() };
         assert!(!kind(&no_python, &dir.path().join("exe.py")).unwrap().is_python());
     }
@@ -155,11 +155,11 @@ mod tests {
     #[test]
     fn what_is_not_there_is_named() {
         let none = Options::default();
-        let error = Program::new(&none, &["nope.py".into()]).unwrap_err();
+        let error = Target::new(&none, &["nope.py".into()]).unwrap_err();
         assert_eq!(error, "expected a script or program, given nope.py: no such file");
-        assert!(Program::new(&none, &[]).unwrap_err().starts_with("expected a program to run, given none"));
+        assert!(Target::new(&none, &[]).unwrap_err().starts_with("expected a program to run, given none"));
         let no_python = Options { no_python: true, ..Options::default() };
-        let error = Program::new(&no_python, &["/etc/passwd".into()]).unwrap_err();
+        let error = Target::new(&no_python, &["/etc/passwd".into()]).unwrap_err();
         assert_eq!(error, "expected a program, given /etc/passwd: it is not executable");
         assert!(
             find_python(Some("/nope/python")).unwrap_err().starts_with("--python: expected an interpreter")
