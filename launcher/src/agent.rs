@@ -22,6 +22,7 @@ use crate::control_server::{ControlEvent, ControlServer};
 use crate::fork_server::{ForkServer, ServerEvent};
 use crate::job::Job;
 use crate::kill;
+use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::output::{Output, Stream};
 use crate::ranks::{Chunk, Ending, Rank};
@@ -43,6 +44,7 @@ struct Agent {
     /// Inherited by the ranks.
     board_fd: OwnedFd,
     cgroup: Option<JobCgroup>,
+    labels: Labels,
     output: Output,
     screen: Screen,
     control: ControlServer,
@@ -256,7 +258,7 @@ impl Agent {
                 if !quiet {
                     self.say(&format!("no fork server ({reason}): starting an interpreter for each rank"));
                 }
-                self.fall_back();
+                self.on_refusal(quiet).await;
             }
             ServerEvent::Store { port, reason } => self.on_store(port, &reason).await,
             ServerEvent::Started { rank, pid } => self.on_started(rank, pid),
@@ -273,7 +275,8 @@ impl Agent {
     fn on_started(&mut self, rank: u32, pid: i32) {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return };
         *state = Rank::Running(pid);
-        self.run_dir.event("rank started", json!({"rank": rank, "pid": pid}));
+        let program = &self.job.programs.of(rank).name;
+        self.run_dir.event("rank started", json!({"rank": rank, "program": program, "pid": pid}));
         if matches!(self.phase, Phase::Stopping(_)) {
             kill::ask_group_to_end(pid);
         }
@@ -316,7 +319,9 @@ impl Agent {
             ended.into_iter().map(|(pid, ending)| (pid.as_raw_nonzero().get(), ending)).collect();
         // A forked rank comes to us only when its parent is gone, which then is the cause.
         if let Some(server) = self.server.as_ref().map(|server| server.pid)
-            && ended.iter().any(|(pid, _)| *pid == server || running.contains_key(pid))
+            && ended
+                .iter()
+                .any(|(pid, _)| *pid == server || running.get(pid).is_some_and(|rank| self.is_forked(*rank)))
         {
             self.on_server_gone();
         }
@@ -337,9 +342,10 @@ impl Agent {
         let Some(state) = self.ranks.get_mut(rank as usize).filter(|state| state.is_alive()) else { return };
         // Nobody knows earlier how this rank has ended.
         *state = Rank::Ended { pid: state.pid(), ending, at: now };
+        let program = &self.job.programs.of(rank).name;
         let details = match ending {
-            Ending::Exit(code) => json!({"rank": rank, "code": code}),
-            Ending::Signal(number) => json!({"rank": rank, "signal": number}),
+            Ending::Exit(code) => json!({"rank": rank, "program": program, "code": code}),
+            Ending::Signal(number) => json!({"rank": rank, "program": program, "signal": number}),
         };
         self.run_dir.event("rank ended", details);
         if matches!(self.phase, Phase::Stopping(_)) {

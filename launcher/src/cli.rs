@@ -1,8 +1,14 @@
 //! The command line as people type it. What it means is decided in `job.rs`.
 
+pub(crate) mod words;
+
+use std::path::PathBuf;
+
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+
+use crate::job_file::JobFile;
 
 /// Runs a program as many ranks on this host, joined by checked collectives.
 #[derive(Clone, Debug, Parser)]
@@ -12,7 +18,9 @@ use clap_complete::Shell;
     after_help = EXAMPLES,
     styles = STYLES,
     max_term_width = 100,
-    override_usage = "tpurun [OPTIONS] <PROGRAM> [ARGS]...\n       tpurun [OPTIONS] <COMMAND>",
+    override_usage = "tpurun [OPTIONS] <PROGRAM> [ARGS]... [: [OPTIONS] <PROGRAM> [ARGS]...]...
+       tpurun [OPTIONS] --job <FILE>
+       tpurun [OPTIONS] <COMMAND>",
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
@@ -23,6 +31,12 @@ pub(crate) struct Cli {
     /// A Python script, a module (-m) or any other program, and its arguments
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, help_heading = "Arguments")]
     pub(crate) program: Vec<String>,
+    /// The programs after the first one.
+    #[arg(skip)]
+    pub(crate) others: Vec<Cli>,
+    /// What `--job` names.
+    #[arg(skip)]
+    pub(crate) job_file: Option<JobFile>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -118,6 +132,9 @@ pub(crate) struct Options {
     /// PROGRAM is executed as it is, without Python
     #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", hide_env = true, conflicts_with = "module")]
     pub(crate) no_python: bool,
+    /// Read the programs, and options of the job, from a TOML file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) job: Option<PathBuf>,
     /// Start one interpreter per rank instead of forking them from one that has imported torch
     #[arg(long)]
     pub(crate) spawn: bool,
@@ -192,9 +209,9 @@ pub(crate) struct TorchrunOptions {
     /// TORCHELASTIC_RUN_ID [default: the name of the run directory]
     #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", hide_env = true, value_name = "ID")]
     pub(crate) rdzv_id: Option<String>,
-    /// ROLE_NAME
-    #[arg(long, env = "PET_ROLE", hide_env = true, value_name = "NAME", default_value = "default")]
-    pub(crate) role: String,
+    /// Name of the program, ROLE_NAME [default: default; one of several: as the program is called]
+    #[arg(long, env = "PET_ROLE", hide_env = true, value_name = "NAME")]
+    pub(crate) role: Option<String>,
     /// How often all ranks are started again after a failure [default: 0, with --elastic 3]
     #[arg(
         long,
@@ -238,28 +255,7 @@ pub(crate) struct IgnoredOptions {
     tee: Option<String>,
 }
 
-/// One line for every way to get the command line wrong; help and version come out as they are.
-pub(crate) fn parse() -> Cli {
-    Cli::try_parse().unwrap_or_else(|error| {
-        if !error.use_stderr() {
-            error.exit();
-        }
-        eprintln!("tpurun: error: {}", one_line(&error));
-        std::process::exit(2);
-    })
-}
-
-fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let mut parts = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let first = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-    let rest: Vec<&str> = parts.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
-    let rest = if rest.is_empty() { String::new() } else { format!(" ({})", rest.join("; ")) };
-    format!("{first}{rest}")
-}
-
-const EXAMPLES: &str = "\
-Examples:
+const EXAMPLES: &str = r#"Examples:
   tpurun -n 8 train.py --epochs 3         8 ranks of a script written for torchrun
   tpurun -n 64 --topology 4x4x4 train.py  64 ranks placed on a torus
   tpurun -n 8 -m pkg.train                a module
@@ -268,10 +264,24 @@ Examples:
   tpurun -n 64 --dry-run train.py         say what would run
   tpurun -n 8 --max-restarts 3 train.py   start all ranks again when one fails
   tpurun --elastic 4:8 train.py           8 ranks, and on with 4 to 7 when some are lost
+  tpurun -n 1 eval.py : -n 7 train.py     two programs in one world: rank 0, ranks 1 to 7
+  tpurun --job job.toml                   the programs that a file lists
   tpurun bench --ranks 8 --against gloo   measure the collectives
 
 A program that is called like a command is run with its path: ./doctor
-Options of torchrun are taken with dashes, underscores, or from PET_<OPTION>.";
+Options of torchrun are taken with dashes, underscores, or from PET_<OPTION>.
+
+Several programs:
+After a word `:` of its own, the next program: -n, -m, --no-python and --role are its own, all other
+options belong to the job and stand before the first one. A `:` that is an argument needs a job file:
+  [job]
+  timeout = "30s"                         # options of the job, as they are called here
+  [[program]]
+  name = "train"                          # as --role
+  ranks = 7
+  command = ["train.py", "--ratio", ":"]  # or ["-m", "pkg.train"]
+  env = { LR = "0.1" }                    # for its ranks only
+  cwd = "."                               # relative to this file; default: where tpurun is started"#;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -290,7 +300,7 @@ mod tests {
     }
 
     fn error(line: &str) -> String {
-        one_line(&Cli::try_parse_from(line.split_whitespace()).unwrap_err())
+        words::one_line(&Cli::try_parse_from(line.split_whitespace()).unwrap_err())
     }
 
     #[test]
@@ -321,7 +331,7 @@ mod tests {
             "tpurun --master_addr 127.0.0.1 --master-port=29500 --node_rank 0 --role trainer -m pkg.train",
         );
         assert_eq!(cli.options.torchrun.master_port.as_deref(), Some("29500"));
-        assert_eq!(cli.options.torchrun.role, "trainer");
+        assert_eq!(cli.options.torchrun.role.as_deref(), Some("trainer"));
         assert!(cli.options.module);
     }
 

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::environment;
-use crate::job::{Job, Start};
+use crate::job::Job;
+use crate::program::{Program, Start};
 use crate::ranks;
 
 /// The whole text.
@@ -13,19 +14,29 @@ pub(crate) fn describe(job: &Job) -> String {
     let mut field = |name: &str, value: String| {
         let _ = writeln!(text, "{name:<10} {value}");
     };
-    field("program", job.program.words().join(" "));
+    for (index, program) in job.programs.iter().enumerate() {
+        let words = program.target.words().join(" ");
+        let named = || format!("{} (ranks {}): {words}", program.name, program.shown_ranks());
+        let shown = if job.programs.are_several() { named() } else { words.clone() };
+        field(if index == 0 { "program" } else { "" }, shown);
+        for (name, value) in &program.env {
+            field("", format!("  {name}={value}"));
+        }
+        if let Some(cwd) = &program.cwd {
+            field("", format!("  in {}", cwd.display()));
+        }
+    }
     if let Some(python) = &job.python {
         field("python", python.display().to_string());
     }
-    let how = match job.start {
-        Start::ForkServer => {
-            let also =
-                if job.preload.is_empty() { String::new() } else { format!(", {}", job.preload.join(", ")) };
-            format!("forked from one interpreter that has imported torch{also}")
-        }
-        Start::Spawn => format!("a process each: {}", ranks::command_words(job).join(" ")),
-    };
-    field("ranks", format!("{}, {how}", job.ranks));
+    for (index, program) in job.programs.iter().enumerate() {
+        let how = start(job, program);
+        let count = match job.programs.are_several() {
+            true => format!("{} of {}", program.ranks, program.name),
+            false => program.ranks.to_string(),
+        };
+        field(if index == 0 { "ranks" } else { "" }, format!("{count}, {how}"));
+    }
     field("cores", job.cores.to_string());
     field(
         "threads",
@@ -39,12 +50,31 @@ pub(crate) fn describe(job: &Job) -> String {
             field("", line);
         }
     }
-    let variables = environment::of_job(job, "<run>", 0).into_iter();
-    let variables = variables.chain(environment::of_rank(0, Path::new("<run>/errors/rank-0000.json")));
-    for (index, (name, value)) in variables.enumerate() {
-        field(if index == 0 { "rank 0" } else { "" }, format!("{name}={value}"));
+    let mut environment = |rank: u32, variables: environment::Variables| {
+        for (index, (name, value)) in variables.into_iter().enumerate() {
+            let title = format!("rank {rank}");
+            field(if index == 0 { &title } else { "" }, format!("{name}={value}"));
+        }
+    };
+    for program in job.programs.iter() {
+        let rank = program.first_rank;
+        let error_file = format!("<run>/errors/rank-{rank:04}.json");
+        let common = if rank == 0 { environment::of_job(job, "<run>", 0) } else { Vec::new() };
+        let own = environment::of_rank(job, rank, Path::new(&error_file));
+        environment(rank, common.into_iter().chain(own).collect());
     }
     text
+}
+
+fn start(job: &Job, program: &Program) -> String {
+    match program.start {
+        Start::ForkServer => {
+            let also =
+                if job.preload.is_empty() { String::new() } else { format!(", {}", job.preload.join(", ")) };
+            format!("forked from one interpreter that has imported torch{also}")
+        }
+        Start::Spawn => format!("a process each: {}", ranks::command_words(job, program).join(" ")),
+    }
 }
 
 fn placement(job: &Job) -> Vec<String> {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tpurun_collectives::board::BOARD_FD_VAR;
+use tpurun_collectives::control::CONTROL_FD_VAR;
 
 use crate::job::Job;
 
@@ -14,11 +15,10 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     let ranks = job.ranks.to_string();
     let mut variables = vec![
         ("WORLD_SIZE", ranks.clone()),
-        ("LOCAL_WORLD_SIZE", ranks.clone()),
+        ("LOCAL_WORLD_SIZE", ranks),
         ("GROUP_RANK", "0".into()),
         ("GROUP_WORLD_SIZE", "1".into()),
-        ("ROLE_WORLD_SIZE", ranks),
-        ("ROLE_NAME", job.role.clone()),
+        ("TPURUN_PROGRAMS", job.programs.to_json().to_string()),
         ("MASTER_ADDR", job.master_addr.clone()),
         ("TORCHELASTIC_RUN_ID", job.run_id.clone().unwrap_or_else(|| run_id.to_owned())),
         ("TORCHELASTIC_RESTART_COUNT", restarts.to_string()),
@@ -59,17 +59,70 @@ pub(crate) fn of_store(port: u16, is_agents: bool) -> Variables {
     named(vec![("MASTER_PORT", port.to_string()), ("TORCHELASTIC_USE_AGENT_STORE", is_agents.into())])
 }
 
-/// What tells one rank from the others.
-pub(crate) fn of_rank(rank: u32, error_file: &Path) -> Variables {
-    let rank = rank.to_string();
-    named(vec![
-        ("RANK", rank.clone()),
-        ("LOCAL_RANK", rank.clone()),
-        ("ROLE_RANK", rank),
+/// What tells one rank from the others, and one program from the others.
+pub(crate) fn of_rank(job: &Job, rank: u32, error_file: &Path) -> Variables {
+    let program = job.programs.of(rank);
+    let own = named(vec![
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("ROLE_NAME", program.role.clone()),
+        ("ROLE_RANK", (rank - program.first_rank).to_string()),
+        ("ROLE_WORLD_SIZE", program.ranks.to_string()),
+        ("TPURUN_PROGRAM", program.name.clone()),
         ("TORCHELASTIC_ERROR_FILE", error_file.display().to_string()),
-    ])
+    ]);
+    program.env.iter().cloned().chain(own).collect()
 }
+
+/// Whether a rank would not be what it is if its program chose the value of this variable.
+pub(crate) fn is_ours(name: &str) -> bool {
+    let prefixes = ["MASTER_", "TORCHELASTIC_", "GROUP_", "ROLE_"];
+    OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+const OURS: [&str; 15] = [
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "TPURUN_PROGRAM",
+    "TPURUN_PROGRAMS",
+    "TPURUN_RUN_DIR",
+    "TPURUN_TOPOLOGY",
+    "TPURUN_ALGORITHM",
+    "TPURUN_TIMEOUT_MS",
+    "TPURUN_RANK_PID",
+    "TPURUN_RESTART",
+    BOARD_FD_VAR,
+    CONTROL_FD_VAR,
+    "TPURUN_PYTHON",
+];
 
 fn named(variables: Vec<(&str, String)>) -> Variables {
     variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::words;
+    use std::ffi::OsString;
+
+    #[test]
+    fn what_a_rank_gets_from_us_no_program_can_change() {
+        let line = "--topology 2x2 --algorithm ring --timeout 5s true : -n 3 true x";
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        let job = Job::new(&words::read(&words).unwrap()).unwrap();
+        let of_rank = of_rank(&job, 2, Path::new("e"));
+        let all =
+            [of_job(&job, "run", 0), of_run(Path::new("r")), of_board(3), of_store(1, true), of_rank.clone()]
+                .concat();
+        let others: Vec<String> =
+            all.into_iter().map(|(name, _)| name).filter(|name| !is_ours(name)).collect();
+        assert!(others.iter().all(|name| name == "OMP_NUM_THREADS"), "{others:?}");
+        let value = |name: &str| &of_rank.iter().find(|(own, _)| own == name).unwrap().1;
+        assert_eq!((value("RANK").as_str(), value("ROLE_RANK").as_str()), ("2", "1"));
+        assert_eq!((value("ROLE_NAME").as_str(), value("ROLE_WORLD_SIZE").as_str()), ("true-2", "3"));
+        assert_eq!(value("TPURUN_PROGRAM"), "true-2");
+    }
 }

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::io::FdFlags;
@@ -18,6 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::environment::{SERVER_THREADS, Variables};
 use crate::job::Job;
+use crate::program::{Program, Programs, Start};
 use crate::ranks::RankEnds;
 use crate::target::Target;
 
@@ -44,11 +46,23 @@ pub(crate) enum ServerEvent {
     Closed,
 }
 
+/// The scripts of programs that are forked, from where they lie.
+fn scripts(programs: &Programs) -> Vec<PathBuf> {
+    let forked = programs.iter().filter(|program| program.start == Start::ForkServer);
+    let script = |program: &Program| match &program.target {
+        Target::Script { path, .. } => Some(program.cwd.clone().unwrap_or_default().join(path)),
+        _ => None,
+    };
+    forked.filter_map(script).collect()
+}
+
 /// A running fork server.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
     socket: OwnedWriteHalf,
     pub(crate) pid: i32,
+    /// Else it only holds the store.
+    pub(crate) forks: bool,
 }
 
 impl ForkServer {
@@ -59,13 +73,12 @@ impl ForkServer {
         events: mpsc::Sender<ServerEvent>,
     ) -> io::Result<ForkServer> {
         let (ours, theirs) = StdUnixStream::pair()?;
-        let target = match &job.program {
-            Target::Script { path, .. } => Some(path),
-            _ => None,
-        };
         let agent = rustix::process::getpid().as_raw_nonzero().get();
-        let options =
-            json!({"fd": theirs.as_raw_fd(), "agent": agent, "preload": job.preload, "target": target});
+        let forks = job.programs.are_any_forked();
+        let options = json!({
+            "fd": theirs.as_raw_fd(), "agent": agent, "forks": forks, "preload": job.preload,
+            "targets": scripts(&job.programs),
+        });
         let python = job.python.as_deref().expect("only Python programs are forked");
         let mut command = Command::new(python);
         command
@@ -81,7 +94,7 @@ impl ForkServer {
         ours.set_nonblocking(true)?;
         let (read_half, socket) = UnixStream::from_std(ours)?.into_split();
         tokio::spawn(read_events(read_half, events));
-        Ok(ForkServer { socket, pid })
+        Ok(ForkServer { socket, pid, forks })
     }
 
     /// Asks for the rendezvous store; answered by [`ServerEvent::Store`].
@@ -98,13 +111,13 @@ impl ForkServer {
     /// Asks for one rank; answered by [`ServerEvent::Started`] or [`ServerEvent::Failed`].
     pub(crate) async fn start_rank(
         &self,
-        job: &Job,
+        program: &Program,
         rank: u32,
         variables: &Variables,
         ends: RankEnds,
         board: &OwnedFd,
     ) -> io::Result<()> {
-        let (target, args, module) = match &job.program {
+        let (target, args, module) = match &program.target {
             Target::Script { path, args } => (path.as_str(), args, false),
             Target::Module { name, args } => (name.as_str(), args, true),
             Target::Executable { .. } => unreachable!("only Python programs are forked"),
@@ -113,7 +126,7 @@ impl ForkServer {
             variables.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
         let request = json!({
             "op": "rank", "rank": rank, "env": env, "fds": 5,
-            "program": {"target": target, "args": args, "module": module},
+            "program": {"target": target, "args": args, "module": module, "cwd": program.cwd},
         });
         let [stdin, stdout, stderr] = [ends.stdin.as_fd(), ends.stdout.as_fd(), ends.stderr.as_fd()];
         self.request(&request, &[stdin, stdout, stderr, ends.control.as_fd(), board.as_fd()]).await

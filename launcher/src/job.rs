@@ -9,17 +9,21 @@ use tpurun_topology::{Algorithm, Topology};
 use crate::cli::{Cli, Command, Options};
 use crate::cpus::usable_cpus;
 use crate::policy::Policy;
+use crate::program::{Given, Programs, Start};
 use crate::rank_set::RankSet;
-use crate::target::{Target, find_python};
+use crate::target::{Kind, find_python};
 
 /// What will run and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) ranks: u32,
-    pub(crate) program: Target,
-    /// None for a program that is not Python.
+    pub(crate) programs: Programs,
+    /// None when no program is Python.
     pub(crate) python: Option<PathBuf>,
-    pub(crate) start: Start,
+    /// The fork server is needed: for ranks to fork, or for a store that outlives every rank.
+    ///
+    /// Of several programs the one of rank 0 may hold no store, or be done long before the others.
+    pub(crate) wants_server: bool,
     pub(crate) preload: Vec<String>,
     pub(crate) cores: usize,
     /// OMP_NUM_THREADS of each rank; None when the user has set it.
@@ -28,7 +32,6 @@ pub(crate) struct Job {
     /// 0: any free one.
     pub(crate) master_port: u16,
     pub(crate) run_id: Option<String>,
-    pub(crate) role: String,
     pub(crate) log_dir: Option<PathBuf>,
     /// Whether lines say which rank they are from.
     pub(crate) labels: bool,
@@ -45,19 +48,17 @@ pub(crate) struct Job {
     pub(crate) dry_run: bool,
 }
 
-/// How ranks come to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// Forked from one interpreter that has imported torch.
-    ForkServer,
-    /// One process each.
-    Spawn,
-}
-
 impl Job {
     /// # Errors
     /// One line: what was expected and what was given.
     pub(crate) fn new(cli: &Cli) -> Result<Job, String> {
+        Job::decide(cli).map_err(|error| match &cli.job_file {
+            Some(file) => file.locate(error),
+            None => error,
+        })
+    }
+
+    fn decide(cli: &Cli) -> Result<Job, String> {
         let mut options = cli.options.clone();
         let mut words = cli.program.clone();
         let bench = match &cli.command {
@@ -73,29 +74,32 @@ impl Job {
         }
         check_one_host(&options)?;
         let policy = parse_policy(&options)?;
-        let ranks = match (policy.ranks(), options.ranks.as_deref()) {
-            (None, given) => parse_ranks(given.unwrap_or("1"))?,
-            (Some(max), given) => parse_elastic_ranks(max, given)?,
+        let mut given = match &cli.job_file {
+            Some(file) => file.programs.clone(),
+            None => typed_programs(&options, words, &cli.others)?,
         };
-        let program = Target::new(&options, &words)?;
-        let python = if program.is_python() { Some(find_python(options.python.as_deref())?) } else { None };
-        let is_spawned = options.spawn || python.is_none();
+        if let Some(max) = policy.ranks() {
+            fit_elastic(&mut given, max)?;
+        }
+        let start = if options.spawn { Start::Spawn } else { Start::ForkServer };
+        let programs = Programs::new(given, start)?;
+        let ranks = programs.ranks();
+        let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
         let stop_grace =
             options.shutdown_timeout.as_deref().map(|text| parse_duration("--shutdown-timeout", text));
         let stop_grace = stop_grace.transpose()?;
         Ok(Job {
             ranks,
-            program,
+            wants_server: programs.are_any_forked() || programs.are_several() && python.is_some(),
+            programs,
             python,
-            start: if is_spawned { Start::Spawn } else { Start::ForkServer },
             preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
             cores,
             threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| threads_per_rank(cores, ranks)),
             master_addr: options.torchrun.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()),
             master_port: parse_port(options.torchrun.master_port.as_deref())?,
             run_id: options.torchrun.rdzv_id.clone(),
-            role: options.torchrun.role.clone(),
             log_dir: options.log_dir.as_ref().map(PathBuf::from),
             labels: bench.is_none(),
             only: parse_only(options.only_ranks.as_deref(), ranks)?,
@@ -110,10 +114,28 @@ impl Job {
     }
 }
 
+/// The programs of a command line, in its order.
+fn typed_programs(options: &Options, words: Vec<String>, others: &[Cli]) -> Result<Vec<Given>, String> {
+    let others = others.iter().map(|other| (&other.options, other.program.clone()));
+    let typed = std::iter::once((options, words)).chain(others);
+    typed.map(|(options, words)| typed_program(options, words)).collect()
+}
+
+fn typed_program(options: &Options, words: Vec<String>) -> Result<Given, String> {
+    let kind = match (options.module, options.no_python) {
+        (true, _) => Kind::Module,
+        (_, true) => Kind::Executable,
+        _ => Kind::Guess,
+    };
+    let ranks = options.ranks.as_deref().map(parse_ranks).transpose()?;
+    Ok(Given { role: options.torchrun.role.clone(), ranks, kind, words, ..Given::default() })
+}
+
 impl Job {
     /// Another number of ranks, which share the cores anew.
     pub(crate) fn resize(&mut self, ranks: u32) {
         self.ranks = ranks;
+        self.programs.resize(ranks);
         self.threads = self.threads.map(|_| threads_per_rank(self.cores, ranks));
     }
 }
@@ -143,22 +165,33 @@ fn parse_policy(options: &Options) -> Result<Policy, String> {
 }
 
 /// As many as `--elastic` says at most; `-n` may say so, too.
-fn parse_elastic_ranks(max: u32, given: Option<&str>) -> Result<u32, String> {
-    match given {
+fn fit_elastic(given: &mut [Given], max: u32) -> Result<(), String> {
+    let [only] = given else {
+        let programs = given.len();
+        return Err(format!(
+            "--elastic: expected one program, given {programs}: each needs all of its ranks"
+        ));
+    };
+    match only.ranks.replace(max) {
         _ if max > MAX_RANKS => Err(format!("--elastic: expected at most {MAX_RANKS} ranks, given {max}")),
-        Some(given) if parse_ranks(given)? != max => {
-            Err(format!("-n: expected {max}, the most that --elastic allows, or nothing, given {given}"))
+        Some(ranks) if ranks != max => {
+            Err(format!("-n: expected {max}, the most that --elastic allows, or nothing, given {ranks}"))
         }
-        _ => Ok(max),
+        _ => Ok(()),
     }
 }
 
 /// The value of `-n`.
 pub(crate) fn parse_ranks(text: &str) -> Result<u32, String> {
+    ranks_from(text).map_err(|error| format!("-n: {error}"))
+}
+
+/// A number of ranks as people write it.
+pub(crate) fn ranks_from(text: &str) -> Result<u32, String> {
     match text {
         "auto" | "cpu" => Ok(u32::try_from(usable_cpus()).unwrap_or(MAX_RANKS)),
         _ => text.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(|| {
-            format!("-n: expected a number of ranks from 1 to {MAX_RANKS}, auto or cpu, given {text}")
+            format!("expected a number of ranks from 1 to {MAX_RANKS}, auto or cpu, given {text}")
         }),
     }
 }
@@ -217,16 +250,18 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use crate::cli::words;
+    use std::ffi::OsString;
 
     fn job(line: &str) -> Result<Job, String> {
-        Job::new(&Cli::try_parse_from(line.split_whitespace()).unwrap())
+        let words: Vec<OsString> = line.split_whitespace().skip(1).map(OsString::from).collect();
+        Job::new(&words::read(&words).unwrap())
     }
 
     #[test]
     fn a_job_has_sane_defaults() {
         let job = job("tpurun true x").unwrap();
-        assert_eq!((job.ranks, job.start, job.python), (1, Start::Spawn, None));
+        assert_eq!((job.ranks, job.wants_server, job.python), (1, false, None));
         assert_eq!((job.master_addr.as_str(), job.master_port), ("127.0.0.1", 0));
         assert_eq!(job.failure_grace, Duration::from_millis(1200));
         assert_eq!(job.only.to_string(), "0");

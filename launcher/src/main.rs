@@ -14,13 +14,16 @@ mod exchange;
 mod fork_server;
 mod front;
 mod job;
+mod job_file;
 mod kill;
+mod labels;
 mod last_words;
 mod losses;
 mod op_text;
 mod output;
 mod policy;
 mod processes;
+mod program;
 mod rank_set;
 mod ranks;
 mod report;
@@ -36,7 +39,7 @@ mod watch;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use cli::{Bench, Cli, Command, Options};
 use doctor::DoctorOptions;
@@ -53,10 +56,9 @@ fn main_code() -> Result<ExitCode, String> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == front::AGENT) {
         let front = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).ok_or("expected a pid")?;
-        let cli = Cli::parse_from(std::iter::once("tpurun".into()).chain(arguments));
-        return Ok(exit_code(agent::run(Job::new(&cli)?, front)?));
+        return Ok(exit_code(agent::run(Job::new(&cli::words::parse(arguments))?, front)?));
     }
-    let cli = cli::parse();
+    let cli = cli::words::parse(std::env::args_os().skip(1));
     match &cli.command {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),

@@ -22,6 +22,7 @@ use lines::{Ending, Line, LineBuffer, PIECE_MARK};
 use log_files::LogFiles;
 use screen::{Prefix, Screen};
 
+use crate::labels::Labels;
 use crate::rank_set::RankSet;
 
 /// An unfinished line is taken for a prompt after this much silence.
@@ -44,6 +45,8 @@ pub(crate) enum Stream {
 pub(crate) struct OutputConfig {
     /// How many ranks write. A single rank's bytes pass through as they are.
     pub(crate) ranks: u32,
+    /// The names of their programs, if there are several.
+    pub(crate) labels: Labels,
     /// Start each line with the ranks that wrote it.
     pub(crate) prefix: bool,
     /// The ranks that are shown. All of them are logged.
@@ -89,7 +92,7 @@ impl Output {
     pub(crate) fn new(config: OutputConfig) -> Self {
         let passes_through = config.ranks == 1;
         let prefix = match config.prefix && !passes_through {
-            true => Prefix::Ranks { width: label_width(config.ranks, config.fold) },
+            true => Prefix::Ranks { width: config.labels.width() + label_width(config.ranks, config.fold) },
             false => Prefix::None,
         };
         let shown = (0..config.ranks).filter(|&rank| config.only.contains(rank)).count();
@@ -100,8 +103,8 @@ impl Output {
             is_terminal: config.terminal,
             passes_through,
             folder: can_fold.then(|| Folder::new(config.ranks, shown)),
-            screen: Screen::new(prefix, config.color),
-            logs: config.log_dir.map(LogFiles::new),
+            screen: Screen::new(prefix, config.labels.clone(), config.color),
+            logs: config.log_dir.map(|dir| LogFiles::new(dir, config.labels)),
             bars: BTreeSet::new(),
             bar_changed: false,
         }

@@ -19,6 +19,7 @@ use tpurun_collectives::control::CONTROL_FD_VAR;
 use crate::environment::Variables;
 use crate::job::Job;
 use crate::output::Stream;
+use crate::program::Program;
 use crate::target::Target;
 
 /// One rank as the agent sees it.
@@ -109,8 +110,14 @@ pub(crate) fn open_streams(
 }
 
 /// Starts a rank as a process of its own.
-pub(crate) fn spawn(job: &Job, ends: RankEnds, variables: &Variables, board: &OwnedFd) -> io::Result<i32> {
-    let mut command = command(job);
+pub(crate) fn spawn(
+    job: &Job,
+    rank: u32,
+    ends: RankEnds,
+    variables: &Variables,
+    board: &OwnedFd,
+) -> io::Result<i32> {
+    let mut command = command(job, job.programs.of(rank));
     command
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .env(CONTROL_FD_VAR, ends.control.as_raw_fd().to_string())
@@ -124,27 +131,29 @@ pub(crate) fn spawn(job: &Job, ends: RankEnds, variables: &Variables, board: &Ow
     Ok(spawned?.id() as i32)
 }
 
-/// The words of the command that a rank executes when it is a process of its own.
-pub(crate) fn command_words(job: &Job) -> Vec<String> {
-    let command = command(job);
+/// The words of the command that a rank of this program executes when it is a process of its own.
+pub(crate) fn command_words(job: &Job, program: &Program) -> Vec<String> {
+    let command = command(job, program);
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-fn command(job: &Job) -> Command {
-    let python = job.python.as_deref().unwrap_or(Path::new("python3"));
-    match &job.program {
-        Target::Executable { path, args } => {
-            let mut command = Command::new(path);
-            command.args(args);
-            command
+fn command(job: &Job, program: &Program) -> Command {
+    let (path, words) = match &program.target {
+        Target::Executable { path, args } => (path.as_path(), args.clone()),
+        python => {
+            let start = ["-m", "tpurun.run_rank"].map(String::from).into_iter();
+            let path = job.python.as_deref().unwrap_or(Path::new("python3"));
+            (path, start.chain(python.words()).collect())
         }
-        program => {
-            let mut command = Command::new(python);
-            command.args(["-m", "tpurun.run_rank"]).args(program.words());
-            command
-        }
-    }
+    };
+    let mut command = match &program.cwd {
+        None => Command::new(path),
+        // Else it would be looked up from there.
+        Some(_) => Command::new(std::path::absolute(path).as_deref().unwrap_or(path)),
+    };
+    command.args(words).current_dir(program.cwd.as_deref().unwrap_or(Path::new(".")));
+    command
 }
 
 fn null() -> io::Result<OwnedFd> {

@@ -17,6 +17,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) ran_for: Duration,
     pub(crate) run_dir: &'a Path,
     pub(crate) host: &'a str,
+    /// Of the culprit, when the job has several.
+    pub(crate) program: Option<&'a str>,
     /// Of the culprit.
     pub(crate) pid: Option<i32>,
     /// Of the culprit, on the torus.
@@ -97,7 +99,8 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
     let Some(rank) = verdict.culprit else {
         return vec!["the fork server, which all ranks were forked from, is gone".into()];
     };
-    let mut place = vec![format!("host {}", facts.host)];
+    let mut place: Vec<String> = facts.program.map(Into::into).into_iter().collect();
+    place.push(format!("host {}", facts.host));
     place.extend(facts.pid.map(|pid| format!("pid {pid}")));
     place.extend(facts.coordinates.as_ref().map(|at| format!("coord {at}")));
     let who = format!("rank {rank} ({})", place.join(", "));
@@ -227,6 +230,7 @@ mod tests {
             ran_for: Duration::from_secs(843),
             run_dir: Path::new("tpurun-runs/20261121-030415-7f3a"),
             host: "n0",
+            program: None,
             pid: Some(19910),
             coordinates: Some("0,1,0".into()),
             victims: victims.parse().unwrap_or_default(),

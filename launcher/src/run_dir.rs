@@ -74,11 +74,6 @@ impl RunDir {
         self.path.join(ERRORS).join(format!("rank-{rank:04}.json"))
     }
 
-    /// Where the output of a rank is logged, as shown.
-    pub(crate) fn log_file(&self, rank: u32) -> PathBuf {
-        self.shown.join(format!("rank-{rank:04}.log"))
-    }
-
     /// What a rank wrote into its error file; ranks write what they like there.
     pub(crate) fn error_of(&self, rank: u32) -> Option<ErrorRecord> {
         let path = self.error_file(rank);

@@ -6,7 +6,17 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::cli::Options;
+/// How the first word of a command is meant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A script or an executable, as it turns out.
+    #[default]
+    Guess,
+    /// A Python module.
+    Module,
+    /// Executed as it is, even if it is a script.
+    Executable,
+}
 
 /// What each rank of a program runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,31 +30,32 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Tells the kinds apart the way a person would.
-    pub(crate) fn new(options: &Options, words: &[String]) -> Result<Target, String> {
+    /// Tells the kinds apart the way a person would, who is in `cwd` or where tpurun was started.
+    pub(crate) fn new(kind: Kind, words: &[String], cwd: Option<&Path>) -> Result<Target, String> {
         let Some((first, args)) = words.split_first() else {
             return Err("expected a program to run, given none (see tpurun --help)".into());
         };
         let args = args.to_vec();
-        if options.module {
+        if kind == Kind::Module {
             return Ok(Target::Module { name: first.clone(), args });
         }
-        if options.no_python {
-            let path = find_executable(first).ok_or_else(|| no_such("a program", first))?;
+        let path = cwd.map_or_else(|| PathBuf::from(first), |cwd| cwd.join(first));
+        let executable = || if first.contains('/') { executable_file(&path) } else { find_executable(first) };
+        if kind == Kind::Executable {
+            let path = executable().ok_or_else(|| no_such("a program", first, &path))?;
             return Ok(Target::Executable { path, args });
         }
-        let path = Path::new(first);
-        if is_python(path) {
+        if is_python(&path) {
             return Ok(Target::Script { path: first.clone(), args });
         }
-        if let Some(path) = find_executable(first) {
+        if let Some(path) = executable() {
             return Ok(Target::Executable { path, args });
         }
         // As torchrun: what exists and cannot be executed is a script, whatever its name.
         if path.is_file() {
             return Ok(Target::Script { path: first.clone(), args });
         }
-        Err(no_such("a script or program", first))
+        Err(no_such("a script or program", first, &path))
     }
 
     pub(crate) fn is_python(&self) -> bool {
@@ -69,7 +80,7 @@ pub(crate) fn find_python(option: Option<&str>) -> Result<PathBuf, String> {
         named.or_else(|| Some(("TPURUN_PYTHON", env::var("TPURUN_PYTHON").ok().filter(|p| !p.is_empty())?)));
     if let Some((source, path)) = named {
         return find_executable(&path)
-            .ok_or_else(|| format!("{source}: {}", no_such("an interpreter", &path)));
+            .ok_or_else(|| format!("{source}: {}", no_such("an interpreter", &path, Path::new(&path))));
     }
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let venv = env::var_os("VIRTUAL_ENV").map(|dir| Path::new(&dir).join("bin"));
@@ -82,8 +93,8 @@ pub(crate) fn find_python(option: Option<&str>) -> Result<PathBuf, String> {
     })
 }
 
-fn no_such(expected: &str, given: &str) -> String {
-    let why = match Path::new(given).exists() {
+fn no_such(expected: &str, given: &str, path: &Path) -> String {
+    let why = match path.exists() {
         true => "it is not executable",
         false => "no such file",
     };
@@ -110,11 +121,14 @@ fn has_python_shebang(path: &Path) -> bool {
 
 fn find_executable(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
-        let path = Path::new(name);
-        return is_executable(path).then(|| path.to_owned());
+        return executable_file(Path::new(name));
     }
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|dir| dir.join(name)).find(|path| is_executable(path))
+}
+
+fn executable_file(path: &Path) -> Option<PathBuf> {
+    is_executable(path).then(|| path.to_owned())
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -125,8 +139,8 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn kind(options: &Options, path: &Path) -> Result<Target, String> {
-        Target::new(options, &[path.to_str().unwrap().into(), "x".into()])
+    fn target(kind: Kind, path: &Path) -> Result<Target, String> {
+        Target::new(kind, &[path.to_str().unwrap().into(), "x".into()], None)
     }
 
     fn write(dir: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
@@ -139,27 +153,40 @@ mod tests {
     #[test]
     fn programs_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        let none = Options::default();
         let script =
-            |name, text, mode| kind(&none, &write(dir.path(), name, text, mode)).unwrap().is_python();
+            |name, text, mode| target(Kind::Guess, &write(dir.path(), name, text, mode)).unwrap().is_python();
         assert!(script("a.py", "", 0o644));
         assert!(script("exe.py", "#!/bin/sh\n", 0o755));
         assert!(script("train", "#!/usr/bin/env python3\n", 0o755));
         assert!(script("plain", "print()", 0o644));
         assert!(!script("run.sh", "#!/bin/sh\n", 0o755));
-        assert!(!Target::new(&none, &["true".into()]).unwrap().is_python());
-        let no_python = Options { no_python: true, ..Options::default() };
-        assert!(!kind(&no_python, &dir.path().join("exe.py")).unwrap().is_python());
+        assert!(!Target::new(Kind::Guess, &["true".into()], None).unwrap().is_python());
+        assert!(!target(Kind::Executable, &dir.path().join("exe.py")).unwrap().is_python());
+    }
+
+    #[test]
+    fn names_are_looked_up_in_the_directory_of_the_program() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "a.py", "", 0o644);
+        let solver = write(dir.path(), "solver", "#!/bin/sh\n", 0o755);
+        let of = |word: &str| Target::new(Kind::Guess, &[word.into()], Some(dir.path()));
+        assert_eq!(of("a.py").unwrap(), Target::Script { path: "a.py".into(), args: vec![] });
+        let Target::Executable { path, .. } = of("./solver").unwrap() else { panic!("no executable") };
+        assert_eq!(path.canonicalize().unwrap(), solver.canonicalize().unwrap());
+        assert!(path.is_absolute());
+        assert_eq!(of("b.py").unwrap_err(), "expected a script or program, given b.py: no such file");
     }
 
     #[test]
     fn what_is_not_there_is_named() {
-        let none = Options::default();
-        let error = Target::new(&none, &["nope.py".into()]).unwrap_err();
+        let error = Target::new(Kind::Guess, &["nope.py".into()], None).unwrap_err();
         assert_eq!(error, "expected a script or program, given nope.py: no such file");
-        assert!(Target::new(&none, &[]).unwrap_err().starts_with("expected a program to run, given none"));
-        let no_python = Options { no_python: true, ..Options::default() };
-        let error = Target::new(&no_python, &["/etc/passwd".into()]).unwrap_err();
+        assert!(
+            Target::new(Kind::Guess, &[], None)
+                .unwrap_err()
+                .starts_with("expected a program to run, given none")
+        );
+        let error = Target::new(Kind::Executable, &["/etc/passwd".into()], None).unwrap_err();
         assert_eq!(error, "expected a program, given /etc/passwd: it is not executable");
         assert!(
             find_python(Some("/nope/python")).unwrap_err().starts_with("--python: expected an interpreter")

@@ -2,7 +2,8 @@
 
 Started by the launcher as ``python -m tpurun.fork_server '{"fd": 5, ...}'``. The descriptor is one end of a
 stream socket that carries one JSON object per line; a request may come with descriptors. Until it forks, this
-process keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters.
+process keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters;
+it then still holds the store of a job that wants one, as it does when it is told that nothing is to be forked.
 """
 
 from __future__ import annotations
@@ -50,9 +51,17 @@ def main() -> None:
     agent = Agent(options["fd"])
     try:
         preload(options)
-        check_fork_is_sound()
+        if options["forks"]:
+            check_fork_is_sound()
     except Refusal as refusal:
         agent.tell(event="refuse", reason=str(refusal), quiet=refusal.is_quiet)
+        if refusal.is_quiet:
+            return
+        serve_store(agent)
+        return
+    if not options["forks"]:
+        agent.tell(event="ready")
+        serve_store(agent)
         return
     gc.collect()
     finalizers = keep_from_ranks()
@@ -186,6 +195,8 @@ class Server:
             take_own_randomness()
             use_threads_of_environment()
             program = request["program"]
+            if program["cwd"] is not None:
+                os.chdir(program["cwd"])
             status = run_rank.run(
                 program["target"], program["args"], is_module=program["module"], owns_path_entry=False
             )
@@ -253,9 +264,12 @@ def preload(options: dict) -> None:
         raise Refusal("torch is not installed", is_quiet=True)
     import_or_refuse("torch")
     import_or_refuse("torch.distributed")
+    if not options["forks"]:
+        return
     for name in options["preload"]:
         import_or_refuse(name)
-    for name in torch_modules_of(options["target"]) if options.get("target") else ():
+    # In the order in which the programs name them, each once.
+    for name in dict.fromkeys(name for target in options["targets"] for name in torch_modules_of(target)):
         try:
             importlib.import_module(name)
         except Exception:
@@ -323,6 +337,26 @@ def count_threads() -> int:
 
 def hold_store(host: str, port: int, writer: int) -> None:
     """In a child: serves the store until the job ends; never returns."""
+    _store, answer = open_store(host, port)
+    os.write(writer, json.dumps(answer).encode() + b"\n")
+    os.close(writer)
+    while "port" in answer:
+        signal.pause()
+    os._exit(1)
+
+
+def serve_store(agent: Agent) -> None:
+    """Holds the store in this process until the agent closes its end: there is nobody to fork for."""
+    stores = []
+    while (requests := agent.requests()) is not None:
+        for request, _fds in requests:
+            store, answer = open_store(request["host"], request["port"])
+            stores.append(store)
+            agent.tell(event="store", port=answer.get("port"), reason=answer.get("reason", ""))
+
+
+def open_store(host: str, port: int) -> tuple[object, dict]:
+    """The rendezvous store on this port, or on a free one for 0, and what there is to say of it."""
     from torch.distributed import TCPStore
 
     try:
@@ -331,14 +365,9 @@ def hold_store(host: str, port: int, writer: int) -> None:
         port, fd = listener.getsockname()[1], listener.detach()
         with failing_host_names():
             store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=fd)
-        answer: dict[str, object] = {"port": store.port}
     except Exception as error:
-        answer = {"reason": " ".join(str(error).split())}
-    os.write(writer, json.dumps(answer).encode() + b"\n")
-    os.close(writer)
-    while "port" in answer:
-        signal.pause()
-    os._exit(1)
+        return None, {"reason": " ".join(str(error).split())}
+    return store, {"port": store.port}
 
 
 def stop_asking_for_host_names(host: str, port: int) -> None:

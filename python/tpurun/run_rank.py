@@ -181,6 +181,8 @@ def record(error: BaseException, tb: TracebackType | None) -> None:
         },
         "exception": {"type": name, "message": message, **place_of(error, tb)},
     }
+    if program := os.environ.get("TPURUN_PROGRAM"):
+        entry["exception"]["program"] = program
     # The guilty ranks, when the error knows better than "the one that raised it".
     if isinstance(ranks := getattr(error, "ranks", None), (list, tuple)):
         entry["exception"]["ranks"] = [rank for rank in ranks if isinstance(rank, int) and rank >= 0]

@@ -152,12 +152,15 @@ impl Agent {
     ) -> String {
         let culprit = verdict.culprit;
         let rank = culprit.and_then(|rank| self.ranks.get(rank as usize));
-        let log_file = culprit.map(|rank| self.run_dir.log_file(rank)).filter(|path| path.exists());
+        let log_file = culprit
+            .map(|rank| self.run_dir.shown().join(self.labels.log_name(rank)))
+            .filter(|path| path.exists());
         word(&Facts {
             ranks: self.job.ranks,
             ran_for: verdict.at.duration_since(self.started),
             run_dir: self.run_dir.shown(),
             host: &self.host,
+            program: culprit.and_then(|rank| self.labels.program(rank)),
             pid: rank.and_then(Rank::pid),
             coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
             victims,

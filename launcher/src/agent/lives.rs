@@ -12,7 +12,6 @@ use tpurun_collectives::board::Board;
 use super::start::{QUEUED_CHUNKS, new_output, queued_answers};
 use super::{Agent, Clearing, Phase, Receivers, Stopping, Why, signal_word};
 use crate::control_server::ControlServer;
-use crate::job::Start;
 use crate::kill;
 use crate::losses::Losses;
 use crate::policy::{Census, Tolerance};
@@ -145,8 +144,14 @@ impl Agent {
         self.phase = Phase::Clearing(Clearing { stopping, until, is_clear: false });
         match &self.server {
             // When it is gone, its end is reported, too.
-            Some(server) => drop(server.clear().await),
-            None => self.end_world(),
+            Some(server) if server.forks && self.job.programs.are_all_forked() => {
+                drop(server.clear().await);
+            }
+            // Some ranks are not its children: it goes with them, and another one comes.
+            _ => {
+                self.server = None;
+                self.end_world();
+            }
         }
     }
 
@@ -214,7 +219,7 @@ impl Agent {
         self.job.resize(ranks);
         (self.tx.chunks, rx.chunks) = mpsc::channel(QUEUED_CHUNKS);
         (self.tx.control, rx.control) = mpsc::channel(QUEUED_CHUNKS);
-        if self.server.is_none() && self.job.start == Start::ForkServer {
+        if self.server.is_none() && self.job.wants_server {
             (self.tx.server, rx.server) = mpsc::channel(queued_answers(&self.job));
         }
         self.control = ControlServer::new(ranks);

@@ -17,9 +17,11 @@ use crate::cgroup::{self, JobCgroup};
 use crate::control_server::ControlServer;
 use crate::environment::{self, Variables};
 use crate::fork_server::ForkServer;
-use crate::job::{Job, Start};
+use crate::job::Job;
+use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::output::{Output, OutputConfig};
+use crate::program::{Program, Start};
 use crate::ranks::{self, Rank, RankEnds};
 use crate::run_dir::RunDir;
 use crate::screen::Screen;
@@ -58,6 +60,7 @@ impl Agent {
         let signals = Signals::new(meanings()).map_err(refused("a signal handler"))?;
         let run_dir = RunDir::create(job.log_dir.as_deref())?;
         let (board, board_fd) = Board::create(job.ranks).map_err(refused("the board"))?;
+        let labels = Labels::new(&job.programs);
         let output = new_output(&job, &run_dir);
         let screen = Screen::new().map_err(refused("the output"))?;
         let (chunks_tx, chunks) = mpsc::channel(QUEUED_CHUNKS);
@@ -70,6 +73,7 @@ impl Agent {
             board,
             board_fd,
             cgroup: JobCgroup::create(front),
+            labels,
             output,
             screen,
             control: ControlServer::new(job.ranks),
@@ -97,7 +101,7 @@ impl Agent {
 
     /// Sets the ranks, or the server that will fork them, going.
     pub(super) async fn start(&mut self) {
-        if self.job.start == Start::Spawn {
+        if !self.job.wants_server {
             return self.spawn_ranks();
         }
         if self.server.is_some() {
@@ -131,10 +135,20 @@ impl Agent {
             None => "threads as OMP_NUM_THREADS says".into(),
         };
         let run = self.run_dir.shown().display().to_string();
-        self.say(&format!("{}, {threads}, run {run}", plural(ranks as usize, "rank")));
-        let started =
-            json!({"ranks": ranks, "program": self.job.program.words(), "agent": std::process::id()});
+        let programs = self.shown_programs();
+        self.say(&format!("{}{programs}, {threads}, run {run}", plural(ranks as usize, "rank")));
+        let programs = self.job.programs.to_json();
+        let started = json!({"ranks": ranks, "programs": programs, "agent": std::process::id()});
         self.run_dir.event("started", started);
+    }
+
+    /// ` (eval 0, train 1-7)` when there are several.
+    fn shown_programs(&self) -> String {
+        let programs = &self.job.programs;
+        let shown = |program: &Program| format!("{} {}", program.name, program.shown_ranks());
+        let all: Vec<String> = programs.iter().take(MAX_SHOWN_PROGRAMS).map(shown).collect();
+        let more = if programs.iter().nth(MAX_SHOWN_PROGRAMS).is_some() { ", .." } else { "" };
+        if programs.are_several() { format!(" ({}{more})", all.join(", ")) } else { String::new() }
     }
 
     /// The fork server is ready: now the store, which must not depend on any rank.
@@ -156,11 +170,20 @@ impl Agent {
         };
         self.phase = Phase::Running;
         let store = environment::of_store(port, true);
-        for rank in 0..self.job.ranks {
+        let (forked, spawned): (Vec<u32>, Vec<u32>) =
+            (0..self.job.ranks).partition(|rank| self.is_forked(*rank));
+        for rank in forked {
             if let Err(error) = self.fork_rank(rank, &store).await {
                 return self.on_not_started(rank, &explain(&error));
             }
         }
+        self.spawn_with_store(&spawned, store);
+    }
+
+    /// Whether a rank is a child of the fork server, or will be.
+    pub(super) fn is_forked(&self, rank: u32) -> bool {
+        let forks = self.server.as_ref().is_some_and(|server| server.forks);
+        forks && self.job.programs.of(rank).start == Start::ForkServer
     }
 
     async fn fork_rank(&mut self, rank: u32, store: &Variables) -> io::Result<()> {
@@ -169,15 +192,26 @@ impl Agent {
         let common = self.common_variables().into_iter().chain(store.iter().cloned());
         let variables: Variables = common.chain(threads).chain(self.rank_variables(rank)).collect();
         let server = self.server.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        server.start_rank(&self.job, rank, &variables, ends, &self.board_fd).await?;
+        server.start_rank(self.job.programs.of(rank), rank, &variables, ends, &self.board_fd).await?;
         self.ranks[rank as usize] = Rank::Requested;
         Ok(())
+    }
+
+    /// A server that can not fork can still hold the store, if torch is there.
+    pub(super) async fn on_refusal(&mut self, is_quiet: bool) {
+        match &mut self.server {
+            Some(server) if self.job.programs.are_several() && !is_quiet => {
+                server.forks = false;
+                self.start_store().await;
+            }
+            _ => self.fall_back(),
+        }
     }
 
     /// Without a fork server the ranks are processes of their own.
     pub(super) fn fall_back(&mut self) {
         self.server = None;
-        self.job.start = Start::Spawn;
+        self.job.wants_server = false;
         if matches!(self.phase, Phase::Starting) {
             self.spawn_ranks();
         }
@@ -193,12 +227,18 @@ impl Agent {
             Ok(port) => environment::of_store(port, false),
             Err(error) => return self.on_not_started(0, &format!("no free port: {error}")),
         };
+        let ranks: Vec<u32> = (0..self.job.ranks).collect();
+        self.spawn_with_store(&ranks, store);
+    }
+
+    fn spawn_with_store(&mut self, ranks: &[u32], store: Variables) {
         let board = environment::of_board(std::os::fd::AsRawFd::as_raw_fd(&self.board_fd));
         let common: Variables = self.common_variables().into_iter().chain(store).chain(board).collect();
         let mut cgroup = self.cgroup.take();
         let mut spawn_all = || {
-            (0..self.job.ranks)
-                .try_for_each(|rank| self.spawn_rank(rank, &common).map_err(|error| (rank, explain(&error))))
+            let mut ranks = ranks.iter();
+            ranks
+                .try_for_each(|&rank| self.spawn_rank(rank, &common).map_err(|error| (rank, explain(&error))))
         };
         let spawned = match &mut cgroup {
             Some(cgroup) => cgroup.enclose(spawn_all),
@@ -213,7 +253,7 @@ impl Agent {
     fn spawn_rank(&mut self, rank: u32, common: &Variables) -> io::Result<()> {
         let ends = self.open_ends(rank)?;
         let variables: Variables = common.iter().cloned().chain(self.rank_variables(rank)).collect();
-        let pid = ranks::spawn(&self.job, ends, &variables, &self.board_fd)?;
+        let pid = ranks::spawn(&self.job, rank, ends, &variables, &self.board_fd)?;
         self.on_started(rank, pid);
         Ok(())
     }
@@ -231,7 +271,7 @@ impl Agent {
     }
 
     fn rank_variables(&self, rank: u32) -> Variables {
-        environment::of_rank(rank, &self.run_dir.error_file(rank))
+        environment::of_rank(&self.job, rank, &self.run_dir.error_file(rank))
     }
 }
 
@@ -240,6 +280,7 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
     let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
     Output::new(OutputConfig {
         ranks: job.ranks,
+        labels: Labels::new(&job.programs),
         prefix: job.labels,
         only: job.only.clone(),
         fold: job.labels,
@@ -298,3 +339,4 @@ const FDS_PER_RANK: u64 = 3;
 /// Open log files, shared segments on their way, and the agent's own.
 const OWN_FDS: u64 = 128;
 pub(super) const QUEUED_CHUNKS: usize = 64;
+const MAX_SHOWN_PROGRAMS: usize = 8;

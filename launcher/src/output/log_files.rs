@@ -5,12 +5,15 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
+use crate::labels::Labels;
+
 /// Files open at a time: the launcher also needs descriptors for pipes and sockets of every rank.
 const MAX_OPEN_FILES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct LogFiles {
     dir: PathBuf,
+    labels: Labels,
     open: HashMap<u32, OpenFile>,
     writes: u64,
     error: Option<io::Error>,
@@ -23,8 +26,8 @@ struct OpenFile {
 }
 
 impl LogFiles {
-    pub(super) fn new(dir: PathBuf) -> Self {
-        Self { dir, open: HashMap::new(), writes: 0, error: None }
+    pub(super) fn new(dir: PathBuf, labels: Labels) -> Self {
+        Self { dir, labels, open: HashMap::new(), writes: 0, error: None }
     }
 
     /// Appends to the file of a rank. The first failure ends the logging: the run is worth more than its log.
@@ -46,7 +49,7 @@ impl LogFiles {
         self.writes += 1;
         if !self.open.contains_key(&rank) {
             self.make_room();
-            let path = self.dir.join(format!("rank-{rank:04}.log"));
+            let path = self.dir.join(self.labels.log_name(rank));
             let file = OpenOptions::new().create(true).append(true).open(path)?;
             self.open.insert(rank, OpenFile { file, last_write: self.writes });
         }
@@ -73,7 +76,7 @@ mod tests {
     #[test]
     fn more_ranks_than_files_may_be_open() {
         let dir = tempfile::tempdir().unwrap();
-        let mut logs = LogFiles::new(dir.path().to_path_buf());
+        let mut logs = LogFiles::new(dir.path().to_path_buf(), Labels::default());
         let ranks = 3 * MAX_OPEN_FILES as u32;
         for round in 0..2 {
             for rank in 0..ranks {
@@ -91,7 +94,7 @@ mod tests {
     #[test]
     fn a_directory_that_is_gone_is_reported_and_nothing_more() {
         let dir = tempfile::tempdir().unwrap();
-        let mut logs = LogFiles::new(dir.path().join("gone"));
+        let mut logs = LogFiles::new(dir.path().join("gone"), Labels::default());
         logs.write(0, b"text");
         logs.write(0, b"text");
         assert_eq!(logs.error().map(io::Error::kind), Some(io::ErrorKind::NotFound));

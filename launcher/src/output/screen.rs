@@ -8,6 +8,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::Stream;
+use crate::labels::Labels;
 use crate::rank_set::RankSet;
 
 /// A bar is redrawn at most this often.
@@ -28,6 +29,7 @@ const WRAP_ON: &[u8] = b"\x1b[?7h";
 #[derive(Debug)]
 pub(super) struct Screen {
     prefix: Prefix,
+    labels: Labels,
     color: bool,
     cursor: Cursor,
     next_draw: Option<Instant>,
@@ -53,8 +55,8 @@ enum Cursor {
 }
 
 impl Screen {
-    pub(super) fn new(prefix: Prefix, color: bool) -> Self {
-        Self { prefix, color, cursor: Cursor::LineStart, next_draw: None, pending: Vec::new() }
+    pub(super) fn new(prefix: Prefix, labels: Labels, color: bool) -> Self {
+        Self { prefix, labels, color, cursor: Cursor::LineStart, next_draw: None, pending: Vec::new() }
     }
 
     /// Writes one line that all these ranks wrote.
@@ -160,7 +162,10 @@ impl Screen {
 
     fn prefix(&mut self, stream: Stream, ranks: &[u32]) {
         let Prefix::Ranks { width } = self.prefix else { return };
-        let label = label(ranks);
+        let label = match self.labels.short(ranks) {
+            Some(program) => format!("{program} {}", label(ranks)),
+            None => label(ranks),
+        };
         let text = match ranks {
             // The reset ends whatever colour an earlier line of another rank left behind.
             &[rank] if self.color => {

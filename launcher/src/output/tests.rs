@@ -4,6 +4,7 @@ use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
 use super::*;
+use crate::program::{Given, Programs, Start};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -18,6 +19,7 @@ struct Harness {
 fn config(ranks: u32) -> OutputConfig {
     OutputConfig {
         ranks,
+        labels: Labels::default(),
         prefix: true,
         only: (0..ranks).collect(),
         fold: true,
@@ -92,6 +94,29 @@ fn identical_lines_of_all_ranks_are_one_line_at_once() {
     }
     h.shows(expect![[r#"
         >0-63| ready
+    "#]]);
+}
+
+#[test]
+fn lines_of_several_programs_say_which_one() {
+    let program = |role: &str, ranks| Given {
+        role: Some(role.into()),
+        ranks: Some(ranks),
+        words: vec!["true".into()],
+        ..Given::default()
+    };
+    let programs = Programs::new(vec![program("eval", 1), program("train", 7)], Start::Spawn).unwrap();
+    let mut h = Harness::new(OutputConfig { labels: Labels::new(&programs), ..config(8) });
+    for rank in 0..8 {
+        h.feed(rank, "ready\n").feed(rank, if rank == 0 { "score 1\n" } else { "loss 2.5\n" });
+    }
+    h.feed(3, "odd\n").wait(50 * MS);
+    // Words that both programs say are nobody's in particular.
+    h.shows(expect![[r#"
+        >      0-7| ready
+        >   eval 0| score 1
+        >train 1-7| loss 2.5
+        >  train 3| odd
     "#]]);
 }
 
