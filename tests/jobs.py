@@ -56,8 +56,8 @@ class Finished:
 
     @cached_property
     def shown(self) -> list[tuple[str, str]]:
-        """The lines on the screen: whose, and what."""
-        lines = [re.fullmatch(r" *([0-9,-]+)\| (.*)", line) for line in self.out.splitlines()]
+        """The lines on the screen: whose, and what. Lines of one program alone have its name in front."""
+        lines = [re.fullmatch(r" *(?:[^ |]+ )?([0-9,-]+)\| (.*)", line) for line in self.out.splitlines()]
         assert all(lines), self.out
         return [(line[1], line[2]) for line in lines]
 
@@ -79,8 +79,9 @@ class Finished:
 
     def log(self, rank: int) -> str:
         """Everything that a rank wrote."""
-        path = self.run_dir / f"rank-{rank:04}.log"
-        return path.read_text() if path.exists() else ""
+        paths = list(self.run_dir.glob(f"rank-{rank:04}*.log"))
+        assert len(paths) <= 1, paths
+        return paths[0].read_text() if paths else ""
 
     @cached_property
     def report(self) -> Report:

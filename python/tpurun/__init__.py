@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpurun._programs import Program, program, programs
     from tpurun.errors import (
         AbortedError,
         CollectiveMismatchError,
@@ -29,12 +30,16 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "DeadlockError",
+    "Program",
     "RankLostError",
     "__version__",
+    "program",
+    "programs",
     "register_backends",
 ]
 
 _ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
+_OF_PROGRAMS = frozenset({"Program", "program", "programs"})
 
 
 def register_backends() -> None:
@@ -57,6 +62,10 @@ def __getattr__(name: str) -> Any:
         from tpurun import errors
 
         return getattr(errors, name)
+    if name in _OF_PROGRAMS:
+        from tpurun import _programs
+
+        return getattr(_programs, name)
     if name == "__version__":
         from importlib.metadata import version
 

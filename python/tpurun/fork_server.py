@@ -2,8 +2,8 @@
 
 Started by the launcher as ``python -m tpurun.fork_server '{"fd": 5, ...}'``. The descriptor is one end of a
 stream socket that carries one JSON object per line; a request may come with descriptors. Until it forks, this
-process keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters;
-it then still holds the store of a job that wants one, as it does when it is told that nothing is to be forked.
+process keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters.
+It then still holds the store of a job that wants one, as it does when it is told that nothing is forked.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class default_generator:
 const STORE: &str =
     "class TCPStore:\n    def __init__(self, host, port, *args, **kwargs): self.port = port\n";
 
-fn with_torch() -> Sandbox {
+pub(crate) fn with_torch() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("modules/torch/__init__.py", TORCH).file("modules/torch/distributed.py", STORE);
     sandbox

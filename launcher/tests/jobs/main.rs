@@ -4,6 +4,7 @@ mod board;
 mod endings;
 mod fork_server;
 mod launcher_death;
+mod programs;
 mod sandbox;
 mod signals;
 mod usage;
