@@ -42,7 +42,7 @@ def main() -> None:
     dist.init_process_group("tpu_dist")
     own, rank = tpurun.program(), dist.get_rank()
     learner = tpurun.programs()["learner"].ranks[0]
-    pair = actor_learner.pair(learner, rank)
+    pair = actor_learner.make_pairs()[rank]
     rounds = args.rounds + own.ranks.index(rank) * args.more
     total = torch.tensor([rounds])
     dist.all_reduce(total, group=own.group)

@@ -3,6 +3,8 @@
 import torch
 import torch.distributed as dist
 
+import tpurun
+
 STATES, ACTIONS = 4, 2
 NOISE = 0.3
 # Sent instead of a number of plays.
@@ -24,6 +26,8 @@ def split(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return batch[:, :STATES], batch[:, STATES:-1], batch[:, -1]
 
 
-def pair(learner: int, actor: int) -> dist.ProcessGroup:
-    """The group of the learner and one actor; nobody else has to take part in making it."""
-    return dist.new_group([learner, actor], use_local_synchronization=True, group_desc=f"pair {actor}")
+def make_pairs() -> dict[int, dist.ProcessGroup]:
+    """For each actor the group of the learner and it; every rank calls it, as torch wants it of new_group."""
+    programs = tpurun.programs()
+    learner = programs["learner"].ranks[0]
+    return {actor: dist.new_group([learner, actor]) for actor in programs["actor"].ranks}

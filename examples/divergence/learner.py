@@ -13,22 +13,20 @@ import actor_learner
 import torch
 import torch.distributed as dist
 
-import tpurun
-
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--lr", type=float, default=0.3)
+    parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--log-every", type=int, default=40, metavar="BATCHES")
     return parser.parse_args()
 
 
 def improve(weights: torch.Tensor, batch: torch.Tensor, optimizer: torch.optim.Optimizer) -> float:
-    """One step of REINFORCE (Williams, 1992) with the mean reward as its baseline; returns that mean."""
+    """One step of REINFORCE (Williams, 1992) with normalised rewards; returns their mean."""
     states, actions, rewards = actor_learner.split(batch)
-    advantage = rewards - rewards.mean()
+    advantage = (rewards - rewards.mean()) / rewards.std()
     log_likelihood = -((actions - states @ weights) ** 2).sum(1) / (2 * actor_learner.NOISE**2)
     optimizer.zero_grad()
     (-(advantage * log_likelihood).mean()).backward()
@@ -39,12 +37,10 @@ def improve(weights: torch.Tensor, batch: torch.Tensor, optimizer: torch.optim.O
 def main() -> None:
     args = parse_args()
     dist.init_process_group("tpu_dist")
-    actors = tpurun.programs()["actor"].ranks
-    # In the order of the ranks, as the actors come to it; only the two of a pair make its group.
-    pairs = {actor: actor_learner.pair(dist.get_rank(), actor) for actor in actors}
+    pairs = actor_learner.make_pairs()
     weights = torch.zeros(actor_learner.STATES, actor_learner.ACTIONS, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=args.lr)
-    batches, reward, playing = 0, float("nan"), set(actors)
+    batches, reward, playing = 0, float("nan"), set(pairs)
     while playing:
         header = torch.empty(1, dtype=torch.int64)
         actor = dist.recv(header)  # from whichever actor is first

@@ -18,7 +18,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ NAME_VARIABLE = "TPURUN_PROGRAM"
 LIST_VARIABLE = "TPURUN_PROGRAMS"
 # Of a process that tpurun did not start.
 ALONE = "main"
+# More groups than any process makes.
+APART = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -137,10 +140,29 @@ def _group(program: Program) -> ProcessGroup:
     with _lock:
         of_world = _groups.setdefault(dist.group.WORLD, {})
         if program.name not in of_world:
-            of_world[program.name] = dist.new_group(
-                list(program.ranks), use_local_synchronization=True, group_desc=f"program {program.name}"
-            )
+            with _numbered_apart():
+                of_world[program.name] = dist.new_group(
+                    list(program.ranks), use_local_synchronization=True, group_desc=f"program {program.name}"
+                )
         return of_world[program.name]
+
+
+@contextmanager
+def _numbered_apart() -> Iterator[None]:
+    """Gives the group made here the same name in all its ranks, and leaves the names of later ones alone.
+
+    Torch makes the name of a group from how many this process has made before. Ranks of a program may differ
+    in that; and where some programs use their groups and others do not, the groups that all ranks make
+    afterwards would differ in their names, and nobody would ever meet in them.
+    """
+    from torch.distributed.distributed_c10d import _world
+
+    before = _world.group_count
+    _world.group_count = APART
+    try:
+        yield
+    finally:
+        _world.group_count = before
 
 
 def _shown(ranks: range) -> str:
