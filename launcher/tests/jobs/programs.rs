@@ -56,14 +56,8 @@ fn what_is_wrong_is_one_line() {
     sandbox.file("key.toml", "[[program]]\ncommand = [\"true\"]\nrank = 3\n");
     sandbox.file("gone.toml", "[[program]]\ncommand = [\"gone.py\"]\n");
     for (arguments, error) in [
-        (
-            &["true", ":"][..],
-            "program 2: expected a program to run, given none (see tpurun --help)",
-        ),
-        (
-            &[":", "true"],
-            "program 1: expected a program to run, given none (see tpurun --help)",
-        ),
+        (&["true", ":"][..], "program 2: expected a program to run, given none (see tpurun --help)"),
+        (&[":", "true"], "program 1: expected a program to run, given none (see tpurun --help)"),
         (
             &["true", ":", "--topology", "2x2", "true"],
             "program 2: --topology: expected before the first program, as an option of the whole job, given after `:`",
@@ -80,10 +74,7 @@ fn what_is_wrong_is_one_line() {
             &["--job", "key.toml"],
             "key.toml: program 1: rank: expected one of name, ranks, command, env, cwd, given rank",
         ),
-        (
-            &["--job", "gone.toml"],
-            "gone.toml: expected a script or program, given gone.py: no such file",
-        ),
+        (&["--job", "gone.toml"], "gone.toml: expected a script or program, given gone.py: no such file"),
         (
             &["--job", "nope.toml"],
             "--job: expected a TOML file, given nope.toml: No such file or directory (os error 2)",
@@ -98,7 +89,8 @@ fn what_is_wrong_is_one_line() {
 fn the_culprit_has_a_program() {
     let sandbox = Sandbox::new();
     let wait = ["-n", "2", "--role", "train", "sleep", "1000"];
-    let outcome = sandbox.run(&[&["--role", "eval", "sh", "-c", "echo bad; exit 7", ":"], &wait[..]].concat());
+    let outcome =
+        sandbox.run(&[&["--role", "eval", "sh", "-c", "echo bad; exit 7", ":"], &wait[..]].concat());
     assert_eq!(outcome.code, 7);
     let report = outcome.report();
     assert!(report.contains("  culprit   rank 0 (eval, host "), "{report}");
@@ -114,7 +106,8 @@ fn the_culprit_has_a_program() {
 fn a_dry_run_shows_all_programs() {
     let sandbox = Sandbox::new();
     sandbox.file("train.py", "");
-    let line = ["--dry-run", "--python", "/usr/bin/python3", "sh", "-c", "x", ":", "-n", "3", "train.py", "--lr"];
+    let line =
+        ["--dry-run", "--python", "/usr/bin/python3", "sh", "-c", "x", ":", "-n", "3", "train.py", "--lr"];
     let outcome = sandbox.run(&line);
     for part in [
         "sh (ranks 0): ",
@@ -134,7 +127,7 @@ import os, sys
 parent = open(f'/proc/{os.getppid()}/cmdline').read()
 forked = 'forked' if 'tpurun.fork_server' in parent else 'spawned'
 print(forked, sys.argv[1:], os.path.basename(os.getcwd()), os.environ.get('PYTHONVERBOSITY'))
-print('store', int(os.environ['MASTER_PORT']) > 0, os.environ['TORCHELASTIC_USE_AGENT_STORE'])
+print(os.environ['TPURUN_PROGRAM'], int(os.environ['MASTER_PORT']) > 0, os.environ['TORCHELASTIC_USE_AGENT_STORE'])
 ";
 
 fn mixed(sandbox: &Sandbox, start: &[&str]) -> Outcome {
@@ -143,7 +136,7 @@ fn mixed(sandbox: &Sandbox, start: &[&str]) -> Outcome {
         r#"
         [[program]]
         name = "c"
-        command = ["sh", "-c", "echo store $TORCHELASTIC_USE_AGENT_STORE"]
+        command = ["sh", "-c", "echo c True $TORCHELASTIC_USE_AGENT_STORE"]
         [[program]]
         ranks = 2
         command = ["train.py", "x"]
@@ -166,15 +159,15 @@ fn forked_and_spawned_programs_share_a_store() {
     assert_eq!(outcome.code, 0, "{outcome:?}");
     let home = sandbox.path().file_name().unwrap().to_str().unwrap();
     let expected = [
-        "c 0| store True".to_owned(),
+        "c 0| c True True".to_owned(),
         "own 4| spawned [] HOME 3".replace("HOME", home),
-        "own 4| store True True".into(),
+        "own 4| own True True".into(),
         "play 3| forked [] play None".into(),
-        "play 3| store True True".into(),
+        "play 3| play True True".into(),
         "train 1| forked ['x'] HOME None".replace("HOME", home),
-        "train 1| store True True".into(),
+        "train 1| train True True".into(),
         "train 2| forked ['x'] HOME None".replace("HOME", home),
-        "train 2| store True True".into(),
+        "train 2| train True True".into(),
     ];
     assert_eq!(sorted(&outcome), expected);
 }
@@ -189,8 +182,7 @@ fn a_store_exists_where_nothing_is_forked() {
         let outcome = mixed(&sandbox, start);
         assert_eq!(outcome.code, 0, "{outcome:?}");
         let lines = sorted(&outcome);
-        assert_eq!(lines[0], "c 0| store True", "{outcome:?}");
-        assert_eq!(lines.iter().filter(|line| line.contains("store True")).count(), 5, "{lines:?}");
+        assert_eq!(lines.iter().filter(|line| line.ends_with(" True True")).count(), 5, "{lines:?}");
         assert_eq!(lines.iter().filter(|line| line.contains("| spawned ")).count(), 4, "{lines:?}");
     }
     // Without torch nobody needs a store, and nothing is said.
