@@ -160,8 +160,8 @@ fn forked_and_spawned_programs_share_a_store() {
     let home = sandbox.path().file_name().unwrap().to_str().unwrap();
     let expected = [
         "c 0| c True True".to_owned(),
-        "own 4| spawned [] HOME 3".replace("HOME", home),
         "own 4| own True True".into(),
+        "own 4| spawned [] HOME 3".replace("HOME", home),
         "play 3| forked [] play None".into(),
         "play 3| play True True".into(),
         "train 1| forked ['x'] HOME None".replace("HOME", home),
@@ -211,19 +211,54 @@ fn spawned_ranks_end_while_forked_ones_go_on() {
     assert_eq!(sorted(&outcome), ["train 1| went on", "train 2| went on"]);
 }
 
-/// Each line of each rank as `program rank| line`, in order.
-fn sorted(outcome: &Outcome) -> Vec<String> {
+/// The next world has ranks of both kinds again, and a store.
+#[test]
+fn a_restart_starts_all_programs_again() {
+    for start in [&[][..], &["--spawn"]] {
+        let sandbox = with_torch();
+        let script = "\
+import os, sys
+print('world', os.environ['TPURUN_RESTART'], os.environ['TORCHELASTIC_USE_AGENT_STORE'])
+sys.exit(os.environ['TPURUN_RESTART'] == '0')
+";
+        sandbox.file("train.py", script);
+        let shell = ["sh", "-c", "echo world $TPURUN_RESTART $TORCHELASTIC_USE_AGENT_STORE"];
+        let line = [&PYTHON[..], start, &["--max-restarts", "1"], &shell, &[":", "-n", "2", "train.py"]];
+        let outcome = sandbox.run(&line.concat());
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        let second = lines(&outcome).into_iter().filter(|line| line.text == "world 1 True");
+        let ranks: Vec<u32> = second.map(|line| line.rank).collect();
+        assert_eq!(ranks, [0, 1, 2], "{outcome:?}");
+    }
+}
+
+/// A line of one rank, with the program in front where the line says it.
+struct Line {
+    program: String,
+    rank: u32,
+    text: String,
+}
+
+fn lines(outcome: &Outcome) -> Vec<Line> {
     let mut lines = Vec::new();
     for line in outcome.out.lines() {
         let (label, text) = line.split_once("| ").unwrap_or_else(|| panic!("no prefix in {outcome:?}"));
         let (program, ranks) = label.trim().rsplit_once(' ').unwrap_or(("", label.trim()));
-        let program = if program.is_empty() { String::new() } else { format!("{program} ") };
         lines.extend(ranks.split(',').flat_map(|range| {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             let ranks = first.parse::<u32>().unwrap()..=last.parse().unwrap();
-            ranks.map(|rank| format!("{program}{rank}| {text}")).collect::<Vec<_>>()
+            ranks.map(|rank| Line { program: program.into(), rank, text: text.into() }).collect::<Vec<_>>()
         }));
     }
-    lines.sort();
+    lines.sort_by_key(|line| line.rank);
     lines
+}
+
+/// Each line of each rank as `program rank| line`, in order.
+fn sorted(outcome: &Outcome) -> Vec<String> {
+    let shown =
+        |Line { program, rank, text }: Line| format!("{program} {rank}| {text}").trim_start().to_owned();
+    let mut shown: Vec<String> = lines(outcome).into_iter().map(shown).collect();
+    shown.sort();
+    shown
 }
