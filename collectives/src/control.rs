@@ -20,6 +20,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::Signal;
 
 pub use frames::{AgentFrame, RankFrame};
 
@@ -29,6 +30,10 @@ use crate::failure::{Failure, FailureKind};
 pub const CONTROL_FD_VAR: &str = "TPURUN_CONTROL_FD";
 /// Longest key of a segment.
 pub const MAX_KEY_BYTES: usize = 512;
+/// The variable that chooses on which signal a rank tells the Python stacks of its threads; 0 for none.
+pub const STACK_SIGNAL_VAR: &str = "TPURUN_STACK_SIGNAL";
+/// Which one it is unless that variable says otherwise, as in `python/tpurun/stacks.py`.
+pub const STACK_SIGNAL: i32 = 54;
 
 mod frames {
     // The derive macros write items of their own, which no comment can reach.
@@ -403,6 +408,15 @@ const PROTOCOL: [u8; 8] = *b"tpurun\0\x01";
 const MAX_FRAME_BYTES: usize = 2048;
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 const OUT_OF_FDS: &str = "no file descriptor is free here to receive it (see ulimit -n)";
+
+/// The real-time signal of this number; `None` outside 36 to 63, where a libc may have its own.
+pub fn realtime_signal(number: i32) -> Option<Signal> {
+    if !(36..=63).contains(&number) {
+        return None;
+    }
+    // SAFETY: a valid number, and none of those that a libc keeps for itself (32 to 35, or 64).
+    Some(unsafe { Signal::from_raw_unchecked(number) })
+}
 
 #[cfg(test)]
 mod tests {

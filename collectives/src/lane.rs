@@ -345,7 +345,8 @@ impl Lane {
         };
         let now = Instant::now();
         if now >= meet.deadline {
-            let text = format!("Timed out after {:?} in {op}: {}", meet.timeout, came());
+            let note = segment.note();
+            let text = format!("Timed out after {:?} in {op}: {}{note}", meet.timeout, came());
             return Some((FailureKind::Timeout, text));
         }
         let started = meet.deadline.checked_sub(meet.timeout).unwrap_or(now);

@@ -158,7 +158,8 @@ impl Messages {
         let now = Instant::now();
         let late = self.pending().find(|pending| now >= pending.deadline).map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), &self.segment.members().name);
-            format!("Timed out after {:?} in {posted} of {name}", pending.timeout)
+            let note = self.segment.note();
+            format!("Timed out after {:?} in {posted} of {name}{note}", pending.timeout)
         });
         if let Some(text) = late {
             let failure = self.segment.fail(FailureKind::Timeout, &text);

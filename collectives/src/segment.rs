@@ -1,5 +1,7 @@
 //! The shared segment of one communicator on one host: how its ranks meet, and how they fail together.
 
+mod note;
+
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -289,11 +291,12 @@ impl Segment {
                 let missing: Vec<u32> =
                     self.ranks().filter(|rank| !came(rank)).map(|rank| self.world_rank(rank)).collect();
                 let text = format!(
-                    "Timed out after {timeout:?} creating {}: {} of {} ranks came, missing rank {}",
+                    "Timed out after {timeout:?} creating {}: {} of {} ranks came, missing rank {}{}",
                     self.members.name,
                     seen,
                     self.members.size(),
-                    RankList(&missing)
+                    RankList(&missing),
+                    self.note()
                 );
                 return Err(self.fail(FailureKind::Timeout, &text));
             }

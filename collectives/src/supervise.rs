@@ -65,6 +65,12 @@ impl Supervised {
         self.segment.fail(kind, text)
     }
 
+    /// What every timeout of this communicator says from now on about the ranks it waits for: lines that the
+    /// agent has written, cut to 1536 bytes; none when `text` is empty.
+    pub fn note(&self, text: &str) {
+        self.segment.set_note(text);
+    }
+
     /// Whether this rank of the communicator has destroyed its end.
     pub fn is_closed(&self, rank: u32) -> bool {
         rank < self.segment.size() && self.segment.is_closed(rank)

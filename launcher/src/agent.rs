@@ -5,6 +5,7 @@ mod deliver;
 mod finish;
 mod lives;
 mod start;
+mod suspicion;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
 use crate::screen::Screen;
 use crate::signals::Signals;
+use crate::stacks::Class;
+use crate::suspects::Suspects;
 use crate::verdict::{Cause, Failure, Verdict};
 use crate::watch::Watch;
 
@@ -64,6 +67,9 @@ struct Agent {
     /// How often all ranks were started again.
     restarts: u32,
     watch: Watch,
+    suspects: Suspects,
+    /// Where the ranks were when the job failed of a hang.
+    stacks: Vec<Class>,
     next_watch: Instant,
     /// Lost ranks that the others do not know of yet.
     due: Vec<deliver::Due>,
@@ -216,6 +222,9 @@ impl Agent {
             && let Some(verdict) = self.watch.look(&self.board, &self.ranks, &self.left, now)
         {
             self.judge(verdict);
+        }
+        if matches!(self.phase, Phase::Running) {
+            self.look_for_suspects(now);
         }
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {

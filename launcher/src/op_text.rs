@@ -10,6 +10,11 @@ pub(crate) fn describe(op: &OpView) -> String {
     if details.is_empty() { format!("{name}{seq}") } else { format!("{name}{seq} ({details})") }
 }
 
+/// The same of a collective, without its details: `all_reduce#11`.
+pub(crate) fn short(op: &OpView) -> String {
+    format!("{}#{}", name(&COLLECTIVES, op.collective), op.seq)
+}
+
 /// A send or receive: its peer is `root`, and it has no number of its own.
 pub(crate) fn is_point_to_point(op: &OpView) -> bool {
     matches!(op.collective, SEND | RECV)
@@ -103,6 +108,7 @@ mod tests {
         assert_eq!(describe(&op(3, 2, &[32, 32])), "broadcast#11 (f32[32x32], root 2)");
         assert_eq!(describe(&op(BARRIER, -1, &[])), "barrier#11");
         assert_eq!(describe(&op(RECV, 3, &[])), "recv (f32[1024], from 3, tag 5)");
+        assert_eq!(short(&op(ALL_REDUCE, -1, &[1024])), "all_reduce#11");
         assert_eq!(describe(&op(200, -1, &[])), "?#11 (f32[1024])");
     }
 }

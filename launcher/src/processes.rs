@@ -1,7 +1,11 @@
-//! The process table: who descends from us, and in which state a process is.
+//! The process table: who descends from us, in which state a process is, and what it did meanwhile.
+
+mod activity;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+
+pub(crate) use activity::{Activity, Sample, classify};
 
 /// One line of /proc/PID/stat, as much of it as is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,19 @@ impl Process {
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
+}
+
+/// Whether a process has a handler for a signal; false when it is gone.
+pub(crate) fn handles_signal(pid: i32, number: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    catches(&status, number)
+}
+
+/// SigCgt is a mask in hexadecimal; its lowest bit is signal 1.
+fn catches(status: &str, number: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0);
+    (1..=64).contains(&number) && mask >> (number - 1) & 1 == 1
 }
 
 /// Children of `root`, their children and so on, nearest first; not `root` itself.
@@ -72,6 +89,16 @@ mod tests {
         let process = parse_stat(9, &format!("9 (a ) Z 5 (b) T {rest}")).unwrap();
         assert_eq!(process, Process { pid: 9, parent: 1, state: 'T', start_ticks: 777 });
         assert_eq!(parse_stat(9, "9 (short) S 1 2"), None);
+    }
+
+    #[test]
+    fn a_mask_tells_what_is_handled() {
+        let status = "Name:\tpython3\nSigIgn:\t0000000001001000\nSigCgt:\t0020000000000002\n";
+        let handled: Vec<i32> = (-1..=65).filter(|number| catches(status, *number)).collect();
+        assert_eq!(handled, [2, 54]);
+        assert!(!catches("SigCgt:\txyz\n", 2) && !catches("", 2));
+        // The test runner itself handles none.
+        assert!(!handles_signal(std::process::id() as i32, 54) && !handles_signal(-1, 54));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::op_text;
 use crate::rank_set::RankSet;
 use crate::ranks::Ending;
 use crate::run_dir::ErrorRecord;
+use crate::stacks::{self, Class};
 use crate::verdict::{Cause, Verdict, Waiting};
 
 /// What the report is made from, besides the verdict.
@@ -34,6 +35,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) lost: Vec<String>,
     /// How many restarts there were; empty when there were none to have.
     pub(crate) restarts: String,
+    /// Where the ranks were, when that matters.
+    pub(crate) stacks: &'a [Class],
     /// The kernel has ended processes for want of memory while the job ran.
     pub(crate) is_out_of_memory: bool,
 }
@@ -54,8 +57,12 @@ pub(crate) fn render(verdict: &Verdict, facts: &Facts<'_>) -> String {
             let _ = writeln!(text, "  {name:<9} {}", clip(line));
         }
     };
-    field("culprit", culprit(verdict, facts));
-    field("why", why(verdict, facts));
+    let (culprit, why) = (culprit(verdict, facts), why(verdict, facts));
+    let taken = culprit.len() + why.len() + facts.lost.len() + OTHER_LINES;
+    let room = MAX_LINES.saturating_sub(taken);
+    field("culprit", culprit);
+    field("why", why);
+    field("stacks", stacks::lines(facts.stacks, room.min(MAX_CLASSES)));
     if !facts.victims.is_empty() {
         let after = facts.stopped_after.as_millis();
         field("victims", vec![format!("{}  all stopped {after} ms later", facts.victims)]);
@@ -208,6 +215,10 @@ fn signal_name(number: i32) -> String {
     if name.is_empty() { format!("signal {number}") } else { format!("{name} (signal {number})") }
 }
 
+const MAX_LINES: usize = 25;
+/// The first line, the victims, the restarts, the last line of the culprit's log, and what to do next.
+const OTHER_LINES: usize = 5;
+const MAX_CLASSES: usize = 6;
 const MAX_MESSAGE_LINES: usize = 10;
 const MAX_CHARS: usize = 240;
 const SIGKILL: i32 = 9;
@@ -239,6 +250,7 @@ mod tests {
             log_file: Some(Path::new("tpurun-runs/20261121-030415-7f3a/rank-0002.log")),
             lost: Vec::new(),
             restarts: String::new(),
+            stacks: &[],
             is_out_of_memory: false,
         }
     }
@@ -360,6 +372,32 @@ mod tests {
               next      less tpurun-runs/20261121-030415-7f3a/rank-0002.log
         "#]],
         );
+    }
+
+    #[test]
+    fn stacks_get_the_room_that_is_left() {
+        let class = |rank: u32| Class {
+            ranks: std::iter::once(rank).collect(),
+            place: format!("all_reduce <- train.py:{rank} in main"),
+        };
+        let stacks: Vec<Class> = (0..64).map(class).collect();
+        check(
+            Cause::LeftEarly { error: None },
+            None,
+            &Facts { stacks: &stacks[..2], last_line: None, log_file: None, ..facts("0-1,3-63") },
+            expect![[r#"
+            tpurun: FAILED after 00:14:03  exit 1  run tpurun-runs/20261121-030415-7f3a
+              culprit   rank 2 (host n0, pid 19910, coord 0,1,0)  exited with code 0 while others were waiting for it
+              stacks    rank 0  all_reduce <- train.py:0 in main
+                        rank 1  all_reduce <- train.py:1 in main
+              victims   0-1,3-63  all stopped 111 ms later
+        "#]],
+        );
+        let long = error(&"line\n".repeat(100));
+        let cause = Cause::Ended { ending: Ending::Exit(1), error: Some(long) };
+        let verdict = Verdict { culprit: Some(2), cause, waiting: Some(waiting()), at: Instant::now() };
+        let text = render(&verdict, &Facts { stacks: &stacks, is_out_of_memory: true, ..facts("0") });
+        assert!(text.lines().count() <= 25 && text.contains("ranks in"), "{text}");
     }
 
     #[test]

@@ -74,6 +74,16 @@ impl RunDir {
         self.path.join(ERRORS).join(format!("rank-{rank:04}.json"))
     }
 
+    /// Where ranks write their stacks when they are asked; `python/tpurun/stacks.py` knows the names.
+    pub(crate) fn stacks_dir(&self) -> PathBuf {
+        self.path.join(STACKS)
+    }
+
+    /// All stacks that were asked for, equal ones merged.
+    pub(crate) fn stacks_file(&self) -> PathBuf {
+        self.path.join(STACKS_FILE)
+    }
+
     /// What a rank wrote into its error file; ranks write what they like there.
     pub(crate) fn error_of(&self, rank: u32) -> Option<ErrorRecord> {
         let path = self.error_file(rank);
@@ -121,6 +131,8 @@ fn open_named(dir: &Path) -> io::Result<PathBuf> {
     // The logs are appended to; those of an earlier run of ours would be taken for this one's.
     if dir.join(MARKER).exists() {
         let _ = fs::remove_dir_all(dir.join(ERRORS));
+        let _ = fs::remove_dir_all(dir.join(STACKS));
+        let _ = fs::remove_file(dir.join(STACKS_FILE));
         for entry in fs::read_dir(dir)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
@@ -158,9 +170,8 @@ fn open_automatic(started: SystemTime) -> io::Result<(PathBuf, PathBuf)> {
 fn open_marked(dir: &Path) -> io::Result<PathBuf> {
     let mut marker = private_file(&dir.join(MARKER))?;
     writeln!(marker, "{}", std::process::id())?;
-    let errors = dir.join(ERRORS);
-    if !errors.is_dir() {
-        DirBuilder::new().mode(0o700).create(errors)?;
+    for folder in [ERRORS, STACKS].map(|name| dir.join(name)).iter().filter(|folder| !folder.is_dir()) {
+        DirBuilder::new().mode(0o700).create(folder)?;
     }
     dir.canonicalize()
 }
@@ -222,6 +233,8 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
 const MARKER: &str = ".tpurun-run";
 const ERRORS: &str = "errors";
 const REPORT: &str = "report";
+const STACKS: &str = "stacks";
+const STACKS_FILE: &str = "stacks.txt";
 const KEPT_RUNS: usize = 20;
 const ATTEMPTS: u32 = 100;
 const MAX_ERROR_BYTES: u64 = 1 << 20;

@@ -54,6 +54,11 @@ impl Supervisor {
         })
     }
 
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Supervised> {
+        self.groups.values().flatten()
+    }
+
     /// Raises the same text on all ranks of a communicator.
     pub(crate) fn fail(&self, comm_id: u64, kind: FailureKind, text: &str) {
         for group in self.groups.get(&comm_id).into_iter().flatten() {

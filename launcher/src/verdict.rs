@@ -69,6 +69,17 @@ impl Verdict {
         matches!(self.cause, Cause::Ended { error: Some(_), .. })
     }
 
+    /// Whether ranks were waiting, so that it matters where they are in their programs.
+    pub(crate) fn is_hang(&self) -> bool {
+        match &self.cause {
+            Cause::LeftEarly { .. } | Cause::Stopped(_) => true,
+            Cause::Ended { error: Some(error), .. } | Cause::Blamed { error, .. } => {
+                HANG_KINDS.contains(&error.kind.as_str())
+            }
+            _ => false,
+        }
+    }
+
     /// Of a failure that is nobody's whose board could tell more.
     pub(crate) fn plain(culprit: Option<u32>, cause: Cause, at: Instant) -> Verdict {
         Verdict { culprit, cause, waiting: None, at }
@@ -210,6 +221,7 @@ const LEFT_AFTER: Duration = Duration::from_secs(2);
 const NOTICED_AFTER: Duration = Duration::from_millis(100);
 /// How long a rank is stopped, and others wait, before it counts as a failure.
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
+const HANG_KINDS: [&str; 2] = ["CollectiveTimeoutError", "DeadlockError"];
 const ECHO_KINDS: [&str; 2] = ["RankLostError", "AbortedError"];
 /// Of Gloo and of sockets.
 const ECHO_TEXTS: [&str; 3] = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"];

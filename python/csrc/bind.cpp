@@ -7,6 +7,7 @@
 #include "call_site.h"
 #include "callbacks.h"
 #include "process_group.h"
+#include "stacks.h"
 
 namespace py = pybind11;
 
@@ -32,5 +33,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
+  module.def("tell_gil", &tpurun::tell_gil, py::arg("signal"), py::arg("fd"),
+             "Say beside a stack whether its thread holds the interpreter's lock.");
   module.def("stop_callbacks", &tpurun::stop_callbacks, "Run no more callbacks of futures; for exit.");
 }

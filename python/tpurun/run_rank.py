@@ -21,6 +21,8 @@ import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
+from tpurun import stacks
+
 MAX_MESSAGE_CHARS = 8192
 
 
@@ -53,6 +55,7 @@ def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: 
         del sys.path[0]
     # A process that the program forks inherits our descriptors, but is not this rank: the engine compares.
     os.environ["TPURUN_RANK_PID"] = str(os.getpid())
+    stacks.register()
     sys.argv = [target, *arguments]
     main_module = ModuleType("__main__")
     sys.modules["__main__"] = main_module

@@ -101,6 +101,7 @@ impl Agent {
         if let Some(deadlock) = found {
             let text =
                 wait_graph::describe(&deadlock, &Names { host: &self.host, views: &views, ended: &ended });
+            self.ask_for_stacks();
             self.deliver_deadlock(&deadlock, text);
             self.suspicion = Suspicion::default();
             return;

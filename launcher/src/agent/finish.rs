@@ -170,6 +170,7 @@ impl Agent {
                 false => self.output.last_line(rank),
             }),
             log_file: log_file.as_deref(),
+            stacks: if verdict.is_hang() { &self.stacks } else { &[] },
             lost: match self.job.policy.tolerance {
                 Tolerance::Nothing => Vec::new(),
                 _ => self.losses.besides(culprit),

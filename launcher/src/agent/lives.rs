@@ -39,6 +39,7 @@ impl Agent {
     /// the others have waited for it, so that it has no place among them any more.
     pub(super) fn judge(&mut self, verdict: Verdict) {
         if let (Some(rank), Cause::Stopped(since)) = (verdict.culprit, &verdict.cause) {
+            self.ask_for_stacks();
             self.lose_stopped(rank, *since);
         }
         let stopped = verdict.culprit.filter(|_| matches!(verdict.cause, Cause::Stopped(_)));
@@ -65,6 +66,9 @@ impl Agent {
     pub(super) fn fail(&mut self, verdict: Verdict) {
         if matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
             return;
+        }
+        if verdict.is_hang() && self.stacks.is_empty() {
+            self.ask_for_stacks();
         }
         self.take_losses();
         let why = match self.job.policy.next_world(&self.census_with(&verdict), self.restarts) {
@@ -231,6 +235,8 @@ impl Agent {
         self.losses = Losses::default();
         self.forgiven = None;
         self.watch = Watch::default();
+        self.suspects = self.suspects.renewed();
+        self.stacks.clear();
         self.due.clear();
         self.suspicion = Default::default();
         Ok(())

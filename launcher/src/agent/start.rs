@@ -26,6 +26,7 @@ use crate::ranks::{self, Rank, RankEnds};
 use crate::run_dir::RunDir;
 use crate::screen::Screen;
 use crate::signals::Signals;
+use crate::suspects::Suspects;
 use crate::watch::Watch;
 
 /// Runs the job for the process `front`, which waits for us, and returns its exit code.
@@ -67,6 +68,7 @@ impl Agent {
         let (control_tx, control) = mpsc::channel(QUEUED_CHUNKS);
         let (server_tx, server) = mpsc::channel(queued_answers(&job));
         let now = Instant::now();
+        let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file());
         let agent = Agent {
             front,
             run_dir,
@@ -87,6 +89,8 @@ impl Agent {
             forgiven: None,
             restarts: 0,
             watch: Watch::default(),
+            suspects,
+            stacks: Vec::new(),
             next_watch: now,
             due: Vec::new(),
             suspicion: Default::default(),

@@ -1,0 +1,31 @@
+//! What the agent says of ranks that keep others waiting, and where everybody is when that ends in a failure.
+
+use std::time::Instant;
+
+use tpurun_collectives::board;
+
+use super::Agent;
+use crate::watch;
+
+impl Agent {
+    /// Names who keeps others waiting, in the log and in the text of timeouts to come.
+    pub(super) fn look_for_suspects(&mut self, now: Instant) {
+        let views = watch::views(&self.board);
+        if let Some(notice) = self.suspects.look(&views, &self.ranks, now, board::now_ns()) {
+            self.run_dir.event(notice.event, notice.details);
+            self.say(&notice.line);
+        }
+        if self.suspects.has_news() {
+            for group in self.control.supervisor().all() {
+                group.note(&self.suspects.note(group.world_ranks()));
+            }
+        }
+    }
+
+    /// Where the ranks are in their programs, before they hear that they wait in vain.
+    pub(super) fn ask_for_stacks(&mut self) {
+        let mut ranks: Vec<(u32, i32)> = self.running().into_iter().map(|(pid, rank)| (rank, pid)).collect();
+        ranks.sort_unstable();
+        self.stacks = self.suspects.stacks("when the job hung", &ranks);
+    }
+}

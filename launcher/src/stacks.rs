@@ -1,0 +1,208 @@
+//! Asks ranks where they are in their programs, all threads of them, and reads what they answer.
+//!
+//! A rank answers from a signal handler (`python/tpurun/stacks.py`) into a file of the run directory. Only a
+//! process that handles the signal is sent it, and only while the file is still the one behind its
+//! descriptor: a program that rank executed later would die of it, or write elsewhere.
+
+mod classes;
+mod parse;
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tpurun_collectives::control::{STACK_SIGNAL, STACK_SIGNAL_VAR, realtime_signal};
+
+use crate::processes::{Process, handles_signal};
+
+pub(crate) use classes::{Class, classes, full_text, lines, place};
+pub(crate) use parse::{Dump, Frame, Header, Thread};
+
+/// How the ranks of a run are asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Asker {
+    /// Where they write.
+    dir: PathBuf,
+    /// None when nobody wants to be asked.
+    signal: Option<Signal>,
+}
+
+/// What one rank has answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RankStack {
+    pub(crate) rank: u32,
+    pub(crate) header: Option<Header>,
+    /// None when it could not be asked or did not answer in time.
+    pub(crate) dump: Option<Dump>,
+}
+
+/// Ranks that have been asked and may not have answered yet.
+#[derive(Debug)]
+pub(crate) struct Inquiry {
+    until: Instant,
+    ranks: Vec<Asked>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    rank: u32,
+    /// None when it was not asked.
+    file: Option<AnswerFile>,
+}
+
+/// Its size stands still once it has grown and everything is written.
+#[derive(Debug)]
+struct AnswerFile {
+    file: File,
+    header: Header,
+    /// Where the answer begins.
+    start: u64,
+    last_bytes: u64,
+    is_quiet: bool,
+}
+
+impl RankStack {
+    /// The main thread's.
+    pub(crate) fn main(&self) -> Option<&Thread> {
+        self.dump.as_ref().and_then(|dump| dump.main(self.header))
+    }
+
+    /// Innermost first; empty when the rank has not answered.
+    pub(crate) fn main_frames(&self) -> &[Frame] {
+        self.main().map_or(&[], |thread| &thread.frames)
+    }
+
+    pub(crate) fn threads(&self) -> &[Thread] {
+        self.dump.as_ref().map_or(&[], |dump| &dump.threads)
+    }
+
+    /// Whether the main thread holds the interpreter's lock; None when it has not said so itself.
+    pub(crate) fn holds_gil(&self) -> Option<bool> {
+        let is_mains = self.main().is_some_and(|main| main.is_current);
+        self.dump.as_ref().filter(|_| is_mains).and_then(|dump| dump.holds_gil)
+    }
+}
+
+impl Asker {
+    /// For the ranks of the run whose stacks lie in `dir`.
+    pub(crate) fn new(dir: PathBuf) -> Asker {
+        let number = std::env::var(STACK_SIGNAL_VAR).ok().and_then(|text| text.parse().ok());
+        let signal = match number {
+            Some(0) => None,
+            number => number.and_then(realtime_signal).or_else(|| realtime_signal(STACK_SIGNAL)),
+        };
+        Asker { dir, signal }
+    }
+
+    /// Sends the signal to those of the ranks, given with their processes, that can answer.
+    pub(crate) fn ask(&self, ranks: &[(u32, i32)], now: Instant) -> Inquiry {
+        let asked = ranks.iter().map(|(rank, pid)| Asked { rank: *rank, file: self.ask_one(*rank, *pid) });
+        Inquiry { until: now + PATIENCE, ranks: asked.collect() }
+    }
+
+    /// Asks, and waits for all answers, a short while at most.
+    pub(crate) fn ask_and_wait(&self, ranks: &[(u32, i32)]) -> Vec<RankStack> {
+        let mut inquiry = self.ask(ranks, Instant::now());
+        while !inquiry.is_over(Instant::now()) {
+            std::thread::sleep(POLL);
+        }
+        inquiry.answers()
+    }
+
+    fn ask_one(&self, rank: u32, pid: i32) -> Option<AnswerFile> {
+        let signal = self.signal?;
+        // From here on nobody else can be meant by this number.
+        let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        let file = open_answers(&self.dir, rank, pid)?;
+        let is_same = {
+            let behind = fs::metadata(format!("/proc/{pid}/fd/{}", file.header.fd)).ok()?;
+            let ours = file.file.metadata().ok()?;
+            (behind.dev(), behind.ino()) == (ours.dev(), ours.ino())
+        };
+        // One that is stopped would answer when it goes on.
+        let can_answer =
+            matches!(Process::read(pid)?.state, 'R' | 'S' | 'D') && handles_signal(pid, signal.as_raw());
+        if !is_same || !can_answer {
+            return None;
+        }
+        pidfd_send_signal(process, signal).ok()?;
+        Some(file)
+    }
+}
+
+impl Inquiry {
+    /// Whether all have answered, or have had the time to.
+    pub(crate) fn is_over(&mut self, now: Instant) -> bool {
+        let mut is_over = true;
+        for file in self.ranks.iter_mut().filter_map(|asked| asked.file.as_mut()) {
+            is_over &= file.has_answered();
+        }
+        is_over || now >= self.until
+    }
+
+    /// What has been answered so far.
+    pub(crate) fn answers(self) -> Vec<RankStack> {
+        self.ranks
+            .into_iter()
+            .map(|Asked { rank, file }| {
+                let header = file.as_ref().map(|file| file.header);
+                let bytes = file.and_then(|mut file| file.answer()).filter(|bytes| !bytes.is_empty());
+                RankStack { rank, header, dump: bytes.map(|bytes| parse::dump(&bytes)) }
+            })
+            .collect()
+    }
+}
+
+impl AnswerFile {
+    /// A rank says itself where its answer ends if its extension is loaded; else two looks must agree.
+    fn has_answered(&mut self) -> bool {
+        let bytes = self.file.metadata().map_or(0, |metadata| metadata.len());
+        let has_grown = bytes != self.last_bytes;
+        self.last_bytes = bytes;
+        if bytes <= self.start || self.is_quiet {
+            return self.is_quiet;
+        }
+        self.is_quiet = !has_grown || self.answer().is_some_and(|answer| answer.ends_with(END));
+        self.is_quiet
+    }
+
+    fn answer(&mut self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.file.seek(SeekFrom::Start(self.start)).ok()?;
+        (&self.file).take(MAX_ANSWER_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+}
+
+/// The file of a rank whose process has said that it answers there.
+fn open_answers(dir: &Path, rank: u32, pid: i32) -> Option<AnswerFile> {
+    let path = dir.join(file_name(rank));
+    // Not a pipe that somebody has put there: opening it would wait.
+    fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
+    let file = File::open(path).ok()?;
+    let bytes = file.metadata().ok()?.len();
+    let header = read_header(&file, pid)?;
+    Some(AnswerFile { file, header, start: bytes, last_bytes: bytes, is_quiet: false })
+}
+
+/// A rank writes it before anything else, after what earlier processes of the same rank have written.
+fn read_header(file: &File, pid: i32) -> Option<Header> {
+    let mut bytes = Vec::new();
+    file.take(MAX_HEADER_BYTES).read_to_end(&mut bytes).ok()?;
+    parse::header(&String::from_utf8_lossy(&bytes), pid)
+}
+
+/// In the folder of stacks.
+pub(crate) fn file_name(rank: u32) -> String {
+    format!("rank-{rank:04}.txt")
+}
+
+/// How long answers are waited for: a rank answers when it next gets a CPU.
+const PATIENCE: Duration = Duration::from_millis(300);
+const POLL: Duration = Duration::from_millis(5);
+const END: &[u8] = b"tpurun: end\n";
+const MAX_ANSWER_BYTES: u64 = 256 << 10;
+const MAX_HEADER_BYTES: u64 = 4 << 20;

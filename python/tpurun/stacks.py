@@ -1,0 +1,67 @@
+"""Lets the launcher ask a rank for the Python stacks of its threads, whatever it is doing.
+
+A rank registers :mod:`faulthandler` on a real-time signal, with a file in the run directory. That works
+without tracing rights, while a native call holds the interpreter's lock, and in containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import threading
+from typing import NamedTuple
+
+# Neither glibc (32, 33) nor Python, a JVM (62) or valgrind (64) use it.
+DEFAULT_SIGNAL = 54
+# Where programs that close what they did not open, or use select, have no business.
+FIRST_FD = 900
+
+
+class Registration(NamedTuple):
+    """How this rank can be asked."""
+
+    signal: int
+    fd: int
+
+
+_registered: Registration | None = None
+
+
+def register() -> None:
+    """Called once by a rank, before its program runs. A rank that can not be asked runs all the same."""
+    global _registered
+    number, directory, rank = signal_number(), os.environ.get("TPURUN_RUN_DIR"), os.environ.get("RANK", "")
+    if not number or not directory or not rank.isdecimal():
+        return
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        fd = open_high(os.path.join(directory, "stacks", f"rank-{int(rank):04}.txt"))
+        # Python restarts what the signal interrupts only without `chain`.
+        faulthandler.register(number, fd, all_threads=True, chain=False)
+        # By the number of its descriptor the launcher sees whether the file is still the one behind it.
+        os.write(fd, f"tpurun: pid {os.getpid()} fd {fd} main {threading.get_ident():#018x}\n".encode())
+        _registered = Registration(number, fd)
+
+
+def registration() -> Registration | None:
+    """None when this process can not be asked."""
+    return _registered
+
+
+def signal_number() -> int:
+    """TPURUN_STACK_SIGNAL: a real-time signal from 36 to 63, 0 for none; the default for anything else."""
+    text = os.environ.get("TPURUN_STACK_SIGNAL", "")
+    number = int(text) if text.isdecimal() else -1
+    return number if number == 0 or 36 <= number <= 63 else DEFAULT_SIGNAL
+
+
+def open_high(path: str) -> int:
+    """Opens a file for appending, under a high number where the limit allows one."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    except OSError:
+        return fd
+    os.close(fd)
+    return high
