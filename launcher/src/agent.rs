@@ -4,6 +4,7 @@
 mod deliver;
 mod finish;
 mod lives;
+mod recorder;
 mod start;
 
 use std::cell::RefCell;
@@ -32,6 +33,7 @@ use crate::signals::Signals;
 use crate::verdict::{Cause, Failure, Verdict};
 use crate::watch::Watch;
 
+use recorder::Recorder;
 pub(crate) use start::run;
 
 /// Everything about the one job of this process.
@@ -63,6 +65,7 @@ struct Agent {
     forgiven: Option<Verdict>,
     /// How often all ranks were started again.
     restarts: u32,
+    recorder: Recorder,
     watch: Watch,
     next_watch: Instant,
     /// Lost ranks that the others do not know of yet.
@@ -375,6 +378,7 @@ impl Agent {
             return;
         }
         self.run_dir.event("stop", self.describe_stop(&why));
+        let reason = if matches!(why, Why::Asked(_)) { "stopped" } else { "failed" };
         let running = self.running();
         let mut victims: Vec<u32> = running.values().copied().collect();
         victims.sort_unstable();
@@ -388,6 +392,7 @@ impl Agent {
         });
         if !is_urgent {
             running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
+            self.record_flight(reason);
         }
     }
 

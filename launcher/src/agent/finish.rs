@@ -24,6 +24,7 @@ impl Agent {
         if let (Some(_), Phase::Stopping(stopping)) = (self.read_the_rest(rx).await, &mut self.phase) {
             stopping.is_hurried = true;
         }
+        self.finish_flight();
         let phase = std::mem::replace(&mut self.phase, Phase::Running);
         let (code, is_hurried) = match phase {
             Phase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),
@@ -170,6 +171,7 @@ impl Agent {
                 false => self.output.last_line(rank),
             }),
             log_file: log_file.as_deref(),
+            has_flight: self.recorder.has_dump(),
             lost: match self.job.policy.tolerance {
                 Tolerance::Nothing => Vec::new(),
                 _ => self.losses.besides(culprit),
