@@ -4,6 +4,7 @@
 mod deliver;
 mod finish;
 mod lives;
+mod recorder;
 mod start;
 mod suspicion;
 
@@ -35,6 +36,7 @@ use crate::suspects::Suspects;
 use crate::verdict::{Cause, Failure, Verdict};
 use crate::watch::Watch;
 
+use recorder::Recorder;
 pub(crate) use start::run;
 
 /// Everything about the one job of this process.
@@ -66,6 +68,7 @@ struct Agent {
     forgiven: Option<Verdict>,
     /// How often all ranks were started again.
     restarts: u32,
+    recorder: Recorder,
     watch: Watch,
     suspects: Suspects,
     /// Where the ranks were when the job failed of a hang.
@@ -384,6 +387,7 @@ impl Agent {
             return;
         }
         self.run_dir.event("stop", self.describe_stop(&why));
+        let reason = if matches!(why, Why::Asked(_)) { "stopped" } else { "failed" };
         let running = self.running();
         let mut victims: Vec<u32> = running.values().copied().collect();
         victims.sort_unstable();
@@ -397,6 +401,7 @@ impl Agent {
         });
         if !is_urgent {
             running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
+            self.record_flight(reason);
         }
     }
 

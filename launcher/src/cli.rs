@@ -5,7 +5,7 @@ pub(crate) mod words;
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::job_file::JobFile;
@@ -50,6 +50,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show what the ranks of a job are doing, or did when it failed
+    #[command(after_help = STATUS_EXAMPLES)]
+    Status(StatusOptions),
+    /// Write what the ranks of a job have posted as a trace for Perfetto or PyTorch's flight recorder
+    #[command(after_help = TRACE_EXAMPLES)]
+    Trace(TraceOptions),
     /// Measure the collectives, alone or in turn with another backend
     #[command(args_override_self = true, after_help = BENCH_EXAMPLES)]
     Bench(Bench),
@@ -60,6 +66,49 @@ pub(crate) enum Command {
     },
     /// Print the manual page (roff)
     Man,
+}
+
+/// What `tpurun status` shows.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct StatusOptions {
+    /// A run directory, its name, or the beginning or end of it [default: the newest that runs]
+    #[arg(value_name = "JOB")]
+    pub(crate) job: Option<String>,
+    /// One line for each rank instead of one for all that do the same
+    #[arg(long)]
+    pub(crate) ranks: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show it again every 2 seconds, or as often as said, until the job ends
+    #[arg(long, value_name = "2s", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    pub(crate) watch: Option<String>,
+}
+
+/// What `tpurun trace` writes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TraceOptions {
+    /// A run directory, its name, or the beginning or end of it [default: the newest that runs]
+    #[arg(value_name = "JOB")]
+    pub(crate) job: Option<String>,
+    /// File, - for stdout, or with --format torch a new directory [default: in RUN/flight]
+    #[arg(short = 'o', long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// What to write
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: TraceFormat,
+}
+
+/// Formats of `tpurun trace`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TraceFormat {
+    /// Perfetto's, for https://ui.perfetto.dev
+    #[default]
+    Perfetto,
+    /// The document itself
+    Json,
+    /// Of PyTorch's flight recorder, for torchfrtrace
+    Torch,
 }
 
 /// What `tpurun bench` measures; all but the ranks go to `python -m tpurun.bench` as they are.
@@ -266,6 +315,7 @@ const EXAMPLES: &str = r#"Examples:
   tpurun --elastic 4:8 train.py           8 ranks, and on with 4 to 7 when some are lost
   tpurun -n 1 eval.py : -n 7 train.py     two programs in one world: rank 0, ranks 1 to 7
   tpurun --job job.toml                   the programs that a file lists
+  tpurun status                           say what the ranks of a running job do
   tpurun bench --ranks 8 --against gloo   measure the collectives
 
 A program that is called like a command is run with its path: ./doctor
@@ -282,6 +332,17 @@ options belong to the job and stand before the first one. A `:` that is an argum
   command = ["train.py", "--ratio", ":"]  # or ["-m", "pkg.train"]
   env = { LR = "0.1" }                    # for its ranks only
   cwd = "."                               # relative to this file; default: where tpurun is started"#;
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  tpurun status             what the ranks of the newest job do now
+  tpurun status --watch=5s  every 5 seconds, until it ends
+  tpurun status 7f3a        of the run whose name ends so";
+
+const TRACE_EXAMPLES: &str = "\
+Examples:
+  tpurun trace -o hang.perfetto-trace       open it in https://ui.perfetto.dev
+  tpurun trace 7f3a --format torch -o dump  then: torchfrtrace dump";
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())

@@ -228,7 +228,7 @@ fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
 }
 
 /// `500ms`, `30s`, `10m`, `1h`; a bare number is seconds, as in torchrun.
-fn parse_duration(flag: &str, text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(flag: &str, text: &str) -> Result<Duration, String> {
     let wrong = || format!("{flag}: expected a time such as 500ms, 30s, 10m or 1h, given {text}");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let millis_per_unit = match &text[digits.len()..] {

@@ -11,6 +11,7 @@ mod doctor;
 mod dry_run;
 mod environment;
 mod exchange;
+mod flight;
 mod fork_server;
 mod front;
 mod job;
@@ -21,6 +22,7 @@ mod last_words;
 mod losses;
 mod op_text;
 mod output;
+mod perfetto;
 mod policy;
 mod processes;
 mod program;
@@ -31,9 +33,11 @@ mod run_dir;
 mod screen;
 mod signals;
 mod stacks;
+mod status;
 mod supervisor;
 mod suspects;
 mod target;
+mod trace;
 mod verdict;
 mod wait_graph;
 mod watch;
@@ -65,6 +69,8 @@ fn main_code() -> Result<ExitCode, String> {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),
         Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
+        Some(Command::Status(options)) => status::run(options),
+        Some(Command::Trace(options)) => trace::run(options, cli.options.python.as_deref()),
         Some(Command::Bench(bench)) => {
             let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map_or("2,8", String::as_str);
             let counts: Vec<&str> = given.split(',').collect();

@@ -20,6 +20,21 @@ pub(crate) fn is_point_to_point(op: &OpView) -> bool {
     matches!(op.collective, SEND | RECV)
 }
 
+/// As in the name of the torch function.
+pub(crate) fn collective(code: u8) -> &'static str {
+    name(&COLLECTIVES, code)
+}
+
+/// `f32`, `bf16`, ..
+pub(crate) fn dtype(code: u8) -> &'static str {
+    name(&DTYPES, code)
+}
+
+/// `SUM`, ..; None where nothing is reduced.
+pub(crate) fn reduce_op(op: &OpView) -> Option<&'static str> {
+    matches!(op.collective, ALL_REDUCE | REDUCE_SCATTER | REDUCE).then(|| name(&REDUCE_OPS, op.reduce_op))
+}
+
 fn details(op: &OpView) -> String {
     let mut parts = Vec::new();
     if op.collective != BARRIER {
@@ -27,9 +42,7 @@ fn details(op: &OpView) -> String {
         let shape = if shape.is_empty() { op.count.to_string() } else { shape.join("x") };
         parts.push(format!("{}[{shape}]", name(&DTYPES, op.dtype)));
     }
-    if matches!(op.collective, ALL_REDUCE | REDUCE_SCATTER | REDUCE) {
-        parts.push(name(&REDUCE_OPS, op.reduce_op).to_owned());
-    }
+    parts.extend(reduce_op(op).map(str::to_owned));
     match (op.collective, op.root) {
         (_, root) if root < 0 => {}
         (SEND, peer) => parts.push(format!("to {peer}, tag {}", op.tag)),

@@ -31,6 +31,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) last_line: Option<&'a str>,
     /// The culprit's, when it wrote one.
     pub(crate) log_file: Option<&'a Path>,
+    /// What the ranks had posted lies in the run directory.
+    pub(crate) has_flight: bool,
     /// Ranks that had been lost before, or with it.
     pub(crate) lost: Vec<String>,
     /// How many restarts there were; empty when there were none to have.
@@ -74,10 +76,15 @@ pub(crate) fn render(verdict: &Verdict, facts: &Facts<'_>) -> String {
     if let (Some(rank), Some(line)) = (verdict.culprit, facts.last_line) {
         field("last log", vec![format!("rank {rank} | {line}")]);
     }
-    if let Some(log) = facts.log_file {
-        field("next", vec![format!("less {}", log.display())]);
-    }
+    field("next", next(facts));
     text
+}
+
+fn next(facts: &Facts<'_>) -> Vec<String> {
+    let log = facts.log_file.map(|log| format!("less {}", log.display()));
+    let run = facts.run_dir.display();
+    let flight = facts.has_flight.then(|| format!("tpurun status {run}, tpurun trace {run}"));
+    log.into_iter().chain(flight).collect()
 }
 
 /// Who failed and how, in one line.
@@ -201,7 +208,7 @@ fn shown_path(file: &str) -> String {
 }
 
 /// One line of a terminal's text: what ranks write must not move the cursor.
-fn clip(line: &str) -> String {
+pub(crate) fn clip(line: &str) -> String {
     let clean: String =
         line.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_CHARS + 1).collect();
     match clean.char_indices().nth(MAX_CHARS) {
@@ -248,6 +255,7 @@ mod tests {
             stopped_after: Duration::from_millis(111),
             last_line: Some("step 9 loss nan"),
             log_file: Some(Path::new("tpurun-runs/20261121-030415-7f3a/rank-0002.log")),
+            has_flight: false,
             lost: Vec::new(),
             restarts: String::new(),
             stacks: &[],
@@ -296,7 +304,7 @@ mod tests {
         check(
             cause,
             Some(waiting()),
-            &facts("0-1,3-63"),
+            &Facts { has_flight: true, ..facts("0-1,3-63") },
             expect![[r#"
             tpurun: FAILED after 00:14:03  exit 1  run tpurun-runs/20261121-030415-7f3a
               culprit   rank 2 (host n0, pid 19910, coord 0,1,0)  raised ValueError: loss is NaN at step 10
@@ -305,6 +313,7 @@ mod tests {
               victims   0-1,3-63  all stopped 111 ms later
               last log  rank 2 | step 9 loss nan
               next      less tpurun-runs/20261121-030415-7f3a/rank-0002.log
+                        tpurun status tpurun-runs/20261121-030415-7f3a, tpurun trace tpurun-runs/20261121-030415-7f3a
         "#]],
         );
     }

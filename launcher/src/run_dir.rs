@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::flight::notice::{FLIGHT, JOB_FILE};
+
 /// One run's directory, open for writing.
 #[derive(Debug)]
 pub(crate) struct RunDir {
@@ -102,6 +104,7 @@ impl RunDir {
 
     /// Keeps the report of a world that another one follows, and forgets the errors of its ranks.
     pub(crate) fn close_world(&self, restarts: u32, report: &str) {
+        let _ = fs::rename(self.path.join(FLIGHT), self.path.join(format!("{FLIGHT}-{restarts}")));
         let file = private_file(&self.path.join(format!("{REPORT}-{restarts}.txt")));
         let _ = file.and_then(|mut file| file.write_all(report.as_bytes()));
         for entry in fs::read_dir(self.path.join(ERRORS)).into_iter().flatten().flatten() {
@@ -130,14 +133,15 @@ fn open_named(dir: &Path) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     // The logs are appended to; those of an earlier run of ours would be taken for this one's.
     if dir.join(MARKER).exists() {
-        let _ = fs::remove_dir_all(dir.join(ERRORS));
         let _ = fs::remove_dir_all(dir.join(STACKS));
         let _ = fs::remove_file(dir.join(STACKS_FILE));
         for entry in fs::read_dir(dir)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             let is_report = name.starts_with(REPORT) && name.ends_with(".txt");
-            if is_report || name.starts_with("rank-") && name.ends_with(".log") {
+            if name == ERRORS || name.starts_with(FLIGHT) {
+                let _ = fs::remove_dir_all(entry.path());
+            } else if is_report || name == JOB_FILE || name.starts_with("rank-") && name.ends_with(".log") {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -200,7 +204,8 @@ fn is_in_use(run: &Path) -> bool {
     })
 }
 
-fn automatic_root() -> PathBuf {
+/// Where runs are that nobody named a directory for.
+pub(crate) fn automatic_root() -> PathBuf {
     std::env::var_os("TPURUN_RUNS")
         .filter(|dir| !dir.is_empty())
         .map_or_else(|| "tpurun-runs".into(), PathBuf::from)

@@ -24,6 +24,7 @@ impl Agent {
         if let (Some(_), Phase::Stopping(stopping)) = (self.read_the_rest(rx).await, &mut self.phase) {
             stopping.is_hurried = true;
         }
+        self.finish_flight();
         let phase = std::mem::replace(&mut self.phase, Phase::Running);
         let (code, is_hurried) = match phase {
             Phase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),
@@ -171,6 +172,7 @@ impl Agent {
             }),
             log_file: log_file.as_deref(),
             stacks: if verdict.is_hang() { &self.stacks } else { &[] },
+            has_flight: self.recorder.has_dump(),
             lost: match self.job.policy.tolerance {
                 Tolerance::Nothing => Vec::new(),
                 _ => self.losses.besides(culprit),

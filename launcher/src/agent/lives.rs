@@ -56,6 +56,7 @@ impl Agent {
     fn forgive(&mut self, verdict: Verdict, lines: &[String]) {
         self.forgiven = Some(verdict);
         self.phase = Phase::Running;
+        self.record_flight("failed");
         for line in lines {
             self.run_dir.event("rank lost", json!({"what": line}));
             self.say(line);
@@ -188,8 +189,10 @@ impl Agent {
         }
         let Phase::Clearing(clearing) = std::mem::replace(&mut self.phase, Phase::Starting) else { return };
         let Why::Restart(verdict, ranks) = &clearing.stopping.why else { return };
+        self.finish_flight();
         let report = self.report(verdict, &clearing.stopping, Instant::now());
         self.run_dir.close_world(self.restarts, &report);
+        self.recorder.close_world();
         self.restarts += 1;
         let text = self.announce_restart(verdict, *ranks);
         match self.renew(rx, *ranks) {

@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tpurun_collectives::board::Board;
 
+use super::recorder::Recorder;
 use super::{Agent, Asked, FRONT_DIED, Phase, Receivers, Senders};
 use crate::cgroup::{self, JobCgroup};
 use crate::control_server::ControlServer;
@@ -85,6 +86,7 @@ impl Agent {
             phase: Phase::Starting,
             failures: Vec::new(),
             left: Vec::new(),
+            recorder: Recorder::default(),
             losses: Losses::default(),
             forgiven: None,
             restarts: 0,
@@ -105,6 +107,7 @@ impl Agent {
 
     /// Sets the ranks, or the server that will fork them, going.
     pub(super) async fn start(&mut self) {
+        self.publish();
         if !self.job.wants_server {
             return self.spawn_ranks();
         }
