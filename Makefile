@@ -3,6 +3,7 @@
 #
 #   PYTHON=python3.12   the interpreter to build for (3.11 or newer)
 #   ARGS=...            what `make demo`, `make bench` and the tests pass on
+#   SECONDS=...         how long `make soak` goes on
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,6 +11,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+SECONDS ?= 300
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -36,7 +38,7 @@ say = @echo "tpurun: $(1)"
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 .PHONY: build
 build: $(INSTALLED) ## set up everything: .venv with torch and tpurun (.venv/bin/tpurun)
@@ -50,6 +52,14 @@ demo: $(INSTALLED) ## train a small GPT on 64 ranks
 .PHONY: bench
 bench: $(INSTALLED) ## time the collectives against Gloo
 	@tpurun bench --against gloo $(ARGS)
+
+.PHONY: fault-matrix
+fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks; writes docs/fault-matrix.md
+	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)
+
+.PHONY: soak
+soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
+	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)
 
 .PHONY: test
 test: $(INSTALLED) test-rust test-loom test-python ## run every test

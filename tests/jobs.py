@@ -18,6 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+from fault_matrix.patience import Clock
+
 TPURUN = Path(sys.executable).with_name("tpurun")
 LIMIT_S = 60
 # Every process of a job inherits it, whatever session or parent it moves to.
@@ -122,7 +124,7 @@ class Job:
             (self.cwd / name).write_text(text)
         self._files_before = set(self.cwd.iterdir())
         self._shared_before = set(os.listdir("/dev/shm"))
-        self._clock = _Clock()
+        self._clock = Clock()
         environment = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)}
         environment |= {MARKER: self.name, "TMPDIR": str(self.temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         self._process = subprocess.Popen(
@@ -225,28 +227,6 @@ class Job:
         assert not shared or not (shared - _names_in_use()), f"left in /dev/shm: {shared}"
         groups = list(Path("/sys/fs/cgroup").glob(f"**/tpurun-{self.pid}"))
         assert not groups, f"left: {groups}"
-
-
-class _Clock:
-    """Measures how much of the machine others use while a job runs."""
-
-    def __init__(self) -> None:
-        self._at, self._ours, self._all = self._read()
-
-    def patience(self) -> float:
-        at, ours, everybodys = self._read()
-        others = max(0.0, (everybodys - self._all) - (ours - self._ours))
-        available = (at - self._at) * (os.cpu_count() or 1)
-        return 1 / (1 - min(others / available, 0.9))
-
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        user, nice, system, _idle, _iowait, irq, softirq = map(
-            int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
-        )
-        busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-        times = os.times()
-        return time.monotonic(), times.children_user + times.children_system, busy
 
 
 def _await_end(pid: int, limit_s: float) -> None:
