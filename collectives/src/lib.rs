@@ -60,6 +60,8 @@ mod region;
 #[cfg(not(tpurun_loom))]
 mod segment;
 #[cfg(not(tpurun_loom))]
+mod sentinel;
+#[cfg(not(tpurun_loom))]
 mod splits;
 #[cfg(not(tpurun_loom))]
 mod stepwise;
@@ -88,5 +90,7 @@ pub use failure::{Failure, FailureKind};
 pub use op::{Op, OpKind, Shape};
 #[cfg(not(tpurun_loom))]
 pub use segment::{Bootstrap, Membership};
+#[cfg(not(tpurun_loom))]
+pub use sentinel::Sentinel;
 #[cfg(not(tpurun_loom))]
 pub use work::{OnDone, Outcome, Work};
