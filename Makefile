@@ -36,7 +36,7 @@ say = @echo "tpurun: $(1)"
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 .PHONY: build
 build: $(INSTALLED) ## set up everything: .venv with torch and tpurun (.venv/bin/tpurun)
@@ -117,6 +117,12 @@ test-loom: | tools
 test-python: $(INSTALLED)
 	$(call say,testing the backend and whole programs)
 	@$(PY) -m pytest $(ARGS)
+
+# Ordinary tests run the same functions over the seeds, so that the targets can not rot.
+SECONDS_EACH := 600
+.PHONY: fuzz
+fuzz: | tools ## feed hostile bytes to every parser, ten minutes each (SECONDS_EACH=, ARGS="TARGET ..")
+	@.ci/fuzz $(SECONDS_EACH) $(ARGS)
 
 # --- checks -----------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ mod failure;
 pub mod ffi;
 #[cfg(not(tpurun_loom))]
 mod flat;
+#[cfg(all(any(test, fuzzing), not(tpurun_loom)))]
+pub mod fuzzing;
 #[cfg(not(tpurun_loom))]
 mod lane;
 #[cfg(not(tpurun_loom))]

@@ -62,7 +62,8 @@ impl Meeting {
     pub(crate) fn arrive(&self, ranks: u32) -> Arrival {
         // Release: my slot and window. Acquire (of the last): everybody's, through the chain of increments.
         let before = self.arrivals.0.fetch_add(1, Ordering::AcqRel);
-        if (before + 1).is_multiple_of(u64::from(ranks)) { Arrival::Last } else { Arrival::Early }
+        // Another process may have put the count anywhere.
+        if before.wrapping_add(1).is_multiple_of(u64::from(ranks)) { Arrival::Last } else { Arrival::Early }
     }
 
     /// Opens the round for everybody; called once per round.
