@@ -128,6 +128,22 @@ test-python: $(INSTALLED)
 	$(call say,testing the backend and whole programs)
 	@$(PY) -m pytest $(ARGS)
 
+# Ordinary tests run the same functions over the seeds, so that the targets can not rot.
+SECONDS_EACH := 600
+.PHONY: fuzz
+fuzz: | tools ## feed hostile bytes to every parser, ten minutes each (SECONDS_EACH=, ARGS="TARGET ..")
+	@.ci/fuzz $(SECONDS_EACH) $(ARGS)
+
+# The flags would rebuild the rest, hence a target directory of its own.
+.PHONY: bench-matching
+bench-matching: | tools ## what comparing the operations of all ranks costs (ARGS="TURNS BLOCK_MS")
+	$(call say,building the engine with and without match keys)
+	@binary() { cargo bench --package tpurun-collectives --locked --bench matching --no-run --message-format=json \
+		| $(PYTHON) -c 'import json, sys; print([e for e in map(json.loads, sys.stdin) if e.get("executable")][-1]["executable"])'; }; \
+	matched=$$(binary); \
+	unmatched=$$(RUSTFLAGS="--cfg tpurun_unmatched" CARGO_TARGET_DIR=target/unmatched binary); \
+	$(PYTHON) collectives/benches/matching.py "$$matched" "$$unmatched" $(ARGS)
+
 # --- checks -----------------------------------------------------------------------------------------------
 
 .PHONY: check-rust

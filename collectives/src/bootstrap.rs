@@ -163,6 +163,14 @@ fn refused(error: &ControlError) -> Failure {
     }
 }
 
+/// Whatever the store says, it is a place or it is not.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn survives(value: &str) {
+    if let Ok(place) = value.parse::<Place>() {
+        assert_eq!(place.to_string().parse(), Ok(place));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,7 @@ use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::presence::Presence;
 use crate::segment::{Bootstrap, Membership, Offer, Segment};
+use crate::sentinel::{Sentinel, Watch};
 use crate::validate::validate;
 use crate::work::{Carrier, OnDone, Outcome, Work};
 
@@ -46,6 +47,7 @@ pub struct Communicator {
     lane: Arc<Mutex<Lane>>,
     collectives: Mutex<Option<CollectiveThread>>,
     messages: MessageThread,
+    watch: Mutex<Option<Watch>>,
     /// Asynchronous collectives that have not ended: a blocking one queues behind them.
     queued: Arc<AtomicUsize>,
     closing: Arc<AtomicBool>,
@@ -92,6 +94,7 @@ impl Communicator {
             ),
             segment,
             presence,
+            watch: Mutex::new(None),
             queued: Arc::new(AtomicUsize::new(0)),
             closing,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
@@ -99,6 +102,13 @@ impl Communicator {
             messages_posted: AtomicU64::new(0),
             pid: std::process::id(),
         })
+    }
+
+    /// Has `sentinel` watch over the next rank, so that all ranks learn of a death at once: for jobs without
+    /// an agent, on every rank.
+    pub fn watched_by(self, sentinel: &Sentinel) -> Self {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = sentinel.watch(self.segment.clone());
+        self
     }
 
     /// Posts one operation. Blocking: returns its outcome. Async: returns at once.
@@ -230,14 +240,16 @@ impl Communicator {
     /// pending messages of this rank, and joins the threads.
     pub fn shutdown(&self) {
         self.closing.store(true, Ordering::Relaxed);
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
         if self.pid != std::process::id() {
-            std::mem::forget(thread);
+            std::mem::forget((thread, watch));
             return;
         }
         if let Some(thread) = thread {
             thread.join();
         }
+        drop(watch);
         self.messages.stop();
         self.presence.close();
         self.segment.close();

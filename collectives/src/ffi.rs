@@ -18,6 +18,7 @@ use crate::dtype::{Dtype, ReduceOp};
 use crate::failure::{Failure, FailureKind, bug, invalid_usage};
 use crate::op::{Op, OpKind, Shape};
 use crate::segment::{Bootstrap, Membership};
+use crate::sentinel::Sentinel;
 use crate::text::head;
 use crate::work::{OnDone, Outcome, Work};
 
@@ -118,6 +119,8 @@ pub struct CWork {
 struct Inherited {
     board: Option<Board>,
     control: Option<ControlClient>,
+    /// Where no agent watches.
+    sentinel: Sentinel,
 }
 
 static INHERITED: OnceLock<Inherited> = OnceLock::new();
@@ -127,9 +130,9 @@ fn inherited() -> &'static Inherited {
         // A process that a rank forked has the same descriptors, but is not the rank.
         let rank_pid = std::env::var("TPURUN_RANK_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
         if rank_pid.is_some_and(|pid| pid != std::process::id()) {
-            return Inherited { board: None, control: None };
+            return Inherited { board: None, control: None, sentinel: Sentinel::new() };
         }
-        Inherited { board: Board::from_env(), control: ControlClient::from_env() }
+        Inherited { board: Board::from_env(), control: ControlClient::from_env(), sentinel: Sentinel::new() }
     })
 }
 
@@ -182,7 +185,9 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
         None => Box::new(StoreBootstrap::new(config.store, rank)?),
     };
     let board = inherited.board.as_ref();
-    Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, board, config.python_threads)
+    let threads = config.python_threads;
+    let created = Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, board, threads)?;
+    Ok(if inherited.control.is_none() { created.watched_by(&inherited.sentinel) } else { created })
 }
 
 /// # Safety

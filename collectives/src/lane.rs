@@ -21,7 +21,7 @@ use crate::match_key::{self, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::presence::Presence;
-use crate::process::{LOOK_PERIOD, Liveness};
+use crate::process::LOOK_PERIOD;
 use crate::segment::Segment;
 use crate::splits;
 use crate::stepwise;
@@ -182,6 +182,11 @@ impl Lane {
 
     /// The first meeting of an operation: compares the keys.
     pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
+        if cfg!(tpurun_unmatched) {
+            // See benches/matching.rs.
+            self.meet(meet, None)?;
+            return Ok(Agreed { rounds, uneven: false });
+        }
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
@@ -288,14 +293,20 @@ impl Lane {
         let meeting = self.segment.meeting();
         let mut blocked = false;
         let mut waiting = None;
+        let mut departures = 0;
         let mut look = Instant::now() + LOOK_PERIOD / 5;
         let result = loop {
             // The first try does not tell the board: most waits are shorter than that is worth.
             let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
-            match meeting.wait(round, self.patience, Some(until)) {
+            let nudges = meeting.nudges();
+            if self.segment.departures() != departures {
+                departures = self.segment.departures();
+                self.give_up_if_hopeless(meet, round);
+            }
+            match meeting.wait(round, self.patience, Some(until), nudges) {
                 Opened::Yes => break Ok(()),
                 Opened::Poisoned => {
-                    break Err(self.poisoned().expect("poisoned after its failure was written"));
+                    break Err(self.poisoned().expect("it stays poisoned"));
                 }
                 Opened::Help { piece, of } => {
                     self.fold(meet, piece, of, round);
@@ -307,14 +318,11 @@ impl Lane {
                     let kind = WaitKind::Collective { seq: meet.seq };
                     waiting = meet.posted.caller.and_then(|threads| self.presence.waiting(kind, threads));
                 }
+                // Nudged: what that announced is looked at above.
+                Opened::NotYet if Instant::now() < look.min(meet.deadline) => {}
                 Opened::NotYet => {
                     look = Instant::now() + LOOK_PERIOD;
-                    let missing = self.segment.missing(round);
-                    if let Some((kind, text)) = self.hopeless(meet, &missing, &missing)
-                        && let Some(failure) = self.segment.fail_round(round, kind, &text)
-                    {
-                        break Err(failure);
-                    }
+                    self.give_up_if_hopeless(meet, round);
                 }
             }
         };
@@ -325,13 +333,23 @@ impl Lane {
         result
     }
 
+    /// Fails a round that can not be opened any more; the next look at the meeting tells whether it did.
+    fn give_up_if_hopeless(&self, meet: &Meet<'_>, round: u32) {
+        let missing = self.segment.missing(round);
+        // When all came, the last of them opens the round, with the help of any of them.
+        let all: Vec<u32> = self.segment.ranks().collect();
+        let needed = if missing.is_empty() { &all } else { &missing };
+        if let Some((kind, text)) = self.hopeless(meet, &missing, needed) {
+            self.segment.fail_round(round, kind, &text);
+        }
+    }
+
     /// Looks after a wait that takes long: did the time run out, do we shut down, is one of `needed` dead?
     /// `missing` did not come to the meeting; none when all did.
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<(FailureKind, String)> {
         let segment = &self.segment;
         let op = format!("operation {} of {}, {}", meet.seq, segment.members().name, Posted::of(meet.op));
-        let lost: Vec<u32> =
-            needed.iter().copied().filter(|rank| segment.liveness(*rank) == Liveness::Gone).collect();
+        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_gone(*rank)).collect();
         if !lost.is_empty() {
             let text = format!("{} is gone: {op} can not complete", segment.describe(&lost));
             return Some((FailureKind::RankLost, text));
@@ -359,6 +377,11 @@ impl Lane {
     }
 
     fn poisoned(&self) -> Option<Failure> {
-        self.segment.meeting().is_poisoned().then(|| self.segment.failure()).flatten()
+        let segment = &self.segment;
+        let unsaid = || {
+            let text = format!("{} was poisoned by a process that did not say why", segment.members().name);
+            segment.fail(FailureKind::Internal, &text)
+        };
+        segment.meeting().is_poisoned().then(|| segment.failure().unwrap_or_else(unsaid))
     }
 }

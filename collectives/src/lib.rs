@@ -33,6 +33,8 @@ mod failure;
 pub mod ffi;
 #[cfg(not(tpurun_loom))]
 mod flat;
+#[cfg(all(any(test, fuzzing), not(tpurun_loom)))]
+pub mod fuzzing;
 #[cfg(not(tpurun_loom))]
 mod lane;
 #[cfg(not(tpurun_loom))]
@@ -59,6 +61,8 @@ pub mod reduce;
 mod region;
 #[cfg(not(tpurun_loom))]
 mod segment;
+#[cfg(not(tpurun_loom))]
+mod sentinel;
 #[cfg(not(tpurun_loom))]
 mod splits;
 #[cfg(not(tpurun_loom))]
@@ -88,5 +92,7 @@ pub use failure::{Failure, FailureKind};
 pub use op::{Op, OpKind, Shape};
 #[cfg(not(tpurun_loom))]
 pub use segment::{Bootstrap, Membership};
+#[cfg(not(tpurun_loom))]
+pub use sentinel::Sentinel;
 #[cfg(not(tpurun_loom))]
 pub use work::{OnDone, Outcome, Work};

@@ -19,7 +19,7 @@ use crate::match_key::Posted;
 use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
 use crate::presence::Presence;
-use crate::process::{LOOK_PERIOD, Liveness};
+use crate::process::LOOK_PERIOD;
 use crate::segment::Segment;
 use crate::work::{Outcome, Work};
 
@@ -70,6 +70,8 @@ pub(crate) struct Messages {
     aside_bytes: usize,
     /// When to look next whether peers are still there.
     look: Instant,
+    /// How many ranks had left or were gone at the last look.
+    departures: u32,
     /// Works that ended since somebody last asked.
     ended: usize,
 }
@@ -86,6 +88,7 @@ impl Messages {
             unexpected: (0..ranks).map(|_| VecDeque::new()).collect(),
             aside_bytes: 0,
             look: Instant::now() + LOOK_PERIOD,
+            departures: 0,
             ended: 0,
         }
     }
@@ -95,6 +98,10 @@ impl Messages {
         let timeout = op.timeout.unwrap_or(timeout);
         let pending = Pending { op, work, deadline: Instant::now() + timeout, timeout, recording, moved: 0 };
         self.segment.add_pending(pending.op.kind, pending.op.root);
+        if self.segment.departures() > 0 {
+            // It may wait for one of those that are gone.
+            self.look = Instant::now();
+        }
         match pending.op.kind {
             OpKind::Send => {
                 let to = pending.op.root.expect("a send has a destination, checked when posted") as usize;
@@ -164,7 +171,8 @@ impl Messages {
         if let Some(text) = late {
             let failure = self.segment.fail(FailureKind::Timeout, &text);
             self.fail_all(&failure);
-        } else if now >= self.look {
+        } else if now >= self.look || self.segment.departures() != self.departures {
+            self.departures = self.segment.departures();
             self.look = now + LOOK_PERIOD;
             self.look_after_peers();
         }
@@ -175,7 +183,7 @@ impl Messages {
         let mut peers: Vec<u32> = self.pending().flat_map(|pending| self.peers(pending)).collect();
         peers.sort_unstable();
         peers.dedup();
-        peers.retain(|peer| segment.liveness(*peer) == Liveness::Gone);
+        peers.retain(|peer| segment.is_gone(*peer));
         if peers.is_empty() {
             return;
         }

@@ -54,6 +54,14 @@ fn parse(stat: &[u8]) -> Option<Stat> {
     Some(Stat { state, start })
 }
 
+/// Whatever the line is, it is read or it is not.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn survives(line: &[u8]) {
+    if let Some(stat) = parse(line) {
+        assert!(!stat.state.is_ascii_whitespace());
+    }
+}
+
 #[cfg(test)]
 #[cfg(not(tpurun_loom))]
 mod tests {

@@ -15,7 +15,10 @@ use crate::op::OpKind;
 use crate::process::{self, LOOK_PERIOD, Liveness};
 use crate::rank_list::RankList;
 use crate::region::Region;
-use crate::sync::{AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Ring, Run, Word};
+use crate::sync::{
+    AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Publication, Ring, Run, Settled, Word,
+    Writer,
+};
 use crate::text::head;
 
 /// How the ranks of a host hand each other the descriptor of their segment.
@@ -68,21 +71,21 @@ const H_ATTACHED: usize = 64;
 const H_NAME_BYTES: usize = 128;
 const H_NAME: usize = 136;
 const NAME_BYTES: usize = 512;
+const H_DEPARTURES: usize = 704;
 // Member words.
 const M_PID: usize = 0;
 const M_START: usize = 8;
 const M_WORLD_RANK: usize = 16;
 const M_CLOSED: usize = 20;
 const M_ARRIVED: usize = 24;
+const M_LOST: usize = 32;
 const M_DOORBELL: usize = 64;
-// Failure words.
-const F_STATE: usize = 0;
+/// A writer of the failure that is none of the ranks.
+const OUTSIDER: u32 = u32::MAX >> 2;
+// Failure words, behind the word of its publication.
 const F_KIND: usize = 4;
 const F_BYTES: usize = 8;
 const F_TEXT: usize = 64;
-const F_NONE: u32 = 0;
-const F_WRITING: u32 = 1;
-const F_READY: u32 = 2;
 
 /// What rank 0 decides for all, where their own settings might differ.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +219,18 @@ impl Segment {
         self.region.at(self.layout.ledger(from, to) + 4)
     }
 
-    fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
+    /// Rank 0's, whose other ranks will never come: what they would write is up to the caller.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn alone(name: &str, ranks: u32, window_bytes: usize) -> Self {
+        let members = Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect() };
+        let layout = Layout::new(ranks, window_bytes);
+        let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
+        let segment = Self { region, layout, members };
+        segment.write_header(Offer { window_bytes, matching: Matching::Normal, cpus: 1 });
+        segment
+    }
+
+    pub(crate) fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
         let bytes = Region::size_of(fd).map_err(|error| refused(&members, "inspect", 0, &error))?;
         let region = Region::open(fd, bytes).map_err(|error| refused(&members, "map", bytes, &error))?;
         let word = |offset: usize| region.at::<AtomicU32>(offset).load(Ordering::Relaxed);
@@ -373,6 +387,32 @@ impl Segment {
         self.region.read(data + second as usize, rest);
     }
 
+    /// The process of `rank` is gone: who waits for it looks again.
+    pub(crate) fn mourn(&self, rank: u32) {
+        self.lost(rank).store(1, Ordering::Release);
+        self.departures_word().fetch_add(1, Ordering::AcqRel);
+        self.meeting().nudge();
+        self.ring_all();
+    }
+
+    /// Whether the process of `rank` is gone, as far as anybody knows.
+    pub(crate) fn is_gone(&self, rank: u32) -> bool {
+        self.lost(rank).load(Ordering::Acquire) != 0 || self.liveness(rank) == Liveness::Gone
+    }
+
+    fn lost(&self, rank: u32) -> &AtomicU32 {
+        self.region.at(self.layout.member(rank) + M_LOST)
+    }
+
+    /// How many ranks have left or are gone: a cheap look whether anything changed.
+    pub(crate) fn departures(&self) -> u32 {
+        self.departures_word().load(Ordering::Acquire)
+    }
+
+    fn departures_word(&self) -> &AtomicU32 {
+        self.region.at(self.layout.header() + H_DEPARTURES)
+    }
+
     /// Says that this rank is about to arrive in `round`.
     pub(crate) fn set_arrived(&self, round: u32) {
         let arrived: &AtomicU64 = self.region.at(self.layout.member(self.rank()) + M_ARRIVED);
@@ -410,29 +450,70 @@ impl Segment {
     /// As [`fail`](Self::fail), unless round `round` of the meeting is open by now: then nothing happens.
     pub(crate) fn fail_round(&self, round: u32, kind: FailureKind, text: &str) -> Option<Failure> {
         self.publish(kind, text, || self.meeting().poison_round(round));
-        self.failure()
+        let failure = self.failure();
+        if failure.is_some() {
+            // Whoever failed it; a process that only said so must not leave us waiting.
+            self.meeting().poison_round(round);
+        }
+        failure
+    }
+
+    fn publication(&self) -> &Publication {
+        self.region.at(self.layout.failure())
     }
 
     /// Writes the text, lets `take_effect` decide whether it stands, and tells everybody.
-    fn publish(&self, kind: FailureKind, text: &str, take_effect: impl FnOnce() -> bool) {
-        let base = self.layout.failure();
-        let state: &Word = self.region.at(base + F_STATE);
-        let claimed =
-            state.atomic().compare_exchange(F_NONE, F_WRITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if !claimed {
-            return;
+    fn publish(&self, kind: FailureKind, text: &str, take_effect: impl Fn() -> bool) {
+        let write = || self.write_failure(kind, text);
+        let settled =
+            self.publication().publish(self.writer(), write, take_effect, self.look_at_writer(), |writer| {
+                self.speak_for(writer)
+            });
+        if settled == Settled::Stands {
+            self.ring_all();
         }
+    }
+
+    fn write_failure(&self, kind: FailureKind, text: &str) {
+        let base = self.layout.failure();
         let text = head(text, FAILURE_TEXT_BYTES);
         self.region.write(base + F_TEXT, text.as_bytes());
         self.region.at::<AtomicU32>(base + F_KIND).store(kind as u32, Ordering::Relaxed);
         self.region.at::<AtomicU32>(base + F_BYTES).store(text.len() as u32, Ordering::Relaxed);
-        // Who sees the poison before the state waits for it.
-        let stands = take_effect();
-        state.atomic().store(if stands { F_READY } else { F_NONE }, Ordering::Release);
-        state.wake(EVERYBODY);
-        if stands {
-            self.ring_all();
+    }
+
+    /// Who we are when we write the failure: the agent is no rank, and dies with the job.
+    fn writer(&self) -> u32 {
+        if self.pid(self.rank()) == std::process::id() { self.rank() } else { OUTSIDER }
+    }
+
+    /// Whether who is writing the failure still may finish.
+    fn look_at_writer(&self) -> impl FnMut(u32) -> Writer {
+        // Longer than writing the text takes, even on a machine that is 64 times oversubscribed.
+        const PATIENCE: Duration = Duration::from_millis(500);
+        let mut deadline = None;
+        move |writer| match deadline {
+            // Nearly always it is done in a moment.
+            None => {
+                deadline = Some(Instant::now() + PATIENCE);
+                Writer::Alive
+            }
+            Some(_) if writer < self.size() && self.is_gone(writer) => Writer::Gone,
+            Some(deadline) if Instant::now() >= deadline => Writer::Silent,
+            Some(_) => Writer::Alive,
         }
+    }
+
+    /// The failure of a communicator whose member died while it was writing what it is.
+    fn speak_for(&self, writer: u32) {
+        let text = format!(
+            "{} is gone: it died while it was saying why {} failed",
+            self.describe(&[writer]),
+            self.members.name
+        );
+        self.write_failure(FailureKind::RankLost, &text);
+        self.meeting().poison();
+        self.ring_all();
     }
 
     /// Fails the communicator because `rank` wrote nonsense into it.
@@ -440,7 +521,7 @@ impl Segment {
         self.fail(FailureKind::Internal, &format!("{} wrote what can not be: {what}", self.describe(&[rank])))
     }
 
-    fn ring_all(&self) {
+    pub(crate) fn ring_all(&self) {
         for rank in self.ranks() {
             self.doorbell(rank).ring();
         }
@@ -448,29 +529,19 @@ impl Segment {
 
     /// The failure of this communicator, if it has failed.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        // Longer than writing the text takes, even on a machine that is 64 times oversubscribed.
-        const PATIENCE: Duration = Duration::from_millis(500);
-        let base = self.layout.failure();
-        let state: &Word = self.region.at(base + F_STATE);
-        let mut deadline = None;
-        loop {
-            match state.atomic().load(Ordering::Acquire) {
-                F_NONE => return None,
-                F_WRITING => {
-                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
-                    if Instant::now() >= deadline {
-                        // The writer died over it. All that come later say the same.
-                        self.meeting().poison();
-                        self.ring_all();
-                        let text =
-                            format!("{} failed, and the rank that knew why is gone", self.members.name);
-                        return Some(Failure::new(FailureKind::RankLost, text));
-                    }
-                    state.sleep(F_WRITING, Some(deadline));
-                }
-                _ => break,
+        let speak_for = |writer| self.speak_for(writer);
+        match self.publication().settled(self.writer(), self.look_at_writer(), speak_for) {
+            Settled::Nothing => return None,
+            Settled::Stands => {}
+            Settled::Silent => {
+                // All that come later say the same.
+                self.meeting().poison();
+                self.ring_all();
+                let text = format!("{} failed, and who knows why does not say it", self.members.name);
+                return Some(Failure::new(FailureKind::RankLost, text));
             }
         }
+        let base = self.layout.failure();
         let bytes = self.region.at::<AtomicU32>(base + F_BYTES).load(Ordering::Relaxed) as usize;
         let mut text = vec![0; bytes.min(FAILURE_TEXT_BYTES)];
         self.region.read(base + F_TEXT, &mut text);

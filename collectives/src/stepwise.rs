@@ -34,6 +34,7 @@ pub(crate) fn run(
     let mut execution = execution.map_err(|error| broken(segment, op, &error))?;
     let doorbell = segment.doorbell(segment.rank());
     let mut look = Instant::now() + LOOK_PERIOD;
+    let mut departures = 0;
     let mut verdict: Option<(FailureKind, String)> = None;
     loop {
         let seen = doorbell.rings();
@@ -52,15 +53,20 @@ pub(crate) fn run(
             return Err(failure);
         }
         if round == Round::Moved {
-            verdict = None;
+            // What moved may be what the gone ones had sent: look at them again.
+            (verdict, departures) = (None, 0);
             continue;
         }
         // A rank that died had sent what it could before it was seen dead: only a round after that counts.
         if let Some((kind, text)) = verdict.take() {
             return Err(segment.fail(kind, &text));
         }
-        doorbell.wait(seen, Some(deadline.min(look)));
-        if Instant::now() >= deadline.min(look) {
+        let now_left = segment.departures();
+        if now_left == departures {
+            doorbell.wait(seen, Some(deadline.min(look)));
+        }
+        if now_left != departures || Instant::now() >= deadline.min(look) {
+            departures = now_left;
             look = Instant::now() + LOOK_PERIOD;
             verdict = hopeless(&execution.waits_for());
         }

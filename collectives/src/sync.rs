@@ -11,6 +11,7 @@ mod meeting;
 #[cfg(test)]
 mod model;
 mod patience;
+mod publication;
 mod queue;
 mod ring;
 
@@ -18,6 +19,7 @@ pub(crate) use completion::Completion;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use meeting::{Arrival, Meeting, Opened};
 pub(crate) use patience::Patience;
+pub(crate) use publication::{Publication, Settled, Writer};
 pub(crate) use queue::{OpQueue, Pop};
 pub(crate) use ring::{Ring, RingCounters, Run};
 

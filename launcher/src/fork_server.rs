@@ -10,7 +10,6 @@ use std::process::{Command, Stdio};
 
 use rustix::io::FdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::UnixStream;
@@ -21,30 +20,9 @@ use crate::environment::{SERVER_THREADS, Variables};
 use crate::job::Job;
 use crate::program::{Program, Programs, Start};
 use crate::ranks::RankEnds;
+pub(crate) use crate::server_events::ServerEvent;
+use crate::server_events::take_events;
 use crate::target::Target;
-
-/// What the fork server says.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "event", rename_all = "lowercase")]
-pub(crate) enum ServerEvent {
-    /// Everything is imported.
-    Ready,
-    /// It can not fork ranks; quiet when nobody would want to know why.
-    Refuse { reason: String, quiet: bool },
-    /// The rendezvous store serves on this port, or did not start.
-    Store { port: Option<u16>, reason: String },
-    /// A rank runs.
-    Started { rank: u32, pid: i32 },
-    /// A rank could not be forked.
-    Failed { rank: u32, reason: String },
-    /// A rank has ended; the signal is 0 when it exited.
-    Exited { rank: u32, code: i32, signal: i32 },
-    /// Nothing is left of what it has forked, and all of it was told.
-    Cleared,
-    /// The server is gone.
-    #[serde(skip)]
-    Closed,
-}
 
 /// The scripts of programs that are forked, from where they lie.
 fn scripts(programs: &Programs) -> Vec<PathBuf> {
@@ -165,31 +143,11 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix:
 async fn read_events(mut socket: OwnedReadHalf, events: mpsc::Sender<ServerEvent>) {
     let mut pending = Vec::new();
     while socket.read_buf(&mut pending).await.is_ok_and(|bytes| bytes > 0) {
-        let Some(end) = pending.iter().rposition(|byte| *byte == b'\n') else { continue };
-        let rest = pending.split_off(end + 1);
-        for line in std::mem::replace(&mut pending, rest).split(|byte| *byte == b'\n') {
-            // An empty piece ends the list; anything else that is no event comes from no server of ours.
-            let Ok(event) = serde_json::from_slice(line) else { continue };
+        for event in take_events(&mut pending) {
             if events.send(event).await.is_err() {
                 return;
             }
         }
     }
     let _ = events.send(ServerEvent::Closed).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_are_read_as_the_server_writes_them() {
-        let parse = |text: &str| serde_json::from_str::<ServerEvent>(text).unwrap();
-        assert!(matches!(parse(r#"{"event": "ready"}"#), ServerEvent::Ready));
-        let store = parse(r#"{"event": "store", "port": null, "reason": "in use"}"#);
-        assert!(matches!(store, ServerEvent::Store { port: None, reason } if reason == "in use"));
-        let exited = parse(r#"{"event": "exited", "rank": 3, "code": 0, "signal": 9}"#);
-        assert!(matches!(exited, ServerEvent::Exited { rank: 3, code: 0, signal: 9 }));
-        assert!(matches!(parse(r#"{"event": "cleared"}"#), ServerEvent::Cleared));
-    }
 }

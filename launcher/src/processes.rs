@@ -78,6 +78,14 @@ fn parse_stat(pid: i32, stat: &str) -> Option<Process> {
     Some(Process { pid, parent, state, start_ticks })
 }
 
+/// Whatever the line is, it is read or it is not.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn survives(line: &[u8]) {
+    if let Some(process) = parse_stat(1, &String::from_utf8_lossy(line)) {
+        assert!(!process.state.is_whitespace());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

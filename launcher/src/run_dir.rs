@@ -6,9 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub(crate) use crate::error_record::ErrorRecord;
 use crate::flight::notice::{FLIGHT, JOB_FILE};
 
 /// One run's directory, open for writing.
@@ -20,21 +20,6 @@ pub(crate) struct RunDir {
     shown: PathBuf,
     events: File,
     started: SystemTime,
-}
-
-/// How a rank's program failed, in its own words.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default)]
-pub(crate) struct ErrorRecord {
-    #[serde(rename = "type")]
-    pub(crate) kind: String,
-    pub(crate) message: String,
-    pub(crate) file: String,
-    pub(crate) line: u32,
-    pub(crate) function: String,
-    pub(crate) source: String,
-    /// The guilty ranks, when the error itself knows them.
-    pub(crate) ranks: Vec<u32>,
 }
 
 impl RunDir {
@@ -89,17 +74,11 @@ impl RunDir {
     /// What a rank wrote into its error file; ranks write what they like there.
     pub(crate) fn error_of(&self, rank: u32) -> Option<ErrorRecord> {
         let path = self.error_file(rank);
-        if path.metadata().ok()?.len() > MAX_ERROR_BYTES {
+        let found = path.symlink_metadata().ok()?;
+        if !found.is_file() || found.len() > MAX_ERROR_BYTES {
             return None;
         }
-        let entry: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        if let Ok(record) = ErrorRecord::deserialize(&entry["exception"]) {
-            return Some(record);
-        }
-        // Written by the `record` decorator of torchelastic.
-        let message = entry["message"]["message"].as_str().or(entry["message"].as_str())?;
-        let (kind, message) = message.split_once(": ").unwrap_or(("", message));
-        Some(ErrorRecord { kind: kind.into(), message: message.into(), ..ErrorRecord::default() })
+        ErrorRecord::parse(&fs::read(path).ok()?)
     }
 
     /// Keeps the report of a world that another one follows, and forgets the errors of its ranks.

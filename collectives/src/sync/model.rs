@@ -7,12 +7,22 @@ pub(crate) use std::{sync::Arc, thread::spawn};
 
 /// Runs a model.
 pub(crate) fn model(body: impl Fn() + Sync + Send + 'static) {
+    model_within(usize::MAX, body);
+}
+
+/// Runs a model with at most so many preemptions: with three threads that do much, more take minutes.
+pub(crate) fn model_within(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     #[cfg(tpurun_loom)]
     {
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound.get_or_insert(2);
+        let bound = builder.preemption_bound.unwrap_or(2).min(preemptions);
+        builder.preemption_bound = Some(bound);
+        // Who waits for a writer looks again and again.
+        builder.max_branches = 10_000;
         builder.check(body);
     }
+    #[cfg(not(tpurun_loom))]
+    let _ = preemptions;
     #[cfg(not(tpurun_loom))]
     for _ in 0..200 {
         body();

@@ -76,7 +76,8 @@ impl<'a> Ring<'a> {
     /// Producer: the first `bytes` of the writable run are written.
     pub(crate) fn publish(&self, bytes: u32) {
         let tail = self.counters.tail.load(Ordering::Relaxed);
-        self.counters.tail.store(tail + u64::from(bytes), Ordering::Release);
+        // A peer may have put it anywhere; past the end it fits no ring, which is an error and no panic.
+        self.counters.tail.store(tail.wrapping_add(u64::from(bytes)), Ordering::Release);
     }
 
     /// Consumer: the filled run.
@@ -91,7 +92,7 @@ impl<'a> Ring<'a> {
     /// Consumer: the first `bytes` of the readable run are not needed any more.
     pub(crate) fn consume(&self, bytes: u32) {
         let head = self.counters.head.load(Ordering::Relaxed);
-        self.counters.head.store(head + u64::from(bytes), Ordering::Release);
+        self.counters.head.store(head.wrapping_add(u64::from(bytes)), Ordering::Release);
     }
 
     fn run(&self, position: u64, bytes: u32) -> Run {

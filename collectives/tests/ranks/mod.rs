@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use tpurun_collectives::board::Board;
 use tpurun_collectives::dtype::{Dtype, ReduceOp};
 use tpurun_collectives::{
     Bootstrap, Communicator, Config, Failure, FailureKind, Membership, Mode, Op, OpKind, Shape, Spans, Work,
@@ -50,6 +51,17 @@ pub fn with_ranks<T: Send>(
     timeout: Duration,
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
+    with_ranks_on(None, ranks, config, timeout, body)
+}
+
+/// The same, on a board.
+pub fn with_ranks_on<T: Send>(
+    board: Option<&Board>,
+    ranks: u32,
+    config: &Config,
+    timeout: Duration,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
     let handover = Handover::default();
     let (handover, body) = (&handover, &body);
     std::thread::scope(|scope| {
@@ -58,7 +70,7 @@ pub fn with_ranks<T: Send>(
                 let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
                 scope.spawn(move || {
                     let communicator =
-                        Communicator::create(members, timeout, config.clone(), handover, None, 1).unwrap();
+                        Communicator::create(members, timeout, config.clone(), handover, board, 1).unwrap();
                     body(&communicator)
                 })
             })

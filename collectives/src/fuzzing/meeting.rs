@@ -1,0 +1,109 @@
+//! One honest rank, the last to arrive among hostile ones, from the comparison of the keys to the result.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::memory::{Memory, op};
+use super::{Input, Target};
+use crate::config::Config;
+use crate::dtype::Dtype;
+use crate::lane::{Lane, Posting};
+use crate::layout::SLOT_BYTES;
+use crate::match_key::{Planned, Slot};
+use crate::op::{Op, OpKind};
+use crate::planning::Planner;
+use crate::presence::Presence;
+use crate::segment::Segment;
+use crate::validate::validate;
+
+pub(super) const TARGET: Target = Target { name: "meeting", run, seeds };
+
+const KINDS: [OpKind; 9] = [
+    OpKind::Barrier,
+    OpKind::AllReduce,
+    OpKind::AllGather,
+    OpKind::ReduceScatter,
+    OpKind::Broadcast,
+    OpKind::AllToAll,
+    OpKind::Reduce,
+    OpKind::Gather,
+    OpKind::Scatter,
+];
+
+fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let ranks = 2 + input.below(3) as u32;
+    let segment = Arc::new(Segment::alone("dp0", ranks, 4096));
+    let config = Config { cpus: 1, ..Config::default() };
+    let mut memory = Memory::default();
+    let bytes = 4 * input.below(64);
+    let op = any_op(&mut input, &mut memory, ranks, bytes);
+    if validate(&op, segment.members()).is_err() {
+        return;
+    }
+    // What an honest rank would write, then what these do.
+    let print = Planner::new(segment.members(), &config, 1).expect("a ring of ranks").fingerprint();
+    let algorithm = (op.kind != OpKind::Barrier).then_some(tpurun_topology::Algorithm::Flat);
+    for rank in 1..ranks {
+        let slot = Slot::new(segment.region(), segment.layout().slot(rank, 0));
+        slot.write(&op, &Planned { seq: 0, rounds: 1, algorithm, print });
+        let _ = segment.meeting().arrive(ranks);
+    }
+    spoil(&segment, &mut input);
+    let presence = Arc::new(Presence::new(None, segment.members()));
+    let lane = Lane::new(segment.clone(), config, presence, Arc::new(AtomicBool::new(false)));
+    let posted = Posting { recording: None, caller: None };
+    let outcome = lane.expect("a ring of ranks").run(&op, Duration::from_millis(1), posted);
+    if let Err(failure) = outcome {
+        assert!(!failure.text().contains("a bug in tpurun"), "{failure}");
+    }
+}
+
+fn any_op(input: &mut Input<'_>, memory: &mut Memory, ranks: u32, bytes: usize) -> Op {
+    let kind = input.one_of(&KINDS);
+    let root = input.below(ranks as usize) as u32;
+    let many = ranks as usize;
+    let (inputs, outputs) = match kind {
+        OpKind::Barrier => (0, 0),
+        OpKind::AllReduce => (1, 1),
+        OpKind::AllGather => (1, many),
+        OpKind::ReduceScatter => (many, 1),
+        OpKind::AllToAll => (many, many),
+        OpKind::Broadcast => (usize::from(root == 0), usize::from(root != 0)),
+        OpKind::Reduce => (1, usize::from(root == 0)),
+        OpKind::Gather => (1, if root == 0 { many } else { 0 }),
+        _ => (if root == 0 { many } else { 0 }, 1),
+    };
+    let (inputs, outputs) = (memory.spans(inputs, bytes), memory.spans(outputs, bytes));
+    let root = kind.is_rooted().then_some(root);
+    Op { root, ..op(kind, Dtype::F32, inputs, outputs) }
+}
+
+/// Words of slots, counts, windows, and of the meeting itself.
+fn spoil(segment: &Segment, input: &mut Input<'_>) {
+    let (region, layout) = (segment.region(), segment.layout());
+    while !input.is_empty() {
+        let rank = 1 + input.below(segment.size() as usize - 1) as u32;
+        let word =
+            |area: usize, index: usize, value: u64| region.write(area + index * 8, &value.to_le_bytes());
+        match input.below(6) {
+            0 => word(layout.slot(rank, 0), input.below(SLOT_BYTES / 8), input.u64()),
+            1 => word(layout.slot(rank, 0), 6, input.number(3)),
+            2 => word(layout.splits(rank, 0), input.below(2 * segment.size() as usize), input.number(70)),
+            3 => region.write(layout.window(rank, 0), input.take(256)),
+            4 => word(layout.meeting(), input.below(32), input.number(70)),
+            _ => word(layout.agreed(0), 0, input.u64()),
+        }
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let ranks_bytes_kind_root = |kind: u8| vec![1, 8, kind, 0];
+    let mut seeds: Vec<Vec<u8>> = (0..KINDS.len() as u8).map(ranks_bytes_kind_root).collect();
+    // More rounds than there are, sizes that differ, a meeting that is open already.
+    seeds.push([&ranks_bytes_kind_root(1)[..], &[1, 1, 2]].concat());
+    seeds.push([&ranks_bytes_kind_root(5)[..], &[1, 2, 0, 9]].concat());
+    seeds.push([&ranks_bytes_kind_root(1)[..], &[1, 4, 0, 4]].concat());
+    seeds
+}

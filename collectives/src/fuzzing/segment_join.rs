@@ -1,0 +1,98 @@
+//! A descriptor that another process handed over as the shared segment of a communicator.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use super::{Input, Target};
+use crate::layout::{Layout, MAGIC, VERSION};
+use crate::region::Region;
+use crate::segment::{Membership, Segment};
+use crate::supervise::Supervised;
+use crate::sync::{Opened, Patience};
+
+pub(super) const TARGET: Target = Target { name: "segment_join", run, seeds };
+
+const PAGE: usize = 4096;
+const WRITING: u32 = 1;
+
+fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let ranks = 1 + input.below(4) as u32;
+    let world_ranks = (0..ranks).collect();
+    let members =
+        Membership { name: "dp0".to_owned(), rank: input.below(ranks as usize) as u32, world_ranks };
+    let Some(fd) = descriptor(&mut input, ranks) else { return };
+    if let Ok(segment) = Segment::join(members, &fd) {
+        look_around(&segment, &mut input);
+    }
+    if let Ok(seen) = Supervised::open(&fd) {
+        let _ = (seen.comm_id(), seen.name(), seen.world_ranks(), seen.failure(), seen.is_closed(ranks));
+        let _ = (seen.between(0, 1), seen.between(ranks, 0), seen.is_closed(0));
+    }
+}
+
+/// Of the right size with any contents, of any size, or no memory at all.
+fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
+    let pages = input.below(4);
+    let layout = Layout::new(ranks, pages * PAGE);
+    let size = match input.below(4) {
+        0 | 1 => layout.total(),
+        2 => input.number(2 * PAGE as u64) as usize % (1 << 24),
+        _ => return File::open("/dev/null").ok().map(OwnedFd::from),
+    };
+    // The host refuses memory of no bytes.
+    let (region, fd) = Region::create("fuzz", size).ok()?;
+    let header = [&MAGIC.to_le_bytes()[..], &VERSION.to_le_bytes(), &ranks.to_le_bytes()].concat();
+    let header = [&header[..], &(layout.window_bytes() as u64).to_le_bytes()].concat();
+    if size >= header.len() {
+        region.write(0, &header);
+    }
+    // Words of the header, the meeting, the failure and the members.
+    for _ in 0..input.below(24) {
+        let known = [0, PAGE, layout.failure(), layout.failure() + 64, layout.member(0)];
+        let at = input.one_of(&known) + input.below(32) * 8;
+        if at + 8 <= size {
+            region.write(at, &input.u64().to_le_bytes());
+        }
+    }
+    // Who sees a failure being written waits half a second for it.
+    if size >= layout.failure() + 8 {
+        let mut state = [0; 4];
+        region.read(layout.failure(), &mut state);
+        if u32::from_le_bytes(state) == WRITING {
+            region.write(layout.failure(), &0_u32.to_le_bytes());
+        }
+    }
+    Some(fd)
+}
+
+/// What a rank reads of it besides slots and messages.
+fn look_around(segment: &Segment, input: &mut Input<'_>) {
+    let ranks: Vec<u32> = segment.ranks().collect();
+    let _ = (segment.matching(), segment.planned_cpus(), segment.describe(&ranks));
+    let round = input.u32();
+    assert!(segment.missing(round).len() <= ranks.len());
+    for rank in ranks {
+        let _ = segment.liveness(rank);
+        let _ = segment.ring(0, rank, segment.rank()).readable();
+    }
+    let opened = segment.meeting().wait(round, Patience::NONE, Some(Instant::now()), 0);
+    if let Opened::Help { piece, of } = opened {
+        assert!(piece < of && of <= u32::from(u16::MAX));
+    }
+    if let Some(failure) = segment.failure() {
+        assert!(failure.text().len() <= 3 * PAGE * 2, "lossy text grows by at most a factor of three");
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let word = |area: u8, index: u8, value: u64| [&[area, index][..], &value.to_le_bytes()].concat();
+    vec![
+        vec![3, 1, 1, 0],
+        [&[1, 0, 1, 0, 2][..], &word(1, 0, 2), &word(2, 0, 2)].concat(),
+        [&[1, 1, 0, 0, 3][..], &word(2, 0, 2 << 32 | 2), &word(2, 1, u64::MAX), &word(4, 0, 1)].concat(),
+        [&[1, 1, 0, 2][..], &[200]].concat(),
+        vec![1, 1, 0, 3],
+    ]
+}

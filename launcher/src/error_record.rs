@@ -1,0 +1,40 @@
+//! How a rank's program failed, as its error file says; ranks write what they like there.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// How a rank's program failed, in its own words.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub(crate) struct ErrorRecord {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) message: String,
+    pub(crate) file: String,
+    pub(crate) line: u32,
+    pub(crate) function: String,
+    pub(crate) source: String,
+    /// The guilty ranks, when the error itself knows them.
+    pub(crate) ranks: Vec<u32>,
+}
+
+impl ErrorRecord {
+    /// Ours, or what the `record` decorator of torchelastic writes.
+    pub(crate) fn parse(file: &[u8]) -> Option<ErrorRecord> {
+        let entry: Value = serde_json::from_slice(file).ok()?;
+        if let Ok(record) = ErrorRecord::deserialize(&entry["exception"]) {
+            return Some(record);
+        }
+        let message = entry["message"]["message"].as_str().or(entry["message"].as_str())?;
+        let (kind, message) = message.split_once(": ").unwrap_or(("", message));
+        Some(ErrorRecord { kind: kind.into(), message: message.into(), ..ErrorRecord::default() })
+    }
+}
+
+/// Whatever is in the file, it is a record or it is not.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn survives(file: &[u8]) {
+    if let Some(record) = ErrorRecord::parse(file) {
+        assert!(record.message.len() <= file.len() && record.ranks.len() <= file.len());
+    }
+}

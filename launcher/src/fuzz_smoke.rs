@@ -1,0 +1,50 @@
+//! The fuzz targets of `launcher/fuzz` as ordinary tests: their seeds, and variations of them.
+
+use std::fs;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::{error_record, processes, server_events};
+
+fn smoke(target: &str, survives: fn(&[u8])) {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let files = fs::read_dir(folder).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
+    let seeds: Vec<Vec<u8>> = files.collect();
+    seeds.iter().for_each(|seed| survives(seed));
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
+    let varied = (prop::sample::select(seeds), changes, any::<prop::sample::Index>());
+    let inputs = varied.prop_map(|(mut bytes, changes, end)| {
+        for (at, byte) in changes.into_iter().filter(|_| !bytes.is_empty()).collect::<Vec<_>>() {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        // Cut about as often as not.
+        let end = end.index(2 * bytes.len() + 1);
+        bytes.truncate(end);
+        bytes
+    });
+    let config = Config { cases: 3000, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config)
+        .run(&inputs, |bytes| {
+            survives(&bytes);
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{target}: {error}"));
+}
+
+#[test]
+fn error_record() {
+    smoke("error_record", error_record::survives);
+}
+
+#[test]
+fn proc_stat() {
+    smoke("proc_stat", processes::survives);
+}
+
+#[test]
+fn server_events() {
+    smoke("server_events", server_events::survives);
+}

@@ -1,0 +1,65 @@
+//! What the fork server says: one JSON object per line.
+
+use serde::Deserialize;
+
+/// One line.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub(crate) enum ServerEvent {
+    /// Everything is imported.
+    Ready,
+    /// It can not fork ranks; quiet when nobody would want to know why.
+    Refuse { reason: String, quiet: bool },
+    /// The rendezvous store serves on this port, or did not start.
+    Store { port: Option<u16>, reason: String },
+    /// A rank runs.
+    Started { rank: u32, pid: i32 },
+    /// A rank could not be forked.
+    Failed { rank: u32, reason: String },
+    /// A rank has ended; the signal is 0 when it exited.
+    Exited { rank: u32, code: i32, signal: i32 },
+    /// Nothing is left of what it has forked, and all of it was told.
+    Cleared,
+    /// The server is gone.
+    #[serde(skip)]
+    Closed,
+}
+
+/// Takes the complete lines out of `pending`. What is no event comes from no server of ours.
+pub(crate) fn take_events(pending: &mut Vec<u8>) -> Vec<ServerEvent> {
+    let Some(end) = pending.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
+    let rest = pending.split_off(end + 1);
+    let lines = std::mem::replace(pending, rest);
+    lines.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+/// However the bytes are cut, the same events come out, and an unfinished line stays.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn survives(bytes: &[u8]) {
+    let mut whole = bytes.to_vec();
+    let events = take_events(&mut whole);
+    assert!(!whole.contains(&b'\n'));
+    let (mut pending, mut again) = (Vec::new(), Vec::new());
+    for piece in bytes.chunks(7) {
+        pending.extend_from_slice(piece);
+        again.extend(take_events(&mut pending));
+    }
+    assert_eq!(format!("{events:?}"), format!("{again:?}"));
+    assert_eq!(whole, pending);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_as_the_server_writes_them() {
+        let parse = |text: &str| serde_json::from_str::<ServerEvent>(text).unwrap();
+        assert!(matches!(parse(r#"{"event": "ready"}"#), ServerEvent::Ready));
+        let store = parse(r#"{"event": "store", "port": null, "reason": "in use"}"#);
+        assert!(matches!(store, ServerEvent::Store { port: None, reason } if reason == "in use"));
+        let exited = parse(r#"{"event": "exited", "rank": 3, "code": 0, "signal": 9}"#);
+        assert!(matches!(exited, ServerEvent::Exited { rank: 3, code: 0, signal: 9 }));
+        assert!(matches!(parse(r#"{"event": "cleared"}"#), ServerEvent::Cleared));
+    }
+}
