@@ -20,7 +20,7 @@ use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
 use crate::presence::Presence;
 use crate::process::{LOOK_PERIOD, Liveness};
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 use crate::work::{Outcome, Work};
 
 /// Bytes of messages nobody asked for yet that a rank keeps aside per communicator.
@@ -70,6 +70,8 @@ pub(crate) struct Messages {
     aside_bytes: usize,
     /// When to look next whether peers are still there.
     look: Instant,
+    /// How many ranks had left at the last look.
+    departures: u32,
     /// Works that ended since somebody last asked.
     ended: usize,
 }
@@ -86,6 +88,7 @@ impl Messages {
             unexpected: (0..ranks).map(|_| VecDeque::new()).collect(),
             aside_bytes: 0,
             look: Instant::now() + LOOK_PERIOD,
+            departures: 0,
             ended: 0,
         }
     }
@@ -158,13 +161,15 @@ impl Messages {
         let now = Instant::now();
         let late = self.pending().find(|pending| now >= pending.deadline).map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), &self.segment.members().name);
-            format!("Timed out after {:?} in {posted} of {name}", pending.timeout)
+            let text = format!("Timed out after {:?} in {posted} of {name}", pending.timeout);
+            Verdict::new(FailureKind::Timeout, text).blaming(Vec::from_iter(pending.op.root))
         });
-        if let Some(text) = late {
-            let failure = self.segment.fail(FailureKind::Timeout, &text);
+        if let Some(verdict) = late {
+            let failure = self.segment.fail_by(&verdict);
             self.fail_all(&failure);
-        } else if now >= self.look {
+        } else if now >= self.look || self.segment.departures() != self.departures {
             self.look = now + LOOK_PERIOD;
+            self.departures = self.segment.departures();
             self.look_after_peers();
         }
     }
@@ -174,11 +179,12 @@ impl Messages {
         let mut peers: Vec<u32> = self.pending().flat_map(|pending| self.peers(pending)).collect();
         peers.sort_unstable();
         peers.dedup();
-        peers.retain(|peer| segment.liveness(*peer) == Liveness::Gone);
+        let is_dead = |peer: &u32| segment.liveness(*peer) == Liveness::Gone;
+        peers.retain(|peer| is_dead(peer) || segment.left(*peer).is_some());
         if peers.is_empty() {
             return;
         }
-        // What they had sent before they were seen dead is received; what is left then stays for ever.
+        // What they had sent before they were seen gone is received; what is left then stays for ever.
         self.progress();
         let gone = |peer: &u32| peers.contains(peer);
         let stuck = self.pending().find(|pending| {
@@ -189,13 +195,19 @@ impl Messages {
                 needed.all(|peer| gone(&peer))
             }
         });
-        let text = stuck.map(|pending| {
+        let verdict = stuck.map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), &segment.members().name);
             let lost: Vec<u32> = self.peers(pending).into_iter().filter(gone).collect();
-            format!("{} is gone: {posted} of {name} can not complete", segment.describe(&lost))
+            let who = segment.describe(&lost);
+            let (kind, text) = if lost.iter().any(is_dead) {
+                (FailureKind::RankLost, format!("{who} is gone: {posted} of {name} can not complete"))
+            } else {
+                (FailureKind::Deadlock, format!("{who} destroyed {name} before {posted}"))
+            };
+            Verdict::new(kind, text).blaming(lost)
         });
-        if let Some(text) = text {
-            let failure = segment.fail(FailureKind::RankLost, &text);
+        if let Some(verdict) = verdict {
+            let failure = segment.fail_by(&verdict);
             self.fail_all(&failure);
         }
     }
@@ -252,7 +264,7 @@ impl Messages {
                 if (run.bytes as usize) < HEADER_BYTES {
                     break;
                 }
-                let header = Header::of(&pending.op).encode();
+                let header = Header::of(&pending.op, segment.members().epoch).encode();
                 segment.write_run(data, run, &header);
                 room = run.after(HEADER_BYTES as u32);
                 pending.moved = HEADER_BYTES;
@@ -427,19 +439,24 @@ impl Messages {
 
     /// A message must be what its receive expects (contract C2).
     fn agree(&self, from: u32, header: &Header, receive: &Pending) -> Result<(), Failure> {
-        let expected = Header::of(&receive.op);
+        let segment = &self.segment;
+        let expected = Header::of(&receive.op, segment.members().epoch);
+        if header.epoch != expected.epoch {
+            let text = format!("a message of epoch {}, expected {}", header.epoch, expected.epoch);
+            return Err(segment.corrupt(from, &text));
+        }
         if header.dtype == expected.dtype && header.bytes == expected.bytes {
             return Ok(());
         }
-        let segment = &self.segment;
         let field = if header.dtype == expected.dtype { "element count" } else { "dtype" };
+        let me = segment.rank();
         let text = format!(
-            "message mismatch in {}, tag {}: the ranks differ in {field}\n  rank {} posted {}\n  rank {} posted {}",
+            "message mismatch in {}, tag {}: the ranks differ in {field}\n  {} posted {}\n  {} posted {}",
             segment.members().name,
             header.tag,
-            segment.world_rank(from),
-            header.describe(segment.world_rank(segment.rank())),
-            segment.world_rank(segment.rank()),
+            segment.describe(&[from]),
+            header.describe(segment.world_rank(me)),
+            segment.describe(&[me]),
             Posted::of(&receive.op)
         );
         Err(segment.fail(FailureKind::Mismatch, &text))

@@ -162,7 +162,7 @@ fn a_forced_algorithm_takes_sizes_that_only_some_ranks_see_to_be_uneven() {
 fn a_rank_that_comes_too_late_does_not_get_a_failed_communicator() {
     let handover = Handover::default();
     let create = |rank, timeout| {
-        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1] };
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 0 };
         Communicator::create(members, timeout, config(), &handover, None, 1)
     };
     let first = create(0, Duration::from_millis(50)).map(drop).unwrap_err();
@@ -279,7 +279,7 @@ fn a_panic_on_the_progress_thread_ends_the_operation() {
     // The ends of communicators panic, too, when their thread did: keep that apart from the finding.
     let outcome = std::thread::spawn(|| {
         let handover = Handover::default();
-        let members = Membership { name: "test".to_owned(), rank: 0, world_ranks: vec![0] };
+        let members = Membership { name: "test".to_owned(), rank: 0, world_ranks: vec![0], epoch: 0 };
         let communicator = Communicator::create(members, TIMEOUT, config(), &handover, None, 1).unwrap();
         let (mut input, mut output) = (vec![1; 4], vec![0; 4]);
         let posted = communicator.post(torn(OpKind::AllReduce, &mut input, &mut output), Mode::Async(None));
@@ -322,7 +322,7 @@ impl Store for Directory {
 const DIRECTORY: &str = "REVIEW_DIRECTORY";
 
 fn join(directory: &str, rank: u32, ranks: u32, config: Config, timeout: Duration) -> Communicator {
-    let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
+    let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
     let bootstrap = StoreBootstrap::new(Directory(directory.into()), rank).unwrap();
     Communicator::create(members, timeout, config, &bootstrap, None, 1).unwrap()
 }

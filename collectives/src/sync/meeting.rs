@@ -14,7 +14,10 @@ use super::{AtomicU64, EVERYBODY, Ordering, Patience, Word};
 
 const SLEEPERS: u32 = 1;
 const POISONED: u32 = 2;
-const ROUND_SHIFT: u32 = 2;
+/// Counts nudges, modulo 256: a waiter misses one only if 255 others follow before it looks.
+const NUDGE: u32 = 4;
+const NUDGES: u32 = 0xff * NUDGE;
+const ROUND_SHIFT: u32 = 10;
 const ROUND_MASK: u32 = u32::MAX >> ROUND_SHIFT;
 
 /// The shared words of a communicator's rounds; all zeroes is "no round opened yet".
@@ -50,7 +53,7 @@ pub(crate) enum Opened {
     Help { piece: u32, of: u32 },
     /// The communicator failed.
     Poisoned,
-    /// `until` passed.
+    /// `until` passed, or there was a nudge.
     NotYet,
 }
 
@@ -70,10 +73,10 @@ impl Meeting {
             if seen & POISONED != 0 {
                 return;
             }
-            let next = (seen >> ROUND_SHIFT).wrapping_add(1) & ROUND_MASK;
+            let next = ((seen >> ROUND_SHIFT).wrapping_add(1) & ROUND_MASK) << ROUND_SHIFT | seen & NUDGES;
             // Release pairs with the acquire in `wait`. The new value has no SLEEPERS bit: who sleeps
             // afterwards sets it again.
-            match word.compare_exchange_weak(seen, next << ROUND_SHIFT, Ordering::AcqRel, Ordering::Relaxed) {
+            match word.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => seen = now,
             }
@@ -83,8 +86,31 @@ impl Meeting {
         }
     }
 
-    /// Waits until round `round` (counted from 0) is open, there is something to fold, or `until`.
-    pub(crate) fn wait(&self, round: u32, patience: Patience, until: Option<Instant>) -> Opened {
+    /// The nudges so far; read them before looking at what a nudge announces.
+    pub(crate) fn nudges(&self) -> u32 {
+        // Acquire pairs with `nudge`: who sees it sees what it announces.
+        self.opened.0.atomic().load(Ordering::Acquire) & NUDGES
+    }
+
+    /// Makes every waiter look again at what it waits for: something was announced.
+    pub(crate) fn nudge(&self) {
+        let word = self.opened.0.atomic();
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let next = seen & !NUDGES | seen.wrapping_add(NUDGE) & NUDGES;
+            match word.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        if seen & SLEEPERS != 0 {
+            self.opened.0.wake(EVERYBODY);
+        }
+    }
+
+    /// Waits until round `round` (counted from 0) is open, there is something to fold, `until`, or a nudge
+    /// after the count `nudges`.
+    pub(crate) fn wait(&self, round: u32, patience: Patience, until: Option<Instant>, nudges: u32) -> Opened {
         let word = self.opened.0.atomic();
         let mut patience = patience.begin();
         loop {
@@ -98,6 +124,9 @@ impl Meeting {
             }
             if let Some((piece, of)) = self.claim(round) {
                 return Opened::Help { piece, of };
+            }
+            if seen & NUDGES != nudges {
+                return Opened::NotYet;
             }
             if patience.again() {
                 continue;
@@ -212,7 +241,7 @@ mod tests {
                 }
             }
             loop {
-                match shared.meeting.wait(round, Patience::NONE, None) {
+                match shared.meeting.wait(round, Patience::NONE, None, 0) {
                     Opened::Yes => break,
                     Opened::Help { piece, .. } => fold(piece),
                     Opened::Poisoned | Opened::NotYet => unreachable!("nobody poisons, there is no deadline"),
@@ -260,7 +289,7 @@ mod tests {
                 spawn(move || meeting.poison())
             };
             assert_eq!(meeting.arrive(RANKS), Arrival::Early);
-            assert_eq!(meeting.wait(0, Patience::NONE, None), Opened::Poisoned);
+            assert_eq!(meeting.wait(0, Patience::NONE, None, 0), Opened::Poisoned);
             guilty.join().expect("the guilty rank does not panic");
         });
     }
@@ -276,7 +305,7 @@ mod tests {
                     if meeting.arrive(RANKS) == Arrival::Last {
                         meeting.open();
                     }
-                    if meeting.wait(0, Patience::NONE, None) == Opened::Yes {
+                    if meeting.wait(0, Patience::NONE, None, 0) == Opened::Yes {
                         // This rank goes on, and its next operation fails.
                         meeting.poison();
                     }
@@ -285,8 +314,37 @@ mod tests {
             if meeting.arrive(RANKS) == Arrival::Last {
                 meeting.open();
             }
-            assert_eq!(meeting.wait(0, Patience::NONE, None), Opened::Yes);
+            assert_eq!(meeting.wait(0, Patience::NONE, None, 0), Opened::Yes);
             last.join().expect("the last to arrive does not panic");
+        });
+    }
+
+    /// What a nudge announces is seen by who waits, and a round that opens at the same time stays open.
+    #[test]
+    fn loom_no_nudge_is_lost() {
+        model(|| {
+            let shared = Arc::new((Meeting::default(), AtomicU32::new(0)));
+            let leaver = {
+                let shared = shared.clone();
+                spawn(move || {
+                    shared.1.store(1, Ordering::Relaxed);
+                    shared.0.nudge();
+                    shared.0.arrive(RANKS) == Arrival::Last
+                })
+            };
+            assert_eq!(shared.0.arrive(RANKS + 1), Arrival::Early);
+            loop {
+                let nudges = shared.0.nudges();
+                if shared.1.load(Ordering::Relaxed) == 1 {
+                    break;
+                }
+                assert_eq!(shared.0.wait(0, Patience::NONE, None, nudges), Opened::NotYet);
+            }
+            if leaver.join().expect("the leaver does not panic") {
+                shared.0.open();
+                let opened = shared.0.wait(0, Patience::NONE, None, shared.0.nudges());
+                assert_eq!(opened, Opened::Yes);
+            }
         });
     }
 }

@@ -55,7 +55,8 @@ pub fn with_ranks<T: Send>(
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
-                let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
+                let members =
+                    Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
                 scope.spawn(move || {
                     let communicator =
                         Communicator::create(members, timeout, config.clone(), handover, None, 1).unwrap();
