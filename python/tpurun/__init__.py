@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         DeadlockError,
         RankLostError,
     )
+    from tpurun.survivors import reform, shrink
 
     __version__: str
 
@@ -31,7 +32,9 @@ __all__ = [
     "DeadlockError",
     "RankLostError",
     "__version__",
+    "reform",
     "register_backends",
+    "shrink",
 ]
 
 _ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
@@ -57,6 +60,10 @@ def __getattr__(name: str) -> Any:
         from tpurun import errors
 
         return getattr(errors, name)
+    if name in ("reform", "shrink"):
+        from tpurun import survivors
+
+        return getattr(survivors, name)
     if name == "__version__":
         from importlib.metadata import version
 
