@@ -61,11 +61,7 @@ impl Supervised {
     }
 
     /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
-    pub fn fail(&self, kind: FailureKind, text: &str) -> Failure {
-        self.segment.fail(kind, text)
-    }
-
-    /// The same, and these ranks of the world are to blame.
+    /// `world_ranks` are to blame.
     pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
         let is_guilty = |rank: &u32| world_ranks.contains(&self.segment.world_rank(*rank));
         let blamed: Vec<u32> = self.segment.ranks().filter(is_guilty).collect();

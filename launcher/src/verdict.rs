@@ -210,7 +210,7 @@ const LEFT_AFTER: Duration = Duration::from_secs(2);
 const NOTICED_AFTER: Duration = Duration::from_millis(100);
 /// How long a rank is stopped, and others wait, before it counts as a failure.
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
-const ECHO_KINDS: [&str; 2] = ["RankLostError", "AbortedError"];
+const ECHO_KINDS: [&str; 3] = ["RankLostError", "AbortedError", "DeadlockError"];
 /// Of Gloo and of sockets.
 const ECHO_TEXTS: [&str; 3] = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"];
 
