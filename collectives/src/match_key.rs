@@ -318,3 +318,75 @@ fn hash(value: &(impl Hash + ?Sized)) -> u64 {
     value.hash(&mut hasher);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Spans;
+
+    fn op(site: &str) -> Op {
+        Op {
+            kind: OpKind::AllReduce,
+            dtype: Dtype::F32,
+            reduce_op: ReduceOp::Sum,
+            scale: 1.0,
+            root: None,
+            tag: 0,
+            inputs: Spans::empty(),
+            outputs: Spans::empty(),
+            shape: Shape::new(&[4]),
+            shape_hash: None,
+            timeout: None,
+            site: site.into(),
+            python_threads: 0,
+        }
+    }
+
+    /// What is found when each of four ranks posts what `key` says.
+    fn difference(matching: Matching, key: impl Fn(usize) -> (Op, u32)) -> Option<Difference> {
+        let (region, _fd) = Region::create("test", 4 * SLOT_BYTES).expect("memfds work here");
+        let slots: Vec<Slot<'_>> = (0..4).map(|rank| Slot::new(&region, rank * SLOT_BYTES)).collect();
+        for (rank, slot) in slots.iter().enumerate() {
+            let (op, epoch) = key(rank);
+            // Rounds may differ: they follow from sizes that are compared elsewhere.
+            let rounds = rank as u32 + 1;
+            slot.write(&op, &Planned { seq: 7, epoch, rounds, algorithm: None, print: 0 });
+            assert_eq!(slot.rounds(), rounds);
+        }
+        compare(&slots, matching).err()
+    }
+
+    fn ranks(difference: &Difference) -> Vec<Vec<u32>> {
+        let class = |class: &Class| class.iter().flat_map(|(ranks, _)| ranks.clone()).collect();
+        difference.classes.iter().map(class).collect()
+    }
+
+    #[test]
+    fn another_epoch_is_another_operation() {
+        assert_eq!(difference(Matching::Normal, |_| (op("a.py:1"), 3)), None);
+        let found = difference(Matching::Normal, |rank| (op("a.py:1"), if rank == 1 { 2 } else { 3 }));
+        let found = found.expect("the epochs differ");
+        assert_eq!((found.fields.as_str(), ranks(&found)), ("epoch", vec![vec![0, 2, 3], vec![1]]));
+    }
+
+    #[test]
+    fn call_sites_count_in_strict_matching_only() {
+        let sites = |rank: usize| (op(if rank == 1 { "b.py:2" } else { "a.py:1" }), 0);
+        assert_eq!(difference(Matching::Normal, sites), None);
+        let found = difference(Matching::Strict, sites).expect("the call sites differ");
+        assert_eq!((found.fields.as_str(), ranks(&found)), ("call site", vec![vec![0, 2, 3], vec![1]]));
+        assert!(found.classes[1][0].1.ends_with(" at b.py:2"), "{found:?}");
+    }
+
+    /// One class of ranks, though it has posted from several lines.
+    #[test]
+    fn a_class_is_what_the_ranks_posted_not_where() {
+        let keys = |rank: usize| {
+            let reduce_op = if rank == 3 { ReduceOp::Max } else { ReduceOp::Sum };
+            (Op { reduce_op, ..op(if rank == 0 { "a.py:1" } else { "b.py:2" }) }, 0)
+        };
+        let found = difference(Matching::Normal, keys).expect("the reduce ops differ");
+        assert_eq!((found.fields.as_str(), ranks(&found)), ("reduce op", vec![vec![0, 1, 2], vec![3]]));
+        assert_eq!(found.classes[0].len(), 2);
+    }
+}

@@ -462,3 +462,94 @@ impl Messages {
         Err(segment.fail(FailureKind::Mismatch, &text))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::board::WaitKind;
+    use crate::buffer::Spans;
+    use crate::config::{Matching, Results};
+    use crate::dtype::{Dtype, ReduceOp};
+    use crate::op::Shape;
+    use crate::segment::{Bootstrap, Membership, Offer};
+    use crate::work::Carrier;
+
+    #[derive(Default)]
+    struct Handover(Mutex<Option<OwnedFd>>);
+
+    impl Bootstrap for Handover {
+        fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure> {
+            *self.0.lock().expect("no thread panics") = segment.try_clone_to_owned().ok();
+            Ok(())
+        }
+
+        fn fetch(&self, _deadline: Instant) -> Result<OwnedFd, Failure> {
+            loop {
+                if let Some(segment) = &*self.0.lock().expect("no thread panics") {
+                    return Ok(segment.as_fd().try_clone_to_owned().expect("descriptors are free"));
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn segment(handover: &Handover, rank: u32) -> Arc<Segment> {
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 4 };
+        let offer =
+            Offer { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
+        let limit = Duration::from_secs(60);
+        Arc::new(Segment::rendezvous(members, offer, handover, limit).expect("both come"))
+    }
+
+    fn op(kind: OpKind) -> Op {
+        Op {
+            kind,
+            dtype: Dtype::U8,
+            reduce_op: ReduceOp::Sum,
+            scale: 1.0,
+            root: Some(if kind == OpKind::Send { 1 } else { 0 }),
+            tag: 0,
+            inputs: Spans::empty(),
+            outputs: Spans::empty(),
+            shape: Shape::new(&[0]),
+            shape_hash: None,
+            timeout: None,
+            site: "test.py:1".into(),
+            python_threads: 0,
+        }
+    }
+
+    /// What a rank says that receives a message which says that it is of `epoch`.
+    fn receive(epoch: u32) -> Outcome {
+        let handover = Handover::default();
+        let (sender, receiver) = std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| segment(&handover, 1));
+            (segment(&handover, 0), receiver.join().expect("it comes"))
+        });
+        let header = Header::of(&op(OpKind::Send), epoch).encode();
+        let ring = sender.ring(P2P_CHANNEL, 0, 1);
+        let run = ring.writable().expect("nobody wrote nonsense");
+        sender.write_run(sender.layout().ring_data(P2P_CHANNEL, 0, 1), run, &header);
+        ring.publish(HEADER_BYTES as u32);
+        let presence = Arc::new(Presence::new(None, receiver.members()));
+        let mut messages = Messages::new(receiver, presence);
+        let work = Arc::new(Work::new(Carrier::Messages(WaitKind::Recv { from: Some(0) }), 0, None));
+        messages.post(op(OpKind::Recv), work.clone(), Duration::from_secs(60), None);
+        messages.progress();
+        work.outcome().expect("it is there")
+    }
+
+    #[test]
+    fn a_message_of_another_epoch_is_refused() {
+        assert_eq!(receive(4), Ok(Some(0)));
+        let failure = receive(3).expect_err("a message from before");
+        assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Internal, &[0_u32][..]));
+        assert!(
+            failure.text().ends_with("wrote what can not be: a message of epoch 3, expected 4"),
+            "{failure}"
+        );
+    }
+}

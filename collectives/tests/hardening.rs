@@ -170,6 +170,22 @@ fn a_rank_that_comes_too_late_does_not_get_a_failed_communicator() {
     assert_eq!(first, late);
 }
 
+#[test]
+fn a_rank_of_another_epoch_does_not_get_in() {
+    let handover = Handover::default();
+    let create = |rank, epoch, timeout| {
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch };
+        Communicator::create(members, timeout, config(), &handover, None, 1).map(drop).unwrap_err()
+    };
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| create(1, 0, TIMEOUT));
+        let alone = create(0, 1, Duration::from_millis(50));
+        assert_eq!((alone.kind(), alone.ranks()), (FailureKind::Timeout, &[1_u32][..]));
+        let text = "the shared segment of test has epoch 1, expected 0";
+        assert_eq!(late.join().unwrap().text(), text);
+    });
+}
+
 /// A message that can not be completed any more is an error at once, not after the timeout.
 #[test]
 fn shutting_down_in_the_middle_of_a_message_frees_its_receiver() {

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <utility>
 
-#include <pybind11/stl.h>
 #include <c10/util/Exception.h>
+#include <pybind11/stl.h>
 
 namespace tpurun {
 

@@ -307,7 +307,7 @@ def barrier_and_something_else() -> tuple[str, tuple[int, ...], list[str]]:
         error = ranks.failure_of(lambda: dist.all_reduce(torch.ones(1)))
     else:
         sites.append(ranks.here(1))
-        error = ranks.failure_of(dist.barrier)
+        error = ranks.failure_of(lambda: dist.barrier())
     return str(error), error.ranks, sites
 
 
@@ -317,7 +317,9 @@ def test_a_barrier_shows_its_line() -> None:
     text = results[0][0]
     host_and_pid = r"\(host \S+, pid \d+(, \d+)?\)"
     lines = text.splitlines()
-    assert re.fullmatch(rf"  majority: ranks 0,2 {host_and_pid} posted barrier\(\) at {results[0][2][0]}", lines[1])
+    assert re.fullmatch(
+        rf"  majority: ranks 0,2 {host_and_pid} posted barrier\(\) at {results[0][2][0]}", lines[1]
+    )
     assert re.match(rf"  minority: rank 1 {host_and_pid} posted all_reduce\(.*{results[1][2][0]}", lines[2])
     assert {guilty for _, guilty, _ in results} == {(1,)}
 
