@@ -1,8 +1,8 @@
 """What a collective raises when it can not complete.
 
 All ranks of the communicator raise the same text: the operation, who posted what and where, and for a rank
-that is gone how it ended. Each class is a ``torch.distributed.DistBackendError``, and says in ``ranks`` who is
-to blame, so that nobody has to read the text for it.
+that is gone how it ended. Each class is a ``torch.distributed.DistBackendError``, and says in ``ranks`` who
+is to blame, so that nobody has to read the text for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RankLostError(_CollectiveError):
 
 
 class DeadlockError(_CollectiveError):
-    """The pending operations wait for each other in a circle, or for a rank that does not take part any more."""
+    """The pending operations wait for each other in a circle, or for a rank that takes no part any more."""
 
 
 class CollectiveTimeoutError(_CollectiveError):
