@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 #[path = "../tests/ranks/mod.rs"]
-#[allow(dead_code)]
 mod ranks;
 
 use std::time::{Duration, Instant};

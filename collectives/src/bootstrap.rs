@@ -84,12 +84,20 @@ impl Place {
             );
             return Err(Failure::new(FailureKind::Transport, text));
         }
-        let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
-        rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
-            let text = format!("cannot open the shared segment of rank 0 at {path}: {error}");
-            Failure::new(FailureKind::Transport, text)
-        })
+        open_of_process(self.pid, u32::try_from(self.fd).unwrap_or(u32::MAX))
     }
+}
+
+/// Opens what another process has open.
+pub(crate) fn open_of_process(pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
+    let path = format!("/proc/{pid}/fd/{fd}");
+    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
+        let text = format!("cannot open the shared segment of rank 0 at {path}: {error}");
+        // A process that is gone takes its descriptors along: the group has lost a rank.
+        let kind =
+            if error == rustix::io::Errno::NOENT { FailureKind::RankLost } else { FailureKind::Transport };
+        Failure::new(kind, text)
+    })
 }
 
 impl std::fmt::Display for Place {
@@ -143,6 +151,11 @@ impl<'a> ControlBootstrap<'a> {
     pub fn new(client: &'a ControlClient, members: &Membership) -> Self {
         let key = format!("{}/{:016x}", members.name, members.id());
         Self { client, key, readers: members.size() - 1, maker: members.world_ranks[0] }
+    }
+
+    /// For one whose ranks meet otherwise: the launcher only watches over it.
+    pub(crate) fn watched(client: &'a ControlClient, members: &Membership) -> Self {
+        Self { readers: 0, ..Self::new(client, members) }
     }
 }
 

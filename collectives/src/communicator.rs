@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 
 use crate::board::{Board, Recording, WaitKind};
 use crate::config::Config;
+use crate::control::ControlClient;
 use crate::engine::{CollectiveThread, Job, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
 use crate::lane::{Lane, Posting};
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::presence::Presence;
-use crate::segment::{Bootstrap, Membership, Offer, Segment};
+use crate::segment::{Bootstrap, Membership, Offer, Segment, Verdict};
 use crate::sentinel::{Sentinel, Watch};
+use crate::survivors::Survivors;
 use crate::validate::validate;
 use crate::work::{Carrier, OnDone, Outcome, Work};
 
@@ -52,7 +54,6 @@ pub struct Communicator {
     queued: Arc<AtomicUsize>,
     closing: Arc<AtomicBool>,
     timeout_ms: AtomicU64,
-    posted: AtomicU64,
     messages_posted: AtomicU64,
     /// A process that this one forks has a copy of us, but none of our threads, and is not the rank.
     pid: u32,
@@ -78,7 +79,8 @@ impl Communicator {
         let presence = Arc::new(Presence::new(board, &members));
         presence.blocked();
         let waiting = presence.waiting(WaitKind::Creation, python_threads);
-        let offer = Offer { window_bytes, matching: config.matching, cpus: config.cpus };
+        let Config { matching, results, cpus, .. } = config;
+        let offer = Offer { window_bytes, matching, results, cpus };
         let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
         drop(waiting);
         presence.unblocked();
@@ -98,7 +100,6 @@ impl Communicator {
             queued: Arc::new(AtomicUsize::new(0)),
             closing,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
-            posted: AtomicU64::new(0),
             messages_posted: AtomicU64::new(0),
             pid: std::process::id(),
         })
@@ -121,8 +122,7 @@ impl Communicator {
             return Err(failure);
         }
         if self.closing.load(Ordering::Relaxed) {
-            let text = format!("{} was shut down by this rank", self.segment.members().name);
-            return Err(Failure::new(FailureKind::Aborted, text));
+            return Err(self.shut_down());
         }
         match op.kind {
             OpKind::Send | OpKind::Recv => self.post_message(op, mode),
@@ -154,7 +154,7 @@ impl Communicator {
     }
 
     fn post_collective(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
-        let seq = self.posted.fetch_add(1, Ordering::Relaxed);
+        let seq = self.segment.count_posted();
         let recording = self.presence.posted(seq, &op);
         let threads = op.python_threads;
         match mode {
@@ -196,13 +196,17 @@ impl Communicator {
         let job = Job { op, work: work.clone(), timeout, recording };
         if queue.push(job, Some(Instant::now() + timeout)).is_err() {
             self.queued.fetch_sub(1, Ordering::AcqRel);
+            if self.closing.load(Ordering::Acquire) {
+                return Err(self.shut_down());
+            }
             // The others have this operation, so without it nothing after it would match.
             let text = format!(
                 "Timed out after {timeout:?}: {QUEUE_LENGTH} asynchronous operations of {} are pending on {}",
                 self.segment.members().name,
                 self.segment.describe(&[self.segment.rank()])
             );
-            return Err(self.segment.fail(FailureKind::Timeout, &text));
+            let verdict = Verdict::new(FailureKind::Timeout, text).blaming([self.segment.rank()]);
+            return Err(self.segment.fail_by(&verdict));
         }
         Ok(work)
     }
@@ -228,7 +232,8 @@ impl Communicator {
         let segment = &self.segment;
         let who = segment.describe(&[segment.rank()]);
         let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        segment.fail(FailureKind::Aborted, &format!("{} was aborted by {who}{why}", segment.members().name));
+        let text = format!("{} was aborted by {who}{why}", segment.members().name);
+        segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([segment.rank()]));
     }
 
     /// The failure of this communicator, if it has failed.
@@ -236,23 +241,69 @@ impl Communicator {
         self.segment.failure()
     }
 
-    /// Lets queued collectives end (an operation that other ranks do not join is given two seconds), fails
-    /// pending messages of this rank, and joins the threads.
+    /// Makes the communicator of those that are left, of a later epoch: all of them must call this. This one
+    /// fails first, if it has not yet. `lost` are ranks of the world that are not waited for, besides those
+    /// whose processes are gone and those that the failure names as lost.
+    ///
+    /// # Errors
+    /// `Timeout` naming who did not come, `RankLost` when the others have given up this rank, `InvalidUsage`
+    /// for a lost rank that is this one or no member.
+    pub fn shrink(
+        &self,
+        lost: &[u32],
+        timeout: Duration,
+        config: &Config,
+        control: Option<&ControlClient>,
+        board: Option<&Board>,
+        python_threads: u32,
+    ) -> Result<Self, Failure> {
+        let segment = &*self.segment;
+        let mut survivors = Survivors::new(segment, lost, timeout)?;
+        if segment.failure().is_none() {
+            let (name, who) = (&segment.members().name, segment.describe(&[segment.rank()]));
+            segment.fail(FailureKind::Aborted, &format!("{name} was given up by {who}, which shrinks it"));
+        }
+        loop {
+            let members = survivors.agree()?;
+            let left = survivors.left().max(Duration::from_millis(1));
+            let config = Config { timeout: None, ..config.clone() };
+            let bootstrap = survivors.bootstrap(&members, control);
+            match Self::create(members.clone(), left, config, &bootstrap, board, python_threads) {
+                Ok(communicator) => {
+                    communicator.set_timeout(self.timeout());
+                    return Ok(communicator);
+                }
+                // One more has died on the way: those that are left come here, too.
+                Err(failure) if failure.kind() == FailureKind::RankLost => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    fn shut_down(&self) -> Failure {
+        let text = format!("{} was shut down by this rank", self.segment.members().name);
+        Failure::new(FailureKind::Aborted, text)
+    }
+
+    /// Frees every waiter of this rank, and joins the threads. Collectives that all ranks have posted end as
+    /// they would have; all others, and pending messages, fail for this rank alone. Ranks that wait for this
+    /// one, now or later, fail at once.
     pub fn shutdown(&self) {
-        self.closing.store(true, Ordering::Relaxed);
+        self.closing.store(true, Ordering::Release);
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
         if self.pid != std::process::id() {
             std::mem::forget((thread, watch));
             return;
         }
+        self.segment.meeting().nudge();
+        self.messages.stop();
         if let Some(thread) = thread {
             thread.join();
         }
         drop(watch);
-        self.messages.stop();
         self.presence.close();
-        self.segment.close();
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner).leave();
     }
 
     /// The default time limit of operations posted from now on.
@@ -266,7 +317,7 @@ impl Communicator {
 
     /// Collectives posted so far.
     pub fn seq(&self) -> u64 {
-        self.posted.load(Ordering::Relaxed)
+        self.segment.posted(self.segment.rank()).load(Ordering::Relaxed)
     }
 
     /// Who is in it.

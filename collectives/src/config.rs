@@ -17,6 +17,16 @@ pub enum Matching {
     Strict,
 }
 
+/// What is done with results that must be equal on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Results {
+    /// Nothing.
+    #[default]
+    Trusted,
+    /// They are hashed and compared before an operation ends: finds memory that something else writes to.
+    Verified,
+}
+
 /// Settings of a communicator.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -26,6 +36,9 @@ pub struct Config {
     pub staging_bytes: usize,
     /// `TPURUN_MATCH`: `normal` (default) or `strict`.
     pub matching: Matching,
+    /// `TPURUN_VERIFY_RESULTS`: `0` (default) or `1`, which costs one more meeting and a hash of the result
+    /// per all_reduce, all_gather and broadcast.
+    pub results: Results,
     /// `TPURUN_ALGORITHM`: force one algorithm instead of the cheapest (`flat`, `ring`, `bucket`).
     pub algorithm: Option<Algorithm>,
     /// `TPURUN_TOPOLOGY`: the torus the ranks are placed on; default one dimension of all ranks.
@@ -41,6 +54,7 @@ impl Default for Config {
         Self {
             staging_bytes: 4 << 20,
             matching: Matching::Normal,
+            results: Results::Trusted,
             algorithm: None,
             topology: None,
             timeout: None,
@@ -71,6 +85,13 @@ impl Config {
                 "normal" => Matching::Normal,
                 "strict" => Matching::Strict,
                 _ => return Err(bad("TPURUN_MATCH", "normal or strict", &matching)),
+            };
+        }
+        if let Some(verify) = variable("TPURUN_VERIFY_RESULTS") {
+            config.results = match verify.as_str() {
+                "0" => Results::Trusted,
+                "1" => Results::Verified,
+                _ => return Err(bad("TPURUN_VERIFY_RESULTS", "0 or 1", &verify)),
             };
         }
         if let Some(algorithm) = variable("TPURUN_ALGORITHM") {
@@ -114,6 +135,7 @@ mod tests {
     #[test]
     fn variables_are_read() {
         assert_eq!(with("TPURUN_MATCH", "strict").expect("valid").matching, Matching::Strict);
+        assert_eq!(with("TPURUN_VERIFY_RESULTS", "1").expect("valid").results, Results::Verified);
         assert_eq!(with("TPURUN_ALGORITHM", "ring").expect("valid").algorithm, Some(Algorithm::Ring));
         assert_eq!(
             with("TPURUN_TIMEOUT_MS", "1500").expect("valid").timeout,
@@ -132,6 +154,10 @@ mod tests {
         assert_eq!(
             text("TPURUN_TIMEOUT_MS", "0"),
             "TPURUN_TIMEOUT_MS: expected a number of milliseconds above 0, given \"0\""
+        );
+        assert_eq!(
+            text("TPURUN_VERIFY_RESULTS", "yes"),
+            "TPURUN_VERIFY_RESULTS: expected 0 or 1, given \"yes\""
         );
         assert!(text("TPURUN_TOPOLOGY", "4xx").starts_with("TPURUN_TOPOLOGY: "));
     }

@@ -12,7 +12,7 @@ use crate::lane::{Lane, Posting};
 use crate::op::Op;
 use crate::p2p::Messages;
 use crate::presence::Presence;
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 use crate::sync::{OpQueue, Pop};
 use crate::work::{Carrier, Outcome, Work};
 
@@ -213,7 +213,8 @@ impl MessageThread {
             let who = self.shared.segment.describe(&[self.shared.segment.rank()]);
             let text =
                 format!("{who} shut {} down in the middle of a send", self.shared.segment.members().name);
-            failure = self.shared.segment.fail(FailureKind::Aborted, &text);
+            let me = self.shared.segment.rank();
+            failure = self.shared.segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([me]));
         }
         state.messages.fail_all(&failure);
         drop(state);

@@ -43,12 +43,18 @@ impl FailureKind {
 pub struct Failure {
     kind: FailureKind,
     text: Arc<str>,
+    ranks: Arc<[u32]>,
 }
 
 impl Failure {
     /// A failure with its whole text.
     pub fn new(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
-        Self { kind, text: text.into() }
+        Self { kind, text: text.into(), ranks: Arc::default() }
+    }
+
+    /// The same, with the guilty ranks by their rank in the world.
+    pub fn blaming(self, ranks: impl Into<Arc<[u32]>>) -> Self {
+        Self { ranks: ranks.into(), ..self }
     }
 
     /// What went wrong, as a number.
@@ -59,6 +65,12 @@ impl Failure {
     /// What went wrong, as a person reads it.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The guilty ranks, by their rank in the world: the minority of a mismatch, who is lost, who did not
+    /// come. Empty when nobody in particular is to blame.
+    pub fn ranks(&self) -> &[u32] {
+        &self.ranks
     }
 }
 

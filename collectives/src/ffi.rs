@@ -23,6 +23,7 @@ use crate::text::head;
 use crate::work::{OnDone, Outcome, Work};
 
 const ERROR_TEXT_BYTES: usize = 8184;
+const ERROR_RANKS: usize = 1023;
 const OK: i32 = 0;
 const ASYNC: u32 = 1;
 const SHAPE_MATCH: u32 = 1;
@@ -34,6 +35,8 @@ pub struct CError {
     status: i32,
     bytes: u32,
     text: [u8; ERROR_TEXT_BYTES],
+    rank_count: u32,
+    ranks: [u32; ERROR_RANKS],
 }
 
 /// `TpurunSpan`.
@@ -66,10 +69,23 @@ pub struct CConfig {
     timeout_ms: i64,
     store: CStore,
     python_threads: u32,
+    epoch: u32,
+}
+
+/// `TpurunMembers`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CMembers {
+    name: *const u8,
+    name_bytes: u64,
+    rank: u32,
+    size: u32,
+    global_ranks: *const u32,
+    epoch: u32,
     reserved: u32,
 }
 
-type CDone = unsafe extern "C" fn(*mut c_void, i32, *const u8, u64, i32);
+type CDone = unsafe extern "C" fn(*mut c_void, *const CError, i32);
 
 /// `TpurunOp`.
 #[repr(C)]
@@ -101,11 +117,29 @@ pub struct COp {
     reserved: u32,
 }
 
+impl CError {
+    fn of(failure: &Failure) -> Self {
+        let text = head(failure.text(), ERROR_TEXT_BYTES);
+        let ranks = &failure.ranks()[..failure.ranks().len().min(ERROR_RANKS)];
+        let mut error = Self {
+            status: failure.kind() as i32,
+            bytes: text.len() as u32,
+            text: [0; ERROR_TEXT_BYTES],
+            rank_count: ranks.len() as u32,
+            ranks: [0; ERROR_RANKS],
+        };
+        error.text[..text.len()].copy_from_slice(text.as_bytes());
+        error.ranks[..ranks.len()].copy_from_slice(ranks);
+        error
+    }
+}
+
 // The C++ side asserts the same numbers.
-const _: () = assert!(size_of::<CError>() == 8192);
+const _: () = assert!(size_of::<CError>() == 12288);
 const _: () = assert!(size_of::<CSpan>() == 16);
 const _: () = assert!(size_of::<CStore>() == 32);
 const _: () = assert!(size_of::<CConfig>() == 80);
+const _: () = assert!(size_of::<CMembers>() == 40);
 const _: () = assert!(size_of::<COp>() == 136);
 
 /// `TpurunWork`: keeps its communicator, which a waiting thread may have to drive.
@@ -174,7 +208,8 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
         u32::try_from(*rank)
             .map_err(|_| invalid_usage!("expected ranks of the world from 0 on, given {rank}"))
     });
-    let members = Membership { name, rank, world_ranks: world_ranks.collect::<Result<_, _>>()? };
+    let world_ranks = world_ranks.collect::<Result<_, _>>()?;
+    let members = Membership { name, rank, world_ranks, epoch: config.epoch };
     let timeout = u64::try_from(config.timeout_ms).ok().filter(|ms| *ms > 0);
     let timeout = timeout
         .ok_or_else(|| invalid_usage!("expected a timeout above 0 ms, given {}", config.timeout_ms))
@@ -188,6 +223,60 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
     let threads = config.python_threads;
     let created = Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, board, threads)?;
     Ok(if inherited.control.is_none() { created.watched_by(&inherited.sentinel) } else { created })
+}
+
+/// # Safety
+/// `tpurun.h`: all pointers are valid for the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_shrink(
+    communicator: *const Arc<Communicator>,
+    lost: *const u32,
+    lost_count: u64,
+    timeout_ms: i64,
+    python_threads: u32,
+    survivors: *mut *mut Arc<Communicator>,
+    error: *mut CError,
+) -> i32 {
+    guarded(error, || {
+        // SAFETY: the caller's promise.
+        let communicator = unsafe { &*communicator };
+        // SAFETY: the caller's promise.
+        let lost = unsafe { slice(lost, lost_count as usize) };
+        let timeout = Duration::from_millis(timeout_ms.max(1) as u64);
+        let Inherited { board, control, sentinel } = inherited();
+        let shrunk = communicator.shrink(
+            lost,
+            timeout,
+            &Config::from_env()?,
+            control.as_ref(),
+            board.as_ref(),
+            python_threads,
+        )?;
+        let shrunk = if control.is_none() { shrunk.watched_by(sentinel) } else { shrunk };
+        let handle = Box::into_raw(Box::new(Arc::new(shrunk)));
+        // SAFETY: the caller's promise.
+        unsafe { *survivors = handle };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `tpurun.h`: all pointers are valid for the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_members(communicator: *const Arc<Communicator>, members: *mut CMembers) {
+    // SAFETY: the caller's promise.
+    let own = unsafe { &*communicator }.members();
+    let filled = CMembers {
+        name: own.name.as_ptr(),
+        name_bytes: own.name.len() as u64,
+        rank: own.rank,
+        size: own.size(),
+        global_ranks: own.world_ranks.as_ptr(),
+        epoch: own.epoch,
+        reserved: 0,
+    };
+    // SAFETY: the caller's promise; it may be uninitialised, so it is only written.
+    unsafe { members.write(filled) };
 }
 
 /// # Safety
@@ -278,12 +367,13 @@ unsafe impl Send for Callback {}
 
 impl Callback {
     fn call(self, outcome: &Outcome) {
-        let (status, text, source) = match outcome {
-            Ok(source) => (OK, "", source.map_or(-1, |source| source as i32)),
-            Err(failure) => (failure.kind() as i32, failure.text(), -1),
+        let (error, source) = match outcome {
+            Ok(source) => (None, source.map_or(-1, |source| source as i32)),
+            Err(failure) => (Some(Box::new(CError::of(failure))), -1),
         };
-        // SAFETY: a valid function and its own context, until this one call.
-        unsafe { (self.done)(self.ctx, status, text.as_ptr(), text.len() as u64, source) };
+        let error = error.as_deref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: a valid function and its own context, until this one call, which the error outlives.
+        unsafe { (self.done)(self.ctx, error, source) };
     }
 }
 
@@ -470,11 +560,8 @@ fn guarded(error: *mut CError, body: impl FnOnce() -> Result<(), Failure>) -> i3
     let Err(failure) = outcome else { return OK };
     let status = failure.kind() as i32;
     if !error.is_null() {
-        let text = head(failure.text(), ERROR_TEXT_BYTES);
-        let mut filled = CError { status, bytes: text.len() as u32, text: [0; ERROR_TEXT_BYTES] };
-        filled.text[..text.len()].copy_from_slice(text.as_bytes());
         // SAFETY: `tpurun.h`: valid for writes; it may be uninitialised, so it is only written.
-        unsafe { error.write(filled) };
+        unsafe { error.write(CError::of(&failure)) };
     }
     status
 }

@@ -22,13 +22,12 @@ use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::presence::Presence;
 use crate::process::LOOK_PERIOD;
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 use crate::splits;
 use crate::stepwise;
 use crate::sync::{Arrival, AtomicU64, Opened, Ordering, Patience};
-
-/// How long a rank that shuts down waits for an operation that others have not joined.
-const CLOSING_GRACE: Duration = Duration::from_secs(2);
+use crate::verdict;
+use crate::verify;
 
 /// Executes the collectives of one communicator in order.
 #[derive(Debug)]
@@ -44,6 +43,19 @@ pub(crate) struct Lane {
     plan_print: u64,
     round: u32,
     seq: u64,
+    /// Since which operation this rank takes no part any more, and why.
+    given_up: Option<(u64, Failure)>,
+}
+
+/// What the last to arrive at a meeting does for all before it opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum About {
+    /// The first of an operation: compares the keys in the slots of this parity.
+    Keys(usize),
+    /// A later one: nothing but the fold.
+    Data,
+    /// The last one: compares the results in the slots of this parity.
+    Results(usize),
 }
 
 /// What a meeting is about.
@@ -110,6 +122,7 @@ impl Lane {
             plan_print,
             round: 0,
             seq: 0,
+            given_up: None,
         })
     }
 
@@ -135,8 +148,22 @@ impl Lane {
         };
         let segment = self.segment.clone();
         // A bug of ours must reach the other ranks, too, which would wait for this one.
-        let result = catch_unwind(AssertUnwindSafe(|| self.execute(meet)))
-            .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.refuse_if_closing(&meet)?;
+            let (deadline, posted) = (meet.deadline, meet.posted);
+            self.execute(meet)?;
+            self.verify(Meet {
+                op,
+                seq,
+                deadline,
+                timeout,
+                algorithm: None,
+                fold_bytes: 0,
+                fold_window: 0,
+                posted,
+            })
+        }))
+        .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))));
         if result.is_ok() {
             self.presence.completed(seq);
         }
@@ -184,7 +211,7 @@ impl Lane {
     pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
         if cfg!(tpurun_unmatched) {
             // See benches/matching.rs.
-            self.meet(meet, None)?;
+            self.meet(meet, About::Data)?;
             return Ok(Agreed { rounds, uneven: false });
         }
         let parity = self.parity();
@@ -192,12 +219,18 @@ impl Lane {
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
         slot.write(
             meet.op,
-            &Planned { seq: meet.seq, rounds, algorithm: meet.algorithm, print: self.plan_print },
+            &Planned {
+                seq: meet.seq,
+                epoch: self.segment.members().epoch,
+                rounds,
+                algorithm: meet.algorithm,
+                print: self.plan_print,
+            },
         );
         if splits::needed(meet.op.kind) {
             splits::write(&self.segment, meet.op, parity);
         }
-        self.meet(meet, Some(parity))?;
+        self.meet(meet, About::Keys(parity))?;
         self.presence.matched(meet.posted.recording, meet.algorithm);
         self.presence.first_byte(meet.posted.recording);
         let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
@@ -206,22 +239,33 @@ impl Lane {
 
     /// A later meeting of an operation.
     pub(crate) fn meet_again(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
-        self.meet(meet, None)
+        self.meet(meet, About::Data)
     }
 
-    fn meet(&mut self, meet: &Meet<'_>, keys: Option<usize>) -> Result<(), Failure> {
+    /// The last meeting of an operation, where results are not trusted: compares them.
+    fn verify(&mut self, meet: Meet<'_>) -> Result<(), Failure> {
+        let Some(hash) = verify::hash_of_result(&self.segment, meet.op) else { return Ok(()) };
+        let parity = self.parity();
+        let (region, layout) = (self.segment.region(), self.segment.layout());
+        Slot::new(region, layout.slot(self.segment.rank(), parity)).write_result(hash);
+        self.meet(&meet, About::Results(parity))
+    }
+
+    fn meet(&mut self, meet: &Meet<'_>, about: About) -> Result<(), Failure> {
         let round = self.round;
         self.segment.set_arrived(round);
         match self.segment.meeting().arrive(self.segment.size()) {
             Arrival::Last => {
-                if let Some(parity) = keys {
-                    self.compare(meet, parity)?;
+                match about {
+                    About::Keys(parity) => self.compare(meet, parity)?,
+                    About::Results(parity) => verify::compare(&self.segment, meet.op, meet.seq, parity)?,
+                    About::Data => {}
                 }
                 self.fold_or_open(meet, round);
             }
             Arrival::Early => {}
         }
-        self.wait(meet, round)?;
+        self.wait(meet, round, about)?;
         self.round = round.wrapping_add(1);
         Ok(())
     }
@@ -231,17 +275,13 @@ impl Lane {
         let (segment, layout) = (&self.segment, self.segment.layout());
         let slots: Vec<Slot<'_>> =
             segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
-        let group = &segment.members().name;
-        let verdict = match_key::compare(&slots, segment.matching(), group, |rank| segment.world_rank(rank));
-        if let Err(text) = verdict {
-            return Err(segment.fail(FailureKind::Mismatch, &text));
+        if let Err(difference) = match_key::compare(&slots, segment.matching()) {
+            return Err(segment.fail_by(&verdict::mismatch(segment, meet.seq, &difference)));
         }
         if splits::needed(meet.op.kind)
-            && let Err(classes) = splits::compare(segment, parity)
+            && let Err(pairs) = splits::compare(segment, parity)
         {
-            let fields = [format!("the sizes of {}", Posted::of(meet.op))];
-            let text = match_key::describe(group, meet.seq, &fields, classes.into_iter().collect());
-            return Err(segment.fail(FailureKind::Mismatch, &text));
+            return Err(segment.fail_by(&splits::mismatch(segment, meet.op, meet.seq, &slots, &pairs)));
         }
         let rounds = slots.iter().map(Slot::rounds).max().unwrap_or(1);
         let uneven = meet.op.kind == OpKind::AllToAll && splits::uneven(segment, parity);
@@ -289,8 +329,9 @@ impl Lane {
         self.segment.region().fold(meet.op.reduction(self.segment.size()), sources, out, to - from);
     }
 
-    fn wait(&self, meet: &Meet<'_>, round: u32) -> Result<(), Failure> {
-        let meeting = self.segment.meeting();
+    fn wait(&mut self, meet: &Meet<'_>, round: u32, about: About) -> Result<(), Failure> {
+        let segment = self.segment.clone();
+        let meeting = segment.meeting();
         let mut blocked = false;
         let mut waiting = None;
         let mut departures = 0;
@@ -299,6 +340,9 @@ impl Lane {
             // The first try does not tell the board: most waits are shorter than that is worth.
             let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
             let nudges = meeting.nudges();
+            if let Some(failure) = self.departed(meet, round, about) {
+                break Err(failure);
+            }
             if self.segment.departures() != departures {
                 departures = self.segment.departures();
                 self.give_up_if_hopeless(meet, round);
@@ -339,41 +383,99 @@ impl Lane {
         // When all came, the last of them opens the round, with the help of any of them.
         let all: Vec<u32> = self.segment.ranks().collect();
         let needed = if missing.is_empty() { &all } else { &missing };
-        if let Some((kind, text)) = self.hopeless(meet, &missing, needed) {
-            self.segment.fail_round(round, kind, &text);
+        if let Some(verdict) = self.hopeless(meet, &missing, needed) {
+            self.segment.fail_round(round, &verdict);
         }
     }
 
-    /// Looks after a wait that takes long: did the time run out, do we shut down, is one of `needed` dead?
-    /// `missing` did not come to the meeting; none when all did.
-    fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<(FailureKind, String)> {
+    /// What ends a wait at once: this rank shuts down and others may never come, or one of them did so.
+    fn departed(&mut self, meet: &Meet<'_>, round: u32, about: About) -> Option<Failure> {
+        if matches!(about, About::Keys(_))
+            && let Err(failure) = self.refuse_if_closing(meet)
+        {
+            return Some(failure);
+        }
+        if self.segment.departures() == 0 {
+            return None;
+        }
+        let missing = self.segment.missing(round);
+        let left: Vec<u32> =
+            missing.iter().copied().filter(|rank| self.segment.left(*rank).is_some()).collect();
+        if left.is_empty() {
+            return None;
+        }
+        self.segment.fail_round(round, &self.destroyed(meet, &missing, &left))
+    }
+
+    /// Who shuts down waits for operations that all ranks have posted, and for no other: those end here, and
+    /// only for this rank.
+    fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
+        if let Some((_, failure)) = &self.given_up {
+            return Err(failure.clone());
+        }
+        // Acquire pairs with `shutdown`, whose nudge comes after it.
+        if !self.closing.load(StdOrdering::Acquire) {
+            return Ok(());
+        }
         let segment = &self.segment;
-        let op = format!("operation {} of {}, {}", meet.seq, segment.members().name, Posted::of(meet.op));
+        let missing = segment.without(meet.seq);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
+        let text = format!("{who} shut {name} down during {}: {}", self.name(meet), self.came(&missing));
+        let failure = Failure::new(FailureKind::Aborted, text).blaming([segment.world_rank(segment.rank())]);
+        self.given_up = Some((meet.seq, failure.clone()));
+        Err(failure)
+    }
+
+    /// This rank takes no part in any later operation. Tells the others.
+    pub(crate) fn leave(&mut self) {
+        let segment = &self.segment;
+        let text = format!("{} was shut down by this rank", segment.members().name);
+        let gone = || (self.seq, Failure::new(FailureKind::Aborted, text));
+        let (seq, _) = self.given_up.get_or_insert_with(gone);
+        segment.leave(*seq);
+    }
+
+    /// Looks after a wait that takes long: did the time run out, is one of `needed` dead or has left?
+    /// `missing` did not come to the meeting; none when all did.
+    fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
+        let segment = &self.segment;
         let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_gone(*rank)).collect();
         if !lost.is_empty() {
-            let text = format!("{} is gone: {op} can not complete", segment.describe(&lost));
-            return Some((FailureKind::RankLost, text));
+            let text = format!("{} is gone: {} can not complete", segment.describe(&lost), self.name(meet));
+            return Some(Verdict::new(FailureKind::RankLost, text).blaming(lost));
         }
-        let came = || {
-            let (ranks, here) = (segment.size() as usize, segment.size() as usize - missing.len());
-            match missing {
-                [] => format!("all {ranks} ranks came, not all went on"),
-                _ => format!("{here} of {ranks} ranks came, missing {}", segment.describe(missing)),
-            }
-        };
-        let now = Instant::now();
-        if now >= meet.deadline {
-            let note = segment.note();
-            let text = format!("Timed out after {:?} in {op}: {}{note}", meet.timeout, came());
-            return Some((FailureKind::Timeout, text));
+        let has_left = |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq);
+        let left: Vec<u32> = needed.iter().copied().filter(has_left).collect();
+        if !left.is_empty() {
+            return Some(self.destroyed(meet, missing, &left));
         }
-        let started = meet.deadline.checked_sub(meet.timeout).unwrap_or(now);
-        if self.closing.load(StdOrdering::Relaxed) && now.duration_since(started) >= CLOSING_GRACE {
-            let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
-            let text = format!("{who} shut {name} down during {op}: {}", came());
-            return Some((FailureKind::Aborted, text));
+        if Instant::now() >= meet.deadline {
+            let text =
+                format!("Timed out after {:?} in {}: {}", meet.timeout, self.name(meet), self.came(missing));
+            return Some(Verdict::new(FailureKind::Timeout, text).blaming(missing));
         }
         None
+    }
+
+    fn destroyed(&self, meet: &Meet<'_>, missing: &[u32], left: &[u32]) -> Verdict {
+        let (who, name) = (self.segment.describe(left), &self.segment.members().name);
+        let text = format!("{who} destroyed {name} before {}: {}", self.name(meet), self.came(missing));
+        Verdict::new(FailureKind::Deadlock, text).blaming(left)
+    }
+
+    fn name(&self, meet: &Meet<'_>) -> String {
+        format!("operation {} of {}, {}", meet.seq, self.segment.members().name, Posted::of(meet.op))
+    }
+
+    fn came(&self, missing: &[u32]) -> String {
+        let (ranks, here) = (self.segment.size() as usize, self.segment.size() as usize - missing.len());
+        match missing {
+            [] => format!("all {ranks} ranks came, not all went on"),
+            _ => format!("{here} of {ranks} ranks came, missing {}", self.segment.describe(missing)),
+        }
     }
 
     fn poisoned(&self) -> Option<Failure> {

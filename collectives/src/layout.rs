@@ -5,6 +5,8 @@
 //! meeting     the words of the rounds               one page with the failure's state
 //! failure     the one text that all ranks raise     one page
 //! members     pid, start time, doorbell             one record per rank
+//! rank sets   who is to blame, who was given up,    one bit per rank each
+//!             each rank's list of the survivors
 //! slots       match key and details                 two per rank (round parity)
 //! splits      element counts per peer               two per rank
 //! windows     staged bytes of this rank             two per rank
@@ -72,8 +74,33 @@ impl Layout {
         self.meeting() + PAGE / 2 + parity * 64
     }
 
+    /// The state and the doorbell of the agreement on who survives.
+    pub(crate) fn ballot(&self) -> usize {
+        self.meeting() + PAGE / 2 + 128
+    }
+
     pub(crate) fn failure(&self) -> usize {
         2 * PAGE
+    }
+
+    /// The ranks that the failure blames.
+    pub(crate) fn blamed(&self) -> usize {
+        self.rank_sets()
+    }
+
+    /// The ranks that others have given up.
+    pub(crate) fn given_up(&self) -> usize {
+        self.rank_sets() + self.rank_set_bytes()
+    }
+
+    /// The survivors as `rank` sees them.
+    pub(crate) fn survivors(&self, rank: u32) -> usize {
+        self.rank_sets() + (2 + self.nth(rank)) * self.rank_set_bytes()
+    }
+
+    /// Words of one set of ranks, a bit for each.
+    pub(crate) fn rank_set_words(&self) -> usize {
+        self.ranks.div_ceil(64)
     }
 
     pub(crate) fn member(&self, rank: u32) -> usize {
@@ -117,8 +144,16 @@ impl Layout {
         rank
     }
 
+    fn rank_sets(&self) -> usize {
+        4 * PAGE + self.ranks * MEMBER_BYTES
+    }
+
+    fn rank_set_bytes(&self) -> usize {
+        self.rank_set_words() * 8
+    }
+
     fn slots(&self) -> usize {
-        page(4 * PAGE + self.ranks * MEMBER_BYTES)
+        page(self.rank_sets() + (2 + self.ranks) * self.rank_set_bytes())
     }
 
     fn splits_start(&self) -> usize {
@@ -185,12 +220,21 @@ mod tests {
 
     #[test]
     fn nothing_overlaps() {
-        for ranks in [1, 2, 3, 17, 64] {
+        for ranks in [1, 2, 3, 17, 64, 65] {
             let layout = Layout::new(ranks, 100_000);
-            let mut areas =
-                vec![(layout.header(), PAGE), (layout.meeting(), PAGE), (layout.failure(), 2 * PAGE)];
+            let mut areas = vec![
+                (layout.header(), PAGE),
+                (layout.meeting(), PAGE / 2),
+                (layout.agreed(0), 64),
+                (layout.agreed(1), 64),
+                (layout.ballot(), 128),
+                (layout.failure(), 2 * PAGE),
+                (layout.blamed(), layout.rank_set_bytes()),
+                (layout.given_up(), layout.rank_set_bytes()),
+            ];
             for rank in 0..ranks {
                 areas.push((layout.member(rank), MEMBER_BYTES));
+                areas.push((layout.survivors(rank), layout.rank_set_bytes()));
                 for parity in 0..2 {
                     areas.push((layout.slot(rank, parity), SLOT_BYTES));
                     areas.push((layout.splits(rank, parity), layout.splits_bytes()));

@@ -56,6 +56,8 @@ mod process;
 #[cfg(not(tpurun_loom))]
 mod rank_list;
 #[cfg(not(tpurun_loom))]
+mod rank_set;
+#[cfg(not(tpurun_loom))]
 pub mod reduce;
 #[cfg(not(tpurun_loom))]
 mod region;
@@ -70,11 +72,17 @@ mod stepwise;
 #[cfg(not(tpurun_loom))]
 pub mod supervise;
 #[cfg(not(tpurun_loom))]
+mod survivors;
+#[cfg(not(tpurun_loom))]
 mod text;
 #[cfg(not(tpurun_loom))]
 pub mod transport;
 #[cfg(not(tpurun_loom))]
 mod validate;
+#[cfg(not(tpurun_loom))]
+mod verdict;
+#[cfg(not(tpurun_loom))]
+mod verify;
 #[cfg(not(tpurun_loom))]
 pub mod wire;
 #[cfg(not(tpurun_loom))]
@@ -85,7 +93,7 @@ pub use buffer::Spans;
 #[cfg(not(tpurun_loom))]
 pub use communicator::{Communicator, Mode};
 #[cfg(not(tpurun_loom))]
-pub use config::{Config, Matching};
+pub use config::{Config, Matching, Results};
 #[cfg(not(tpurun_loom))]
 pub use failure::{Failure, FailureKind};
 #[cfg(not(tpurun_loom))]

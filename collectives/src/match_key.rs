@@ -13,19 +13,20 @@ use crate::config::Matching;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::layout::SLOT_BYTES;
 use crate::op::{MAX_DIMS, Op, OpKind, Shape};
-use crate::rank_list::RankList;
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering};
 use crate::text::tail;
 
-/// Words of a slot that are compared, in this order; the call site only in strict matching.
-const FIELDS: [(usize, &str); 6] = [
-    (KIND, "collective"),
-    (COUNT, "element count"),
-    (SIZES, "shape or split sizes"),
-    (SCALE, "scale"),
-    (PLAN, "topology"),
-    (SITE, "call site"),
+/// Words of a slot that are compared, in this order, and the bits that count; the call site only in strict
+/// matching.
+const FIELDS: [(usize, u64, &str); 7] = [
+    (KIND, u64::MAX, "collective"),
+    (COUNT, u64::MAX, "element count"),
+    (SIZES, u64::MAX, "shape or split sizes"),
+    (SCALE, u64::MAX, "scale"),
+    (PLAN, u64::MAX, "topology"),
+    (ROUNDS, EPOCH_BITS, "epoch"),
+    (SITE, u64::MAX, "call site"),
 ];
 const KIND: usize = 0;
 const COUNT: usize = 1;
@@ -33,13 +34,16 @@ const SIZES: usize = 2;
 const SCALE: usize = 3;
 const SITE: usize = 4;
 const SEQ: usize = 5;
+/// Rounds in the lower half, the epoch in the upper one.
 const ROUNDS: usize = 6;
+const EPOCH_BITS: u64 = 0xffff_ffff << 32;
 const PLAN: usize = 7;
 // The second cache line on: details.
 const NDIM: usize = 8;
 const DIMS: usize = 9;
 const ELEMENTS: usize = DIMS + MAX_DIMS;
-const SITE_BYTES: usize = ELEMENTS + 1;
+const RESULT: usize = ELEMENTS + 1;
+const SITE_BYTES: usize = RESULT + 1;
 const SITE_TEXT: usize = SITE_BYTES + 1;
 const SITE_TEXT_BYTES: usize = SLOT_BYTES - SITE_TEXT * 8;
 const NO_REDUCE_OP: u8 = 0xff;
@@ -48,6 +52,7 @@ const NO_REDUCE_OP: u8 = 0xff;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     pub(crate) seq: u64,
+    pub(crate) epoch: u32,
     /// Rounds it takes, as far as this rank knows.
     pub(crate) rounds: u32,
     pub(crate) algorithm: Option<Algorithm>,
@@ -94,7 +99,7 @@ impl<'a> Slot<'a> {
         self.store(SCALE, scale);
         self.store(SITE, hash(&op.site));
         self.store(SEQ, planned.seq);
-        self.store(ROUNDS, u64::from(planned.rounds));
+        self.store(ROUNDS, u64::from(planned.rounds) | u64::from(planned.epoch) << 32);
         self.store(PLAN, planned.print);
         self.store(NDIM, u64::from(op.shape.ndim()));
         for (index, dim) in op.shape.dims().iter().enumerate() {
@@ -110,21 +115,22 @@ impl<'a> Slot<'a> {
         }
     }
 
-    pub(crate) fn seq(&self) -> u64 {
-        self.load(SEQ)
-    }
-
     /// Rounds this rank needs; the last to arrive takes the maximum over all.
     pub(crate) fn rounds(&self) -> u32 {
         self.load(ROUNDS) as u32
     }
 
+    /// What came out of an operation, for the meeting that compares results.
+    pub(crate) fn write_result(&self, hash: u64) {
+        self.store(RESULT, hash);
+    }
+
+    pub(crate) fn result(&self) -> u64 {
+        self.load(RESULT)
+    }
+
     fn differs(&self, other: &Slot<'_>, matching: Matching) -> bool {
-        let fields = match matching {
-            Matching::Normal => &FIELDS[..FIELDS.len() - 1],
-            Matching::Strict => &FIELDS[..],
-        };
-        fields.iter().any(|(index, _)| self.load(*index) != other.load(*index))
+        compared(matching).iter().any(|(index, bits, _)| (self.load(*index) ^ other.load(*index)) & bits != 0)
     }
 
     /// What the slot says, for messages. Another process wrote it, so any value must do.
@@ -179,13 +185,18 @@ impl Posted {
             site: op.site.clone().into(),
         }
     }
+
+    fn site(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.site.is_empty() { Ok(()) } else { write!(f, " at {}", self.site) }
+    }
 }
 
 impl fmt::Display for Posted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(kind) = self.kind else { return f.write_str("an unknown operation") };
         if kind == OpKind::Barrier {
-            return f.write_str("barrier()");
+            f.write_str("barrier()")?;
+            return self.site(f);
         }
         let dtype = self.dtype.map_or("?".to_owned(), |dtype| dtype.to_string());
         let scalar = self.shape.ndim() == 0 && self.elements != 1;
@@ -204,72 +215,67 @@ impl fmt::Display for Posted {
             (_, None) => {}
         }
         f.write_str(")")?;
-        if self.site.is_empty() { Ok(()) } else { write!(f, " at {}", self.site) }
+        self.site(f)
     }
 }
 
-/// Compares the keys in `slots` (one per rank). `who` names a rank of the group, `Err` is the whole text.
-pub(crate) fn compare(
-    slots: &[Slot<'_>],
-    matching: Matching,
-    group: &str,
-    world_rank: impl Fn(u32) -> u32,
-) -> Result<(), String> {
+fn compared(matching: Matching) -> &'static [(usize, u64, &'static str)] {
+    match matching {
+        Matching::Normal => &FIELDS[..FIELDS.len() - 1],
+        Matching::Strict => &FIELDS,
+    }
+}
+
+/// What the ranks of a communicator differ in, for the verdict.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Difference {
+    /// `reduce op, element count`.
+    pub(crate) fields: String,
+    /// The ranks of the group that said the same, and what that is; the largest class first.
+    pub(crate) classes: Vec<Class>,
+}
+
+/// Ranks with one key. They may have posted it from several lines, which are texts of their own.
+pub(crate) type Class = Vec<(Vec<u32>, String)>;
+
+/// Compares the keys in `slots`, one per rank of the group.
+pub(crate) fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Difference> {
     let first = &slots[0];
     if slots.iter().all(|slot| !slot.differs(first, matching)) {
         return Ok(());
     }
-    let fields: Vec<String> = FIELDS
+    let fields: Vec<String> = compared(matching)
         .iter()
-        .filter(|(index, _)| matching == Matching::Strict || *index != SITE)
-        .filter(|(index, _)| slots.iter().any(|slot| slot.load(*index) != first.load(*index)))
-        .flat_map(|(index, name)| if *index == KIND { code_fields(slots) } else { vec![(*name).to_owned()] })
+        .filter(|(index, bits, _)| {
+            slots.iter().any(|slot| (slot.load(*index) ^ first.load(*index)) & bits != 0)
+        })
+        .flat_map(
+            |(index, _, name)| if *index == KIND { code_fields(slots) } else { vec![(*name).to_owned()] },
+        )
         .collect();
-    let mut keys: BTreeMap<[u64; FIELDS.len()], Vec<usize>> = BTreeMap::new();
-    for (rank, slot) in slots.iter().enumerate() {
-        // The call site is shown anyway, and only strict matching tells ranks apart by it.
-        let word = |index| if index == SITE && matching == Matching::Normal { 0 } else { slot.load(index) };
-        keys.entry(FIELDS.map(|(index, _)| word(index))).or_default().push(rank);
+    let fields = fields.join(", ");
+    let mut keys: BTreeMap<Vec<u64>, Vec<u32>> = BTreeMap::new();
+    for (rank, slot) in (0..).zip(slots) {
+        let key = compared(matching).iter().map(|(index, bits, _)| slot.load(*index) & bits).collect();
+        keys.entry(key).or_default().push(rank);
     }
-    let mut keys: Vec<Vec<usize>> = keys.into_values().collect();
+    let mut keys: Vec<Vec<u32>> = keys.into_values().collect();
     keys.sort_by_key(|ranks| (usize::MAX - ranks.len(), ranks[0]));
-    let mut classes: Vec<(String, Vec<u32>)> = vec![];
+    let mut classes: Vec<Class> = vec![];
     for ranks in keys {
-        // One class may have been posted from several lines.
         let mut by_text: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for rank in ranks {
-            by_text.entry(slots[rank].posted().to_string()).or_default().push(world_rank(rank as u32));
+            by_text.entry(slots[rank as usize].posted().to_string()).or_default().push(rank);
         }
-        let known = classes.len();
-        for (text, ranks) in by_text {
+        let class = by_text.into_iter().map(|(text, ranks)| {
             // What differs is not in every text, such as the sizes of an all-gather.
-            let hidden = classes[..known].iter().any(|(other, _)| *other == text);
-            let text = if hidden { format!("{text} with other {}", fields.join(", ")) } else { text };
-            classes.push((text, ranks));
-        }
+            let hidden = classes.iter().flatten().any(|(_, other)| *other == text);
+            (ranks, if hidden { format!("{text} with other {fields}") } else { text })
+        });
+        let class = class.collect();
+        classes.push(class);
     }
-    Err(describe(group, first.seq(), &fields, classes))
-}
-
-/// The text of a mismatch: the majority first, then the minorities by size.
-pub(crate) fn describe(
-    group: &str,
-    seq: u64,
-    fields: &[String],
-    mut classes: Vec<(String, Vec<u32>)>,
-) -> String {
-    classes.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
-    let mut text =
-        format!("collective mismatch in {group}, operation {seq}: the ranks differ in {}", fields.join(", "));
-    const SHOWN: usize = 8;
-    for (posted, ranks) in classes.iter().take(SHOWN) {
-        let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-        text += &format!("\n  {noun} {} posted {posted}", RankList(ranks));
-    }
-    if classes.len() > SHOWN {
-        text += &format!("\n  and {} more kinds of operation", classes.len() - SHOWN);
-    }
-    text
+    Err(Difference { fields, classes })
 }
 
 /// Which of the packed codes differ.
@@ -311,4 +317,76 @@ fn hash(value: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Spans;
+
+    fn op(site: &str) -> Op {
+        Op {
+            kind: OpKind::AllReduce,
+            dtype: Dtype::F32,
+            reduce_op: ReduceOp::Sum,
+            scale: 1.0,
+            root: None,
+            tag: 0,
+            inputs: Spans::empty(),
+            outputs: Spans::empty(),
+            shape: Shape::new(&[4]),
+            shape_hash: None,
+            timeout: None,
+            site: site.into(),
+            python_threads: 0,
+        }
+    }
+
+    /// What is found when each of four ranks posts what `key` says.
+    fn difference(matching: Matching, key: impl Fn(usize) -> (Op, u32)) -> Option<Difference> {
+        let (region, _fd) = Region::create("test", 4 * SLOT_BYTES).expect("memfds work here");
+        let slots: Vec<Slot<'_>> = (0..4).map(|rank| Slot::new(&region, rank * SLOT_BYTES)).collect();
+        for (rank, slot) in slots.iter().enumerate() {
+            let (op, epoch) = key(rank);
+            // Rounds may differ: they follow from sizes that are compared elsewhere.
+            let rounds = rank as u32 + 1;
+            slot.write(&op, &Planned { seq: 7, epoch, rounds, algorithm: None, print: 0 });
+            assert_eq!(slot.rounds(), rounds);
+        }
+        compare(&slots, matching).err()
+    }
+
+    fn ranks(difference: &Difference) -> Vec<Vec<u32>> {
+        let class = |class: &Class| class.iter().flat_map(|(ranks, _)| ranks.clone()).collect();
+        difference.classes.iter().map(class).collect()
+    }
+
+    #[test]
+    fn another_epoch_is_another_operation() {
+        assert_eq!(difference(Matching::Normal, |_| (op("a.py:1"), 3)), None);
+        let found = difference(Matching::Normal, |rank| (op("a.py:1"), if rank == 1 { 2 } else { 3 }));
+        let found = found.expect("the epochs differ");
+        assert_eq!((found.fields.as_str(), ranks(&found)), ("epoch", vec![vec![0, 2, 3], vec![1]]));
+    }
+
+    #[test]
+    fn call_sites_count_in_strict_matching_only() {
+        let sites = |rank: usize| (op(if rank == 1 { "b.py:2" } else { "a.py:1" }), 0);
+        assert_eq!(difference(Matching::Normal, sites), None);
+        let found = difference(Matching::Strict, sites).expect("the call sites differ");
+        assert_eq!((found.fields.as_str(), ranks(&found)), ("call site", vec![vec![0, 2, 3], vec![1]]));
+        assert!(found.classes[1][0].1.ends_with(" at b.py:2"), "{found:?}");
+    }
+
+    /// One class of ranks, though it has posted from several lines.
+    #[test]
+    fn a_class_is_what_the_ranks_posted_not_where() {
+        let keys = |rank: usize| {
+            let reduce_op = if rank == 3 { ReduceOp::Max } else { ReduceOp::Sum };
+            (Op { reduce_op, ..op(if rank == 0 { "a.py:1" } else { "b.py:2" }) }, 0)
+        };
+        let found = difference(Matching::Normal, keys).expect("the reduce ops differ");
+        assert_eq!((found.fields.as_str(), ranks(&found)), ("reduce op", vec![vec![0, 1, 2], vec![3]]));
+        assert_eq!(found.classes[0].len(), 2);
+    }
 }

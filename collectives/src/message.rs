@@ -8,11 +8,15 @@ const MAGIC: u32 = u32::from_le_bytes(*b"tpum");
 const SITE_BYTES: usize = 96;
 const SHOWN_DIMS: usize = 4;
 /// Bytes of an encoded header.
-pub(crate) const HEADER_BYTES: usize = 32 + SHOWN_DIMS * 8 + SITE_BYTES;
+pub(crate) const HEADER_BYTES: usize = SITE_AT + SITE_BYTES;
+const DIMS_AT: usize = 40;
+const SITE_AT: usize = DIMS_AT + SHOWN_DIMS * 8;
 
 /// What a message is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
+    /// Of the communicator: a message of another one is refused.
+    pub(crate) epoch: u32,
     pub(crate) tag: i32,
     pub(crate) dtype: Dtype,
     pub(crate) bytes: u64,
@@ -31,13 +35,14 @@ pub(crate) struct BadHeader {
 
 impl Header {
     /// The header of a send, or the one a receive expects.
-    pub(crate) fn of(op: &Op) -> Self {
+    pub(crate) fn of(op: &Op, epoch: u32) -> Self {
         let mut dims = [0; SHOWN_DIMS];
         for (to, from) in dims.iter_mut().zip(op.shape.dims()) {
             *to = *from;
         }
         let bytes = op.inputs.total().max(op.outputs.total()) as u64;
-        Self { tag: op.tag, dtype: op.dtype, bytes, ndim: op.shape.ndim(), dims, site: op.site.to_string() }
+        let site = op.site.to_string();
+        Self { epoch, tag: op.tag, dtype: op.dtype, bytes, ndim: op.shape.ndim(), dims, site }
     }
 
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -54,6 +59,7 @@ impl Header {
         put(&self.ndim.to_le_bytes());
         let site = tail(&self.site, SITE_BYTES);
         put(&(site.len() as u64).to_le_bytes());
+        put(&u64::from(self.epoch).to_le_bytes());
         for dim in self.dims {
             put(&dim.to_le_bytes());
         }
@@ -77,14 +83,16 @@ impl Header {
         if site_bytes > SITE_BYTES as u64 {
             return Err(BadHeader { what: "a call site of length", given: site_bytes });
         }
-        let site_at = 32 + SHOWN_DIMS * 8;
-        let site = &bytes[site_at..site_at + site_bytes as usize];
+        let epoch = long(32);
+        let epoch = u32::try_from(epoch).map_err(|_| BadHeader { what: "epoch", given: epoch })?;
+        let site = &bytes[SITE_AT..SITE_AT + site_bytes as usize];
         Ok(Self {
+            epoch,
             tag: word(4) as i32,
             dtype,
             bytes: payload,
             ndim: word(20),
-            dims: std::array::from_fn(|dim| long(32 + dim * 8) as i64),
+            dims: std::array::from_fn(|dim| long(DIMS_AT + dim * 8) as i64),
             site: String::from_utf8_lossy(site).into_owned(),
         })
     }
@@ -105,7 +113,15 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { tag: -7, dtype: Dtype::F32, bytes: 24, ndim: 2, dims: [2, 3, 0, 0], site: "a.py:1".into() }
+        Header {
+            epoch: 3,
+            tag: -7,
+            dtype: Dtype::F32,
+            bytes: 24,
+            ndim: 2,
+            dims: [2, 3, 0, 0],
+            site: "a.py:1".into(),
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
 use crate::presence::Presence;
 use crate::process::LOOK_PERIOD;
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 use crate::work::{Outcome, Work};
 
 /// Bytes of messages nobody asked for yet that a rank keeps aside per communicator.
@@ -166,14 +166,15 @@ impl Messages {
         let late = self.pending().find(|pending| now >= pending.deadline).map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), &self.segment.members().name);
             let note = self.segment.note();
-            format!("Timed out after {:?} in {posted} of {name}{note}", pending.timeout)
+            let text = format!("Timed out after {:?} in {posted} of {name}{note}", pending.timeout);
+            Verdict::new(FailureKind::Timeout, text).blaming(Vec::from_iter(pending.op.root))
         });
-        if let Some(text) = late {
-            let failure = self.segment.fail(FailureKind::Timeout, &text);
+        if let Some(verdict) = late {
+            let failure = self.segment.fail_by(&verdict);
             self.fail_all(&failure);
         } else if now >= self.look || self.segment.departures() != self.departures {
-            self.departures = self.segment.departures();
             self.look = now + LOOK_PERIOD;
+            self.departures = self.segment.departures();
             self.look_after_peers();
         }
     }
@@ -183,11 +184,11 @@ impl Messages {
         let mut peers: Vec<u32> = self.pending().flat_map(|pending| self.peers(pending)).collect();
         peers.sort_unstable();
         peers.dedup();
-        peers.retain(|peer| segment.is_gone(*peer));
+        peers.retain(|peer| segment.is_gone(*peer) || segment.left(*peer).is_some());
         if peers.is_empty() {
             return;
         }
-        // What they had sent before they were seen dead is received; what is left then stays for ever.
+        // What they had sent before they were seen gone is received; what is left then stays for ever.
         self.progress();
         let gone = |peer: &u32| peers.contains(peer);
         let stuck = self.pending().find(|pending| {
@@ -198,13 +199,19 @@ impl Messages {
                 needed.all(|peer| gone(&peer))
             }
         });
-        let text = stuck.map(|pending| {
+        let verdict = stuck.map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), &segment.members().name);
             let lost: Vec<u32> = self.peers(pending).into_iter().filter(gone).collect();
-            format!("{} is gone: {posted} of {name} can not complete", segment.describe(&lost))
+            let who = segment.describe(&lost);
+            let (kind, text) = if lost.iter().any(|peer| segment.is_gone(*peer)) {
+                (FailureKind::RankLost, format!("{who} is gone: {posted} of {name} can not complete"))
+            } else {
+                (FailureKind::Deadlock, format!("{who} destroyed {name} before {posted}"))
+            };
+            Verdict::new(kind, text).blaming(lost)
         });
-        if let Some(text) = text {
-            let failure = segment.fail(FailureKind::RankLost, &text);
+        if let Some(verdict) = verdict {
+            let failure = segment.fail_by(&verdict);
             self.fail_all(&failure);
         }
     }
@@ -261,7 +268,7 @@ impl Messages {
                 if (run.bytes as usize) < HEADER_BYTES {
                     break;
                 }
-                let header = Header::of(&pending.op).encode();
+                let header = Header::of(&pending.op, segment.members().epoch).encode();
                 segment.write_run(data, run, &header);
                 room = run.after(HEADER_BYTES as u32);
                 pending.moved = HEADER_BYTES;
@@ -436,21 +443,117 @@ impl Messages {
 
     /// A message must be what its receive expects (contract C2).
     fn agree(&self, from: u32, header: &Header, receive: &Pending) -> Result<(), Failure> {
-        let expected = Header::of(&receive.op);
+        let segment = &self.segment;
+        let expected = Header::of(&receive.op, segment.members().epoch);
+        if header.epoch != expected.epoch {
+            let text = format!("a message of epoch {}, expected {}", header.epoch, expected.epoch);
+            return Err(segment.corrupt(from, &text));
+        }
         if header.dtype == expected.dtype && header.bytes == expected.bytes {
             return Ok(());
         }
-        let segment = &self.segment;
         let field = if header.dtype == expected.dtype { "element count" } else { "dtype" };
+        let me = segment.rank();
         let text = format!(
-            "message mismatch in {}, tag {}: the ranks differ in {field}\n  rank {} posted {}\n  rank {} posted {}",
+            "message mismatch in {}, tag {}: the ranks differ in {field}\n  {} posted {}\n  {} posted {}",
             segment.members().name,
             header.tag,
-            segment.world_rank(from),
-            header.describe(segment.world_rank(segment.rank())),
-            segment.world_rank(segment.rank()),
+            segment.describe(&[from]),
+            header.describe(segment.world_rank(me)),
+            segment.describe(&[me]),
             Posted::of(&receive.op)
         );
         Err(segment.fail(FailureKind::Mismatch, &text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::board::WaitKind;
+    use crate::buffer::Spans;
+    use crate::config::{Matching, Results};
+    use crate::dtype::{Dtype, ReduceOp};
+    use crate::op::Shape;
+    use crate::segment::{Bootstrap, Membership, Offer};
+    use crate::work::Carrier;
+
+    #[derive(Default)]
+    struct Handover(Mutex<Option<OwnedFd>>);
+
+    impl Bootstrap for Handover {
+        fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure> {
+            *self.0.lock().expect("no thread panics") = segment.try_clone_to_owned().ok();
+            Ok(())
+        }
+
+        fn fetch(&self, _deadline: Instant) -> Result<OwnedFd, Failure> {
+            loop {
+                if let Some(segment) = &*self.0.lock().expect("no thread panics") {
+                    return Ok(segment.as_fd().try_clone_to_owned().expect("descriptors are free"));
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn segment(handover: &Handover, rank: u32) -> Arc<Segment> {
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 4 };
+        let offer =
+            Offer { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
+        let limit = Duration::from_secs(60);
+        Arc::new(Segment::rendezvous(members, offer, handover, limit).expect("both come"))
+    }
+
+    fn op(kind: OpKind) -> Op {
+        Op {
+            kind,
+            dtype: Dtype::U8,
+            reduce_op: ReduceOp::Sum,
+            scale: 1.0,
+            root: Some(if kind == OpKind::Send { 1 } else { 0 }),
+            tag: 0,
+            inputs: Spans::empty(),
+            outputs: Spans::empty(),
+            shape: Shape::new(&[0]),
+            shape_hash: None,
+            timeout: None,
+            site: "test.py:1".into(),
+            python_threads: 0,
+        }
+    }
+
+    /// What a rank says that receives a message which says that it is of `epoch`.
+    fn receive(epoch: u32) -> Outcome {
+        let handover = Handover::default();
+        let (sender, receiver) = std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| segment(&handover, 1));
+            (segment(&handover, 0), receiver.join().expect("it comes"))
+        });
+        let header = Header::of(&op(OpKind::Send), epoch).encode();
+        let ring = sender.ring(P2P_CHANNEL, 0, 1);
+        let run = ring.writable().expect("nobody wrote nonsense");
+        sender.write_run(sender.layout().ring_data(P2P_CHANNEL, 0, 1), run, &header);
+        ring.publish(HEADER_BYTES as u32);
+        let presence = Arc::new(Presence::new(None, receiver.members()));
+        let mut messages = Messages::new(receiver, presence);
+        let work = Arc::new(Work::new(Carrier::Messages(WaitKind::Recv { from: Some(0) }), 0, None));
+        messages.post(op(OpKind::Recv), work.clone(), Duration::from_secs(60), None);
+        messages.progress();
+        work.outcome().expect("it is there")
+    }
+
+    #[test]
+    fn a_message_of_another_epoch_is_refused() {
+        assert_eq!(receive(4), Ok(Some(0)));
+        let failure = receive(3).expect_err("a message from before");
+        assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Internal, &[0_u32][..]));
+        assert!(
+            failure.text().ends_with("wrote what can not be: a message of epoch 3, expected 4"),
+            "{failure}"
+        );
     }
 }

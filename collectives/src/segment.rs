@@ -8,12 +8,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::config::Matching;
+use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
 use crate::op::OpKind;
 use crate::process::{self, LOOK_PERIOD, Liveness};
 use crate::rank_list::RankList;
+use crate::rank_set::RankSet;
 use crate::region::Region;
 use crate::sync::{
     AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Publication, Ring, Run, Settled, Word,
@@ -33,6 +34,11 @@ pub trait Bootstrap {
     /// # Errors
     /// As above, or that the deadline passed.
     fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure>;
+    /// Whether a rank that has not come never will; not every bootstrap can tell.
+    fn is_gone(&self, rank: u32) -> bool {
+        let _ = rank;
+        false
+    }
 }
 
 /// Who is in a communicator.
@@ -44,6 +50,8 @@ pub struct Membership {
     pub rank: u32,
     /// The ranks of the group by their rank in the world.
     pub world_ranks: Vec<u32>,
+    /// Which generation of the group this is: one more each time that survivors go on without the lost.
+    pub epoch: u32,
 }
 
 impl Membership {
@@ -52,10 +60,10 @@ impl Membership {
         self.world_ranks.len() as u32
     }
 
-    /// A number for the group: the same on all its ranks, different for other names or ranks.
+    /// A number for the group: the same on all its ranks, different for other names, ranks or epochs.
     pub(crate) fn id(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (&self.name, &self.world_ranks).hash(&mut hasher);
+        (&self.name, &self.world_ranks, self.epoch).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -67,11 +75,15 @@ const H_RANKS: usize = 12;
 const H_WINDOW: usize = 16;
 const H_CPUS: usize = 24;
 const H_STRICT: usize = 28;
+const H_VERIFY: usize = 32;
+const H_EPOCH: usize = 36;
 const H_ATTACHED: usize = 64;
 const H_NAME_BYTES: usize = 128;
 const H_NAME: usize = 136;
 const NAME_BYTES: usize = 512;
 const H_DEPARTURES: usize = 704;
+/// In the count of those attached: the communicator will not come to be.
+const CLOSED: u32 = 1 << 31;
 // Member words.
 const M_PID: usize = 0;
 const M_START: usize = 8;
@@ -82,6 +94,10 @@ const M_LOST: usize = 32;
 const M_DOORBELL: usize = 64;
 /// A writer of the failure that is none of the ranks.
 const OUTSIDER: u32 = u32::MAX >> 2;
+const M_POSTED: usize = 128;
+const M_LEFT: usize = 136;
+const M_WISH: usize = 192;
+const M_OFFER: usize = 200;
 // Failure words, behind the word of its publication.
 const F_KIND: usize = 4;
 const F_BYTES: usize = 8;
@@ -92,8 +108,32 @@ const F_TEXT: usize = 64;
 pub(crate) struct Offer {
     pub(crate) window_bytes: usize,
     pub(crate) matching: Matching,
+    pub(crate) results: Results,
     /// What plans count on; ranks may be pinned to different CPUs.
     pub(crate) cpus: u32,
+}
+
+/// Why a communicator is to fail, and who is to blame, by rank in the group.
+#[derive(Clone, Debug)]
+pub(crate) struct Verdict {
+    kind: FailureKind,
+    text: String,
+    blamed: Vec<u32>,
+}
+
+impl Verdict {
+    pub(crate) fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), blamed: vec![] }
+    }
+
+    pub(crate) fn blaming(self, ranks: impl Into<Vec<u32>>) -> Self {
+        Self { blamed: ranks.into(), ..self }
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
 }
 
 /// One rank's view of the segment.
@@ -121,7 +161,7 @@ impl Segment {
             segment.write_header(offer);
             segment.attach()?;
             bootstrap.offer(fd.as_fd())?;
-            segment.wait_for_all(deadline, timeout)?;
+            segment.wait_for_all(bootstrap, deadline, timeout)?;
             // Only now may the descriptor go: others may have opened it through this process.
             drop(fd);
             segment
@@ -129,7 +169,7 @@ impl Segment {
             let fd = bootstrap.fetch(deadline)?;
             let segment = Self::join(members, &fd)?;
             segment.attach()?;
-            segment.wait_for_all(deadline, timeout)?;
+            segment.wait_for_all(bootstrap, deadline, timeout)?;
             segment
         };
         Ok(segment)
@@ -143,6 +183,8 @@ impl Segment {
         word(H_RANKS).store(self.members.size(), Ordering::Relaxed);
         word(H_CPUS).store(offer.cpus, Ordering::Relaxed);
         word(H_STRICT).store((offer.matching == Matching::Strict).into(), Ordering::Relaxed);
+        word(H_VERIFY).store((offer.results == Results::Verified).into(), Ordering::Relaxed);
+        word(H_EPOCH).store(self.members.epoch, Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
         let name = head(&self.members.name, NAME_BYTES);
@@ -159,14 +201,16 @@ impl Segment {
             name: "an unknown group".to_owned(),
             rank: 0,
             world_ranks: (0..ranks).collect(),
+            epoch: 0,
         };
         let bytes = Region::size_of(fd).map_err(|error| refused(&stranger(1), "inspect", 0, &error))?;
         let region = Region::open(fd, bytes).map_err(|error| refused(&stranger(1), "map", bytes, &error))?;
         let ranks = if bytes < 4096 { 0 } else { region.at::<AtomicU32>(H_RANKS).load(Ordering::Relaxed) };
+        let epoch = if bytes < 4096 { 0 } else { region.at::<AtomicU32>(H_EPOCH).load(Ordering::Relaxed) };
         // Fewer bytes than this per rank can not be, so the list below has an honest length.
         let ranks = ranks.clamp(1, (bytes / 256).max(1) as u32);
         drop(region);
-        let mut segment = Self::join(stranger(ranks), fd)?;
+        let mut segment = Self::join(Membership { epoch, ..stranger(ranks) }, fd)?;
         segment.members.world_ranks = segment
             .ranks()
             .map(|rank| segment.member_word(rank, M_WORLD_RANK).load(Ordering::Relaxed))
@@ -180,11 +224,6 @@ impl Segment {
 
     fn member_word(&self, rank: u32, word: usize) -> &AtomicU32 {
         self.region.at(self.layout.member(rank) + word)
-    }
-
-    /// This rank takes no part any more.
-    pub(crate) fn close(&self) {
-        self.member_word(self.rank(), M_CLOSED).store(1, Ordering::Release);
     }
 
     /// Whether `rank` has destroyed its end.
@@ -222,11 +261,17 @@ impl Segment {
     /// Rank 0's, whose other ranks will never come: what they would write is up to the caller.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn alone(name: &str, ranks: u32, window_bytes: usize) -> Self {
-        let members = Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect() };
+        let members =
+            Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect(), epoch: 0 };
         let layout = Layout::new(ranks, window_bytes);
         let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
         let segment = Self { region, layout, members };
-        segment.write_header(Offer { window_bytes, matching: Matching::Normal, cpus: 1 });
+        segment.write_header(Offer {
+            window_bytes,
+            matching: Matching::Normal,
+            results: Results::Trusted,
+            cpus: 1,
+        });
         segment
     }
 
@@ -248,6 +293,9 @@ impl Segment {
         }
         if word(H_RANKS) != members.size() {
             return foreign("ranks", members.size().into(), word(H_RANKS).into());
+        }
+        if word(H_EPOCH) != members.epoch {
+            return foreign("epoch", members.epoch.into(), word(H_EPOCH).into());
         }
         let window = usize::try_from(long(H_WINDOW)).unwrap_or(usize::MAX).min(bytes);
         let layout = Layout::new(members.size(), window);
@@ -280,39 +328,71 @@ impl Segment {
         Ok(())
     }
 
+    /// Ends the creation, unless it has succeeded by now: then it has for all. Returns whether it did.
+    fn end_creation(&self) -> bool {
+        let attached = self.attached();
+        let mut seen = attached.atomic().load(Ordering::Acquire);
+        loop {
+            if seen & CLOSED == 0 && seen >= self.members.size() {
+                return false;
+            }
+            match attached.atomic().compare_exchange_weak(
+                seen,
+                seen | CLOSED,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        attached.wake(EVERYBODY);
+        true
+    }
+
     fn attached(&self) -> &Word {
         self.region.at(self.layout.header() + H_ATTACHED)
     }
 
-    fn wait_for_all(&self, deadline: Instant, timeout: Duration) -> Result<(), Failure> {
+    fn wait_for_all(
+        &self,
+        bootstrap: &dyn Bootstrap,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
         loop {
             let seen = self.attached().atomic().load(Ordering::Acquire);
+            if seen & CLOSED != 0 {
+                let nobody_said = || Failure::new(FailureKind::Internal, "closed without a failure");
+                return Err(self.failure().unwrap_or_else(nobody_said));
+            }
             if seen >= self.members.size() {
                 return Ok(());
             }
-            if let Some(failure) = self.failure() {
-                return Err(failure);
-            }
             let came = |rank: &u32| self.pid(*rank) != 0;
-            let gone = |rank: &u32| self.liveness(*rank) == Liveness::Gone;
-            let lost: Vec<u32> = self.ranks().filter(came).filter(gone).collect();
+            let gone = |rank: &u32| match came(rank) {
+                true => self.liveness(*rank) == Liveness::Gone,
+                false => bootstrap.is_gone(*rank),
+            };
+            let lost: Vec<u32> = self.ranks().filter(gone).collect();
             if !lost.is_empty() {
                 let text =
                     format!("{} is gone: {} can not be created", self.describe(&lost), self.members.name);
-                return Err(self.fail(FailureKind::RankLost, &text));
+                self.fail_creation(&Verdict::new(FailureKind::RankLost, text).blaming(lost));
+                continue;
             }
             if Instant::now() >= deadline {
-                let missing: Vec<u32> =
-                    self.ranks().filter(|rank| !came(rank)).map(|rank| self.world_rank(rank)).collect();
+                let missing: Vec<u32> = self.ranks().filter(|rank| !came(rank)).collect();
                 let text = format!(
                     "Timed out after {timeout:?} creating {}: {} of {} ranks came, missing rank {}{}",
                     self.members.name,
                     seen,
                     self.members.size(),
-                    RankList(&missing),
+                    RankList(&self.in_world(&missing)),
                     self.note()
                 );
-                return Err(self.fail(FailureKind::Timeout, &text));
+                self.fail_creation(&Verdict::new(FailureKind::Timeout, text).blaming(missing));
+                continue;
             }
             self.attached().sleep(seen, Some(deadline.min(Instant::now() + LOOK_PERIOD)));
         }
@@ -338,6 +418,12 @@ impl Segment {
     pub(crate) fn matching(&self) -> Matching {
         let strict: &AtomicU32 = self.region.at(self.layout.header() + H_STRICT);
         if strict.load(Ordering::Relaxed) == 0 { Matching::Normal } else { Matching::Strict }
+    }
+
+    /// Whether results are compared, the same on every rank.
+    pub(crate) fn results(&self) -> Results {
+        let verify: &AtomicU32 = self.region.at(self.layout.header() + H_VERIFY);
+        if verify.load(Ordering::Relaxed) == 0 { Results::Trusted } else { Results::Verified }
     }
 
     /// The CPUs that plans count on, the same on every rank.
@@ -395,6 +481,32 @@ impl Segment {
         self.ring_all();
     }
 
+    /// Counts a collective that this rank posts, and returns how many it had posted before.
+    pub(crate) fn count_posted(&self) -> u64 {
+        self.posted(self.rank()).fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Collectives that a rank has posted so far.
+    pub(crate) fn posted(&self, rank: u32) -> &AtomicU64 {
+        self.region.at(self.layout.member(rank) + M_POSTED)
+    }
+
+    /// The ranks that have not posted collective `seq`.
+    pub(crate) fn without(&self, seq: u64) -> Vec<u32> {
+        self.ranks().filter(|rank| self.posted(*rank).load(Ordering::Relaxed) <= seq).collect()
+    }
+
+    /// Says that this rank takes part in no collective from `seq` on, and in no message: it has destroyed its
+    /// end. Who waits for it looks again.
+    pub(crate) fn leave(&self, seq: u64) {
+        let left: &AtomicU64 = self.region.at(self.layout.member(self.rank()) + M_LEFT);
+        left.store(seq.saturating_add(1), Ordering::Release);
+        self.member_word(self.rank(), M_CLOSED).store(1, Ordering::Release);
+        self.departures_word().fetch_add(1, Ordering::AcqRel);
+        self.meeting().nudge();
+        self.ring_all();
+    }
+
     /// Whether the process of `rank` is gone, as far as anybody knows.
     pub(crate) fn is_gone(&self, rank: u32) -> bool {
         self.lost(rank).load(Ordering::Acquire) != 0 || self.liveness(rank) == Liveness::Gone
@@ -402,6 +514,22 @@ impl Segment {
 
     fn lost(&self, rank: u32) -> &AtomicU32 {
         self.region.at(self.layout.member(rank) + M_LOST)
+    }
+
+    /// The first collective that `rank` does not take part in any more, if it has left.
+    pub(crate) fn left(&self, rank: u32) -> Option<u64> {
+        let left: &AtomicU64 = self.region.at(self.layout.member(rank) + M_LEFT);
+        left.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// The round of the survivors that `rank` wishes for.
+    pub(crate) fn wished(&self, rank: u32) -> &AtomicU32 {
+        self.member_word(rank, M_WISH)
+    }
+
+    /// Where `rank` offers the segment of survivors: their epoch, and a descriptor of its process.
+    pub(crate) fn offered(&self, rank: u32) -> &AtomicU64 {
+        self.region.at(self.layout.member(rank) + M_OFFER)
     }
 
     /// How many ranks have left or are gone: a cheap look whether anything changed.
@@ -438,18 +566,25 @@ impl Segment {
         process::liveness(self.pid(rank), start.load(Ordering::Relaxed))
     }
 
-    /// Fails the communicator for all its ranks and returns the failure that stands: the first one.
+    /// Fails the communicator for all its ranks, and nobody in particular is to blame.
     pub(crate) fn fail(&self, kind: FailureKind, text: &str) -> Failure {
-        self.publish(kind, text, || {
+        self.fail_by(&Verdict::new(kind, text))
+    }
+
+    /// Fails the communicator for all its ranks and returns the failure that stands: the first one.
+    pub(crate) fn fail_by(&self, verdict: &Verdict) -> Failure {
+        self.publish(verdict, || {
+            self.end_creation();
             self.meeting().poison();
             true
         });
-        self.failure().unwrap_or_else(|| Failure::new(kind, text))
+        let own = || Failure::new(verdict.kind, &*verdict.text).blaming(self.in_world(&verdict.blamed));
+        self.failure().unwrap_or_else(own)
     }
 
-    /// As [`fail`](Self::fail), unless round `round` of the meeting is open by now: then nothing happens.
-    pub(crate) fn fail_round(&self, round: u32, kind: FailureKind, text: &str) -> Option<Failure> {
-        self.publish(kind, text, || self.meeting().poison_round(round));
+    /// As [`fail_by`](Self::fail_by), unless round `round` of the meeting is open by now: then nothing happens.
+    pub(crate) fn fail_round(&self, round: u32, verdict: &Verdict) -> Option<Failure> {
+        self.publish(verdict, || self.meeting().poison_round(round));
         let failure = self.failure();
         if failure.is_some() {
             // Whoever failed it; a process that only said so must not leave us waiting.
@@ -462,9 +597,20 @@ impl Segment {
         self.region.at(self.layout.failure())
     }
 
+    /// As [`fail_by`](Self::fail_by), unless all ranks are attached by now: then nothing happens.
+    fn fail_creation(&self, verdict: &Verdict) {
+        self.publish(verdict, || {
+            let ended = self.end_creation();
+            if ended {
+                self.meeting().poison();
+            }
+            ended
+        });
+    }
+
     /// Writes the text, lets `take_effect` decide whether it stands, and tells everybody.
-    fn publish(&self, kind: FailureKind, text: &str, take_effect: impl Fn() -> bool) {
-        let write = || self.write_failure(kind, text);
+    fn publish(&self, verdict: &Verdict, take_effect: impl Fn() -> bool) {
+        let write = || self.write_failure(verdict);
         let settled =
             self.publication().publish(self.writer(), write, take_effect, self.look_at_writer(), |writer| {
                 self.speak_for(writer)
@@ -474,12 +620,16 @@ impl Segment {
         }
     }
 
-    fn write_failure(&self, kind: FailureKind, text: &str) {
+    fn write_failure(&self, verdict: &Verdict) {
+        let Verdict { kind, text, blamed: ranks } = verdict;
         let base = self.layout.failure();
         let text = head(text, FAILURE_TEXT_BYTES);
         self.region.write(base + F_TEXT, text.as_bytes());
-        self.region.at::<AtomicU32>(base + F_KIND).store(kind as u32, Ordering::Relaxed);
+        self.region.at::<AtomicU32>(base + F_KIND).store(*kind as u32, Ordering::Relaxed);
         self.region.at::<AtomicU32>(base + F_BYTES).store(text.len() as u32, Ordering::Relaxed);
+        let blamed = RankSet::new(&self.region, self.layout.blamed(), self.size());
+        blamed.clear();
+        blamed.add(ranks);
     }
 
     /// Who we are when we write the failure: the agent is no rank, and dies with the job.
@@ -511,14 +661,16 @@ impl Segment {
             self.describe(&[writer]),
             self.members.name
         );
-        self.write_failure(FailureKind::RankLost, &text);
+        self.write_failure(&Verdict::new(FailureKind::RankLost, text).blaming([writer]));
+        self.end_creation();
         self.meeting().poison();
         self.ring_all();
     }
 
     /// Fails the communicator because `rank` wrote nonsense into it.
     pub(crate) fn corrupt(&self, rank: u32, what: &str) -> Failure {
-        self.fail(FailureKind::Internal, &format!("{} wrote what can not be: {what}", self.describe(&[rank])))
+        let text = format!("{} wrote what can not be: {what}", self.describe(&[rank]));
+        self.fail_by(&Verdict::new(FailureKind::Internal, text).blaming([rank]))
     }
 
     pub(crate) fn ring_all(&self) {
@@ -546,18 +698,27 @@ impl Segment {
         let mut text = vec![0; bytes.min(FAILURE_TEXT_BYTES)];
         self.region.read(base + F_TEXT, &mut text);
         let kind = FailureKind::from_code(self.region.at::<AtomicU32>(base + F_KIND).load(Ordering::Relaxed));
-        Some(Failure::new(kind, String::from_utf8_lossy(&text)))
+        let blamed = RankSet::new(&self.region, self.layout.blamed(), self.size()).ranks();
+        Some(Failure::new(kind, String::from_utf8_lossy(&text)).blaming(self.in_world(&blamed)))
     }
 
-    /// `rank 3 (pid 4711)`, for messages.
+    /// The same ranks by their rank in the world.
+    pub(crate) fn in_world(&self, ranks: &[u32]) -> Vec<u32> {
+        ranks.iter().map(|rank| self.world_rank(*rank)).collect()
+    }
+
+    /// `ranks 3-9 (host n0, pid 4711, 4712, 4713, 4714, ..)`, for messages.
     pub(crate) fn describe(&self, ranks: &[u32]) -> String {
         const SHOWN: usize = 4;
-        let world: Vec<u32> = ranks.iter().map(|rank| self.world_rank(*rank)).collect();
+        let world = self.in_world(ranks);
         let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
         let mut text = format!("{noun} {}", RankList(&world));
         let pids: Vec<String> = ranks.iter().take(SHOWN).map(|rank| self.pid(*rank).to_string()).collect();
         let more = if ranks.len() > SHOWN { ", .." } else { "" };
-        write!(text, " (pid {}{more})", pids.join(", ")).expect("writing to a String does not fail");
+        // All ranks of a segment are on one host.
+        let uname = rustix::system::uname();
+        let host = uname.nodename().to_string_lossy();
+        write!(text, " (host {host}, pid {}{more})", pids.join(", ")).expect("a String takes it");
         text
     }
 }

@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 
 use crate::buffer::Spans;
+use crate::failure::FailureKind;
+use crate::match_key::Slot;
 use crate::op::{Op, OpKind};
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 use crate::sync::{AtomicU64, Ordering};
+use crate::verdict::listed;
 
 /// Whether this kind of operation is checked pair by pair.
 pub(crate) fn needed(kind: OpKind) -> bool {
@@ -36,27 +39,74 @@ pub(crate) fn write(segment: &Segment, op: &Op, parity: usize) {
     }
 }
 
-/// Compares all pairs; the error lists what each rank posted, ready for a mismatch text.
-pub(crate) fn compare(segment: &Segment, parity: usize) -> Result<(), BTreeMap<String, Vec<u32>>> {
+/// A pair of ranks that do not agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pair {
+    from: u32,
+    to: u32,
+    sent: u64,
+    expected: u64,
+}
+
+/// Compares all pairs; the error lists those that differ.
+pub(crate) fn compare(segment: &Segment, parity: usize) -> Result<(), Vec<Pair>> {
     let ranks = segment.size();
     let sends = |from: u32, to: u32| word(segment, from, parity, to as usize).load(Ordering::Relaxed);
     let expects =
         |to: u32, from: u32| word(segment, to, parity, (ranks + from) as usize).load(Ordering::Relaxed);
-    let mut classes: BTreeMap<String, Vec<u32>> = BTreeMap::new();
-    for from in 0..ranks {
-        for to in 0..ranks {
-            let (sent, expected) = (sends(from, to), expects(to, from));
-            if sent == expected {
-                continue;
-            }
-            let (from, to) = (segment.world_rank(from), segment.world_rank(to));
-            classes
-                .entry(format!("{sent} elements for rank {to}, which expects {expected}"))
-                .or_default()
-                .push(from);
-        }
+    let pairs = segment.ranks().flat_map(|from| segment.ranks().map(move |to| (from, to)));
+    let pairs = pairs.map(|(from, to)| Pair { from, to, sent: sends(from, to), expected: expects(to, from) });
+    let different: Vec<Pair> = pairs.filter(|pair| pair.sent != pair.expected).collect();
+    if different.is_empty() { Ok(()) } else { Err(different) }
+}
+
+/// The verdict on pairs that differ. To blame is who is in most of them, if that is not everybody in them.
+pub(crate) fn mismatch(segment: &Segment, op: &Op, seq: u64, slots: &[Slot<'_>], pairs: &[Pair]) -> Verdict {
+    let group = &segment.members().name;
+    let head = format!(
+        "collective mismatch in {group}, operation {seq}: the ranks differ in the sizes of {}",
+        op.kind
+    );
+    // Whichever way says it shorter: by who sends, or by who receives.
+    let (by_from, by_to) =
+        (grouped(pairs, |pair| pair.from, |pair| pair.to), grouped(pairs, |pair| pair.to, |pair| pair.from));
+    let at = |rank: u32| slots[rank as usize].posted().to_string();
+    let lines: Vec<String> = if by_from.len() <= by_to.len() {
+        let line = |((from, sent, expected), to): (Key, Vec<u32>)| {
+            let (who, whom) = (segment.describe(&[from]), segment.describe(&to));
+            format!("{who} posted {sent} elements for {whom}, expected {expected}, in {}", at(from))
+        };
+        by_from.into_iter().map(line).collect()
+    } else {
+        let line = |((to, sent, expected), from): (Key, Vec<u32>)| {
+            let (who, whom) = (segment.describe(&[to]), segment.describe(&from));
+            format!("{who} expects {expected} elements from {whom}, given {sent}, in {}", at(to))
+        };
+        by_to.into_iter().map(line).collect()
+    };
+    let text = listed(head, &lines, "pairs of ranks");
+    Verdict::new(FailureKind::Mismatch, text).blaming(in_most(pairs))
+}
+
+type Key = (u32, u64, u64);
+
+fn grouped(pairs: &[Pair], one: impl Fn(&Pair) -> u32, other: impl Fn(&Pair) -> u32) -> Vec<(Key, Vec<u32>)> {
+    let mut groups: BTreeMap<Key, Vec<u32>> = BTreeMap::new();
+    for pair in pairs {
+        groups.entry((one(pair), pair.sent, pair.expected)).or_default().push(other(pair));
     }
-    if classes.is_empty() { Ok(()) } else { Err(classes) }
+    groups.into_iter().collect()
+}
+
+fn in_most(pairs: &[Pair]) -> Vec<u32> {
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for pair in pairs {
+        let both = if pair.from == pair.to { vec![pair.from] } else { vec![pair.from, pair.to] };
+        both.into_iter().for_each(|rank| *counts.entry(rank).or_default() += 1);
+    }
+    let most = counts.values().copied().max().unwrap_or(0);
+    let ranks: Vec<u32> = counts.iter().filter(|(_, count)| **count == most).map(|(rank, _)| *rank).collect();
+    if ranks.len() < counts.len() { ranks } else { vec![] }
 }
 
 /// Whether any two pairs of ranks have different sizes.
@@ -70,4 +120,17 @@ pub(crate) fn uneven(segment: &Segment, parity: usize) -> bool {
 
 fn word(segment: &Segment, rank: u32, parity: usize, index: usize) -> &AtomicU64 {
     segment.region().at(segment.layout().splits(rank, parity) + index * 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_in_most_pairs_is_to_blame() {
+        let pair = |from, to| Pair { from, to, sent: 1, expected: 2 };
+        assert_eq!(in_most(&[pair(2, 0), pair(2, 1), pair(2, 3)]), [2]);
+        assert_eq!(in_most(&[pair(0, 2), pair(2, 1)]), [2]);
+        assert_eq!(in_most(&[pair(2, 0)]), Vec::<u32>::new());
+    }
 }

@@ -9,12 +9,12 @@ use crate::execution::{Buffers, Execution, ExecutionError, Operation};
 use crate::failure::{Failure, FailureKind};
 use crate::op::Op;
 use crate::process::LOOK_PERIOD;
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 use crate::transport::shm::ShmTransport;
 use crate::transport::{DriveError, Round, drive};
 
 /// Says from the ranks that are needed next why an operation can not complete.
-pub(crate) type Hopeless<'a> = &'a dyn Fn(&[u32]) -> Option<(FailureKind, String)>;
+pub(crate) type Hopeless<'a> = &'a dyn Fn(&[u32]) -> Option<Verdict>;
 
 /// Runs one operation whose keys have matched. `hopeless` tells from the ranks that the next steps need
 /// whether they can still be done.
@@ -28,14 +28,14 @@ pub(crate) fn run(
 ) -> Result<(), Failure> {
     let buffers = Buffers { input: op.inputs.clone(), output: op.outputs.clone() };
     let mut transport = ShmTransport::new(segment, schedule.channels.len());
-    let operation = Operation { epoch: 0, seq };
+    let operation = Operation { epoch: segment.members().epoch, seq };
     let segment_bytes = ShmTransport::segment_bytes(segment);
     let execution = Execution::new(schedule, op.reduction(segment.size()), buffers, operation, segment_bytes);
     let mut execution = execution.map_err(|error| broken(segment, op, &error))?;
     let doorbell = segment.doorbell(segment.rank());
     let mut look = Instant::now() + LOOK_PERIOD;
+    let mut verdict: Option<Verdict> = None;
     let mut departures = 0;
-    let mut verdict: Option<(FailureKind, String)> = None;
     loop {
         let seen = doorbell.rings();
         let round = drive(&mut execution, &mut transport);
@@ -58,8 +58,8 @@ pub(crate) fn run(
             continue;
         }
         // A rank that died had sent what it could before it was seen dead: only a round after that counts.
-        if let Some((kind, text)) = verdict.take() {
-            return Err(segment.fail(kind, &text));
+        if let Some(verdict) = verdict.take() {
+            return Err(segment.fail_by(&verdict));
         }
         let now_left = segment.departures();
         if now_left == departures {

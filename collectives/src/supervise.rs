@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use crate::failure::{Failure, FailureKind};
 use crate::layout::P2P_CHANNEL;
-use crate::segment::Segment;
+use crate::segment::{Segment, Verdict};
 
 /// A communicator seen from outside.
 #[derive(Debug)]
@@ -61,8 +61,11 @@ impl Supervised {
     }
 
     /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
-    pub fn fail(&self, kind: FailureKind, text: &str) -> Failure {
-        self.segment.fail(kind, text)
+    /// `world_ranks` are to blame.
+    pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
+        let is_guilty = |rank: &u32| world_ranks.contains(&self.segment.world_rank(*rank));
+        let blamed: Vec<u32> = self.segment.ranks().filter(is_guilty).collect();
+        self.segment.fail_by(&Verdict::new(kind, text).blaming(blamed))
     }
 
     /// What every timeout of this communicator says from now on about the ranks it waits for: lines that the

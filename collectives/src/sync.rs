@@ -5,6 +5,7 @@
 //! live in memory shared between processes, under loom a value with a lock and a condition variable, which
 //! has the futex's semantics (compare and sleep are one step).
 
+pub(crate) mod ballot;
 mod completion;
 mod doorbell;
 mod meeting;

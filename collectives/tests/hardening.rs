@@ -162,12 +162,28 @@ fn a_forced_algorithm_takes_sizes_that_only_some_ranks_see_to_be_uneven() {
 fn a_rank_that_comes_too_late_does_not_get_a_failed_communicator() {
     let handover = Handover::default();
     let create = |rank, timeout| {
-        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1] };
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 0 };
         Communicator::create(members, timeout, config(), &handover, None, 1)
     };
     let first = create(0, Duration::from_millis(50)).map(drop).unwrap_err();
     let late = create(1, TIMEOUT).map(drop).expect_err("its communicator has failed");
     assert_eq!(first, late);
+}
+
+#[test]
+fn a_rank_of_another_epoch_does_not_get_in() {
+    let handover = Handover::default();
+    let create = |rank, epoch, timeout| {
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch };
+        Communicator::create(members, timeout, config(), &handover, None, 1).map(drop).unwrap_err()
+    };
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| create(1, 0, TIMEOUT));
+        let alone = create(0, 1, Duration::from_millis(50));
+        assert_eq!((alone.kind(), alone.ranks()), (FailureKind::Timeout, &[1_u32][..]));
+        let text = "the shared segment of test has epoch 1, expected 0";
+        assert_eq!(late.join().unwrap().text(), text);
+    });
 }
 
 /// A message that can not be completed any more is an error at once, not after the timeout.
@@ -279,7 +295,7 @@ fn a_panic_on_the_progress_thread_ends_the_operation() {
     // The ends of communicators panic, too, when their thread did: keep that apart from the finding.
     let outcome = std::thread::spawn(|| {
         let handover = Handover::default();
-        let members = Membership { name: "test".to_owned(), rank: 0, world_ranks: vec![0] };
+        let members = Membership { name: "test".to_owned(), rank: 0, world_ranks: vec![0], epoch: 0 };
         let communicator = Communicator::create(members, TIMEOUT, config(), &handover, None, 1).unwrap();
         let (mut input, mut output) = (vec![1; 4], vec![0; 4]);
         let posted = communicator.post(torn(OpKind::AllReduce, &mut input, &mut output), Mode::Async(None));
@@ -322,7 +338,7 @@ impl Store for Directory {
 const DIRECTORY: &str = "REVIEW_DIRECTORY";
 
 fn join(directory: &str, rank: u32, ranks: u32, config: Config, timeout: Duration) -> Communicator {
-    let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
+    let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
     let bootstrap = StoreBootstrap::new(Directory(directory.into()), rank).unwrap();
     Communicator::create(members, timeout, config, &bootstrap, None, 1).unwrap()
 }

@@ -4,7 +4,7 @@ mod ranks;
 
 use std::time::Duration;
 
-use ranks::{Call, config, with_ranks};
+use ranks::{Call, config, who, with_ranks};
 use tpurun_collectives::{Communicator, FailureKind, OpKind};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -131,8 +131,9 @@ fn a_message_of_another_size_is_a_mismatch_on_both_sides() {
     assert_eq!(
         failures[0].text(),
         "message mismatch in test, tag 5: the ranks differ in element count\n  \
-         rank 0 posted send(i64[4], to rank 1) at test.py:1\n  \
-         rank 1 posted recv(i64[6], from rank 0) at test.py:1"
+         rank 0 (WHO) posted send(i64[4], to rank 1) at test.py:1\n  \
+         rank 1 (WHO) posted recv(i64[6], from rank 0) at test.py:1"
+            .replace("WHO", &who())
     );
 }
 
@@ -150,4 +151,5 @@ fn a_receive_without_a_send_times_out() {
     });
     assert_eq!(failures[0], failures[1]);
     assert_eq!(failures[0].text(), "Timed out after 200ms in recv(i64[1], from rank 1) at test.py:1 of test");
+    assert_eq!(failures[0].ranks(), [1]);
 }

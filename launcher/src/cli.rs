@@ -212,6 +212,9 @@ pub(crate) struct Options {
     /// Algorithm of all collectives instead of the planner's choice
     #[arg(long, env = "TPURUN_ALGORITHM", hide_env = true, value_name = "flat|ring|bucket")]
     pub(crate) algorithm: Option<String>,
+    /// Compare results that must be equal on all ranks after every collective: finds memory written by others
+    #[arg(long)]
+    pub(crate) verify_results: bool,
     /// Longest wait in a collective whose group sets none of its own, as 500ms, 30s or 10m
     #[arg(long, value_name = "30s")]
     pub(crate) timeout: Option<String>,

@@ -71,7 +71,7 @@ impl ControlServer {
     /// Fails every communicator that needs this rank, those that are made later, too.
     pub(crate) fn lose(&mut self, rank: u32, kind: FailureKind, text: &str) {
         for group in self.supervisor.of_rank(rank) {
-            group.fail(kind, &in_group(text, group.name()));
+            group.fail_blaming(kind, &in_group(text, group.name()), &[rank]);
         }
         self.refuse_all_of(rank, kind, text);
     }
@@ -121,9 +121,10 @@ impl ControlServer {
                     return Err(ControlError::Malformed("an offer without its descriptor"));
                 };
                 if let Some(group) = self.supervisor.add(&segment) {
-                    let lost = group.world_ranks().iter().find_map(|rank| self.lost.get(rank));
-                    lost.into_iter()
-                        .for_each(|(kind, text)| drop(group.fail(*kind, &in_group(text, group.name()))));
+                    let lost = group.world_ranks().iter().find_map(|rank| self.lost.get_key_value(rank));
+                    if let Some((rank, (kind, text))) = lost {
+                        group.fail_blaming(*kind, &in_group(text, group.name()), &[*rank]);
+                    }
                 }
                 // Those who wait for a refused offer run into their own deadline.
                 for delivery in self.exchange.offer(&key, readers, segment).unwrap_or_default() {

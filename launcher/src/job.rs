@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) only: RankSet,
     pub(crate) topology: Option<Topology>,
     pub(crate) algorithm: Option<Algorithm>,
+    /// Whether ranks compare results that must be equal.
+    pub(crate) verify_results: bool,
     pub(crate) timeout: Option<Duration>,
     /// What happens when a rank fails.
     pub(crate) policy: Policy,
@@ -104,6 +106,7 @@ impl Job {
             labels: bench.is_none(),
             only: parse_only(options.only_ranks.as_deref(), ranks)?,
             topology: options.topology.as_deref().map(|text| parse_topology(text, ranks)).transpose()?,
+            verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
             policy,

@@ -59,10 +59,10 @@ impl Supervisor {
         self.groups.values().flatten()
     }
 
-    /// Raises the same text on all ranks of a communicator.
-    pub(crate) fn fail(&self, comm_id: u64, kind: FailureKind, text: &str) {
+    /// Raises the same text on all ranks of a communicator, and says whom it blames.
+    pub(crate) fn fail(&self, comm_id: u64, kind: FailureKind, text: &str, guilty: &[u32]) {
         for group in self.groups.get(&comm_id).into_iter().flatten() {
-            group.fail(kind, text);
+            group.fail_blaming(kind, text, guilty);
         }
     }
 

@@ -152,6 +152,11 @@ fn named_by(error: &ErrorRecord) -> Option<u32> {
 /// An error that says only that somebody else is gone.
 pub(crate) fn is_echo(failure: &Failure) -> bool {
     let Some(error) = &failure.error else { return false };
+    // Who waited for a rank that left says so with this kind, as does a rank in a circle.
+    let blames_others = !error.ranks.is_empty() && !error.ranks.contains(&failure.rank);
+    if error.kind == "DeadlockError" && blames_others {
+        return true;
+    }
     ECHO_KINDS.contains(&error.kind.as_str()) || ECHO_TEXTS.iter().any(|text| error.message.contains(text))
 }
 
@@ -291,6 +296,19 @@ mod tests {
         assert_eq!((verdict.culprit, verdict.exit_code()), (Some(3), 139));
         let verdict = of_failures(&failures[..2], &[], &views).unwrap();
         assert_eq!(verdict.culprit, Some(0));
+    }
+
+    /// It destroyed its groups on the way out, and those that waited in them were sooner.
+    #[test]
+    fn an_error_comes_before_what_it_leads_to() {
+        let failures =
+            [failure(0, "DeadlockError", "rank 2 destroyed dp1", &[2]), failure(2, "ValueError", "x", &[])];
+        let verdict = of_failures(&failures, &[], &waiting_world()).unwrap();
+        assert_eq!(verdict.culprit, Some(2));
+        assert!(verdict.is_exception());
+        let circle =
+            [failure(0, "DeadlockError", "a circle", &[1]), failure(1, "DeadlockError", "a circle", &[1])];
+        assert_eq!(of_failures(&circle, &[], &waiting_world()).unwrap().culprit, Some(1));
     }
 
     #[test]

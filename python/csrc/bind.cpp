@@ -26,11 +26,22 @@ PYBIND11_MODULE(_C, module) {
   py::class_<Pg, c10d::Backend, c10::intrusive_ptr<Pg>>(module, "ProcessGroup")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                        const std::vector<int32_t>& global_ranks, const std::string& name,
-                       std::chrono::milliseconds timeout) {
-             return c10::make_intrusive<Pg>(store, rank, size, global_ranks, name, timeout);
+                       std::chrono::milliseconds timeout, uint32_t epoch) {
+             return c10::make_intrusive<Pg>(store, rank, size, global_ranks, name, timeout, epoch);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"), py::arg("name"),
-           py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+           py::arg("timeout"), py::arg("epoch") = 0, py::call_guard<py::gil_scoped_release>())
+      .def("survivors", &Pg::survivors, py::arg("lost"), py::arg("timeout"))
+      .def_property_readonly("epoch", [](const Pg& self) { return self.members().epoch; })
+      .def_property_readonly("group_id",
+                             [](const Pg& self) {
+                               const auto members = self.members();
+                               return std::string(members.name, members.name_bytes);
+                             })
+      .def_property_readonly("global_ranks", [](const Pg& self) {
+        const auto members = self.members();
+        return std::vector<uint32_t>(members.global_ranks, members.global_ranks + members.size);
+      });
 
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
   module.def("tell_gil", &tpurun::tell_gil, py::arg("signal"), py::arg("fd"),

@@ -1,9 +1,11 @@
 #include "errors.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <pybind11/stl.h>
 
 namespace tpurun {
 
@@ -26,33 +28,41 @@ const char* class_name(TpurunStatus status) {
   }
 }
 
+std::string text_of(const TpurunError& error) {
+  return std::string(error.text, std::min<size_t>(error.bytes, sizeof(error.text)));
+}
+
 }  // namespace
 
-CollectiveError::CollectiveError(TpurunStatus status, std::string text)
-    : torch::PyTorchError(std::move(text)), status_(status) {}
+CollectiveError::CollectiveError(const TpurunError& error)
+    : torch::PyTorchError(text_of(error)),
+      status_(static_cast<TpurunStatus>(error.status)),
+      ranks_(error.ranks, error.ranks + std::min<size_t>(error.rank_count, std::size(error.ranks))) {}
 
 PyObject* CollectiveError::python_type() {
   try {
+    const auto module = pybind11::module_::import("tpurun.errors");
+    // Torch makes the exception from its class and its text alone, so the ranks take another way.
+    module.attr("_remember")(what(), pybind11::tuple(pybind11::cast(ranks_)));
     // The module keeps its classes alive, so the borrowed pointer stays valid.
-    return pybind11::module_::import("tpurun.errors").attr(class_name(status_)).ptr();
+    return module.attr(class_name(status_)).ptr();
   } catch (pybind11::error_already_set&) {
     // An interpreter that is going down imports nothing any more.
     return PyExc_RuntimeError;
   }
 }
 
-std::exception_ptr failure(TpurunStatus status, std::string text) {
-  if (status == TPURUN_INVALID_USAGE) {
+std::exception_ptr failure(const TpurunError& error) {
+  if (error.status == TPURUN_INVALID_USAGE) {
     return std::make_exception_ptr(
-        c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(text)));
+        c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text_of(error)));
   }
-  return std::make_exception_ptr(CollectiveError(status, std::move(text)));
+  return std::make_exception_ptr(CollectiveError(error));
 }
 
 void throw_unless_ok(TpurunStatus status, const TpurunError& error) {
   if (status != TPURUN_OK) {
-    const size_t bytes = std::min<size_t>(error.bytes, sizeof(error.text));
-    std::rethrow_exception(failure(status, std::string(error.text, bytes)));
+    std::rethrow_exception(failure(error));
   }
 }
 

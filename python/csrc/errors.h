@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/Exceptions.h>
 
@@ -14,14 +15,15 @@ namespace tpurun {
 // so that the kind survives where an exception derived from c10::DistBackendError would be flattened to it.
 class CollectiveError : public torch::PyTorchError {
  public:
-  CollectiveError(TpurunStatus status, std::string text);
+  explicit CollectiveError(const TpurunError& error);
   PyObject* python_type() override;
 
  private:
   TpurunStatus status_;
+  std::vector<uint32_t> ranks_;
 };
 
-std::exception_ptr failure(TpurunStatus status, std::string text);
+std::exception_ptr failure(const TpurunError& error);
 
 void throw_unless_ok(TpurunStatus status, const TpurunError& error);
 

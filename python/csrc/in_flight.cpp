@@ -25,11 +25,9 @@ void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& result
   future.markCompleted(c10::IValue(results));
 }
 
-void InFlight::done(void* in_flight, int32_t status, const char* text, uint64_t text_bytes,
-                    int32_t source) noexcept {
+void InFlight::done(void* in_flight, const TpurunError* error, int32_t source) noexcept {
   auto* self = static_cast<InFlight*>(in_flight);
-  std::string message = status == TPURUN_OK ? std::string() : std::string(text, text_bytes);
-  const bool work_left = self->record(status, std::move(message), source);
+  const bool work_left = self->record(error, source);
   // When the Work is gone already, what remains are tensors to release: that may take the GIL.
   if (!work_left && self->shares_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
     return;
@@ -41,10 +39,11 @@ void InFlight::done(void* in_flight, int32_t status, const char* text, uint64_t 
 }
 
 // Whether something remains for a callback thread.
-bool InFlight::record(int32_t status, std::string text, int32_t source) {
+bool InFlight::record(const TpurunError* error, int32_t source) {
   const std::lock_guard lock(mutex_);
-  status_ = static_cast<TpurunStatus>(status);
-  text_ = std::move(text);
+  if (error != nullptr) {
+    error_ = failure(*error);
+  }
   source_ = source;
   recorded_.store(true, std::memory_order_release);
   recorded_.notify_all();
@@ -55,7 +54,7 @@ bool InFlight::record(int32_t status, std::string text, int32_t source) {
 
 std::exception_ptr InFlight::outcome() {
   const std::lock_guard lock(mutex_);
-  return status_ == TPURUN_OK ? nullptr : failure(status_, text_);
+  return error_;
 }
 
 void InFlight::finish() noexcept {

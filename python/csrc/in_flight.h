@@ -3,9 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <mutex>
-#include <string>
 
 #include <ATen/core/ivalue.h>
 
@@ -28,8 +28,7 @@ class InFlight {
   void at_end(std::function<void()> callback) { at_end_ = std::move(callback); }
 
   // The TpurunDone of the engine: records the outcome, and hands over everything that could block.
-  static void done(void* in_flight, int32_t status, const char* text, uint64_t text_bytes,
-                   int32_t source) noexcept;
+  static void done(void* in_flight, const TpurunError* error, int32_t source) noexcept;
 
   // On a callback thread: copies back, completes the future, releases the engine's share.
   void finish() noexcept;
@@ -52,7 +51,7 @@ class InFlight {
   InFlight* next = nullptr;  // in the queue of the callback threads
 
  private:
-  bool record(int32_t status, std::string text, int32_t source);
+  bool record(const TpurunError* error, int32_t source);
   std::exception_ptr outcome();
   void settle(c10::ivalue::Future& future, const std::exception_ptr& error);
 
@@ -64,8 +63,7 @@ class InFlight {
 
   std::mutex mutex_;  // guards what follows
   bool finished_ = false;
-  TpurunStatus status_ = TPURUN_OK;
-  std::string text_;
+  std::exception_ptr error_;
   int32_t source_ = -1;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -93,7 +93,7 @@ void ProcessGroup::FreeComm::operator()(TpurunComm* comm) const {
 
 ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                            const std::vector<int32_t>& global_ranks, const std::string& name,
-                           std::chrono::milliseconds timeout)
+                           std::chrono::milliseconds timeout, uint32_t epoch)
     : c10d::Backend(rank, size), options_(c10::make_intrusive<ProcessGroupOptions>(timeout)), store_(store) {
   check_one_per_rank(global_ranks.size(), size, "init_process_group", "global ranks instead of");
   TpurunCommConfig config{};
@@ -103,6 +103,7 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   config.size = size;
   config.global_ranks = global_ranks.data();
   config.timeout_ms = checked_timeout(timeout);
+  config.epoch = epoch;
   config.store = callbacks_of(*store_);
   config.python_threads = python_threads();
   TpurunComm* comm = nullptr;
@@ -113,7 +114,38 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   init();
 }
 
+ProcessGroup::ProcessGroup(std::unique_ptr<TpurunComm, FreeComm> comm, const TpurunMembers& members,
+                           std::chrono::milliseconds timeout)
+    : c10d::Backend(static_cast<int>(members.rank), static_cast<int>(members.size)),
+      options_(c10::make_intrusive<ProcessGroupOptions>(timeout)),
+      comm_(std::move(comm)) {
+  init();
+}
+
 ProcessGroup::~ProcessGroup() = default;
+
+c10::intrusive_ptr<ProcessGroup> ProcessGroup::survivors(const std::vector<uint32_t>& lost,
+                                                         std::chrono::milliseconds timeout) {
+  const auto threads = python_threads();
+  const int64_t timeout_ms = checked_timeout(timeout);
+  TpurunComm* comm = nullptr;
+  TpurunError error;
+  const auto status = without_gil([&] {
+    return tpurun_comm_shrink(comm_.get(), lost.data(), lost.size(), timeout_ms, threads, &comm, &error);
+  });
+  throw_unless_ok(status, error);
+  std::unique_ptr<TpurunComm, FreeComm> owned(comm);
+  TpurunMembers members;
+  tpurun_comm_members(comm, &members);
+  return c10::intrusive_ptr<ProcessGroup>::unsafe_steal_from_new(
+      new ProcessGroup(std::move(owned), members, options_->timeout));
+}
+
+TpurunMembers ProcessGroup::members() const {
+  TpurunMembers members;
+  tpurun_comm_members(comm_.get(), &members);
+  return members;
+}
 
 void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   tpurun_comm_set_timeout(comm_.get(), checked_timeout(timeout));

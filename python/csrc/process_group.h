@@ -33,8 +33,13 @@ class ProcessGroup final : public c10d::Backend {
   // Returns when all ranks of the group have come. `global_ranks` are the group's ranks in the world.
   ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                const std::vector<int32_t>& global_ranks, const std::string& name,
-               std::chrono::milliseconds timeout);
+               std::chrono::milliseconds timeout, uint32_t epoch);
   ~ProcessGroup() override;
+
+  // The group of those that are left, of a later epoch, see tpurun_comm_shrink.
+  c10::intrusive_ptr<ProcessGroup> survivors(const std::vector<uint32_t>& lost,
+                                             std::chrono::milliseconds timeout);
+  TpurunMembers members() const;
 
   const std::string getBackendName() const override { return "tpu_dist"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
@@ -87,6 +92,9 @@ class ProcessGroup final : public c10d::Backend {
     std::thread::id thread;
     std::vector<WorkPtr> works;
   };
+
+  ProcessGroup(std::unique_ptr<TpurunComm, FreeComm> comm, const TpurunMembers& members,
+               std::chrono::milliseconds timeout);
 
   template <class Opts>
   WorkPtr post(Operation operation, const Opts& opts) {

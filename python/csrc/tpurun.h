@@ -102,18 +102,30 @@ typedef struct {
   int64_t timeout_ms;           // default of every operation; must be > 0
   TpurunStore store;
   uint32_t python_threads;  // as in TpurunOp
-  uint32_t reserved;
+  uint32_t epoch;           // generation of the world that the group is part of; the same on all its ranks
 } TpurunCommConfig;
 
 typedef struct {
   int32_t status;   // TpurunStatus
   uint32_t bytes;   // of text
   char text[8184];  // UTF-8, not terminated
+  uint32_t rank_count;
+  uint32_t ranks[1023];  // the guilty, by their rank in the world; none when nobody in particular is
 } TpurunError;
 
-// `source` is the rank a receive matched, else -1. Called exactly once, from the engine's thread: it may
-// not block and may not take the GIL. `text` is valid during the call.
-typedef void (*TpurunDone)(void* ctx, int32_t status, const char* text, uint64_t text_bytes, int32_t source);
+typedef struct {
+  const char* name;  // valid as long as the communicator
+  uint64_t name_bytes;
+  uint32_t rank;
+  uint32_t size;
+  const uint32_t* global_ranks;  // `size` entries, valid as long as the communicator
+  uint32_t epoch;
+  uint32_t reserved;
+} TpurunMembers;
+
+// `error` is null on success, else valid during the call. `source` is the rank a receive matched, else -1.
+// Called exactly once, from the engine's thread: it may not block and may not take the GIL.
+typedef void (*TpurunDone)(void* ctx, const TpurunError* error, int32_t source);
 
 enum { TPURUN_ASYNC = 1 };
 enum { TPURUN_SHAPE_SHOW = 0, TPURUN_SHAPE_MATCH = 1 };
@@ -172,8 +184,16 @@ void tpurun_work_free(TpurunWork* work);  // does not cancel the op
 
 // Fails every pending and future operation of this communicator, on all its ranks, with AbortedError.
 void tpurun_comm_abort(TpurunComm* comm, const char* reason, uint64_t reason_bytes);
-// Waits until queued operations are done (each has its deadline), then joins the engine's threads.
+// Frees every waiter of this rank, and joins the engine's threads. Collectives that all ranks have posted end
+// as they would have; all others, and pending messages, fail with AbortedError for this rank alone.
 void tpurun_comm_shutdown(TpurunComm* comm);
+// Makes the communicator of the ranks that are left, of a later epoch; all of them must call this, within
+// `timeout_ms`. `lost` are ranks of the world that are not waited for, besides those whose processes are gone
+// and those that the failure names as lost. `comm` fails first, if it has not yet.
+TpurunStatus tpurun_comm_shrink(TpurunComm* comm, const uint32_t* lost, uint64_t lost_count,
+                                int64_t timeout_ms, uint32_t python_threads, TpurunComm** survivors,
+                                TpurunError* error);
+void tpurun_comm_members(const TpurunComm* comm, TpurunMembers* members);
 void tpurun_comm_free(TpurunComm* comm);  // shuts down first when that was not done
 void tpurun_comm_set_timeout(TpurunComm* comm, int64_t timeout_ms);
 uint64_t tpurun_comm_seq(const TpurunComm* comm);  // collectives posted so far

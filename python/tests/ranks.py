@@ -4,11 +4,12 @@ import os
 import pickle
 import selectors
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -64,6 +65,35 @@ def fork(size: int, body: Callable[[int], Any], limit_s: float = LIMIT_S) -> lis
     if failures:
         raise AssertionError("\n".join(failures))
     return [value for _, value in reports]
+
+
+def fork_some(
+    size: int, returning: Collection[int], body: Callable[[int, str], Any], limit_s: float = LIMIT_S
+) -> dict[int, Any]:
+    """Call ``body(rank, folder)`` in forked processes; what those that must return returned, by rank.
+
+    The others may die or hang: in the end they are killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_start(rank, lambda rank: body(rank, folder)) for rank in range(size)]
+        try:
+            _collect([ranks[rank] for rank in returning], limit_s)
+        finally:
+            for rank in ranks:
+                _end(rank)
+    reports = {
+        rank: pickle.loads(ranks[rank].report) if ranks[rank].report else (False, "it died")
+        for rank in returning
+    }
+    failures = [f"rank {rank}: {value}" for rank, (ok, value) in reports.items() if not ok]
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return {rank: value for rank, (_, value) in reports.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _start(rank: int, body: Callable[[int], Any]) -> Rank:

@@ -1,5 +1,10 @@
 """What goes wrong says what was expected, what was given, and where; on every rank alike."""
 
+import copy
+import os
+import pickle
+import re
+import statistics
 import threading
 import time
 from datetime import timedelta
@@ -130,6 +135,10 @@ def mismatch(async_op: bool) -> tuple[str, str]:
         error = ranks.failure_of(lambda: finish(dist.broadcast(torch.ones(5), 0, async_op=async_op)))
     assert type(error) is tpurun.CollectiveMismatchError
     assert isinstance(error, dist.DistBackendError)
+    assert error.ranks == ((1,) if dist.get_world_size() > 2 else ())
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is type(error)
+        assert (str(again), again.ranks) == (str(error), error.ranks)
     return str(error), site
 
 
@@ -143,7 +152,9 @@ def mismatch_in_a_future() -> None:
     work = dist.all_reduce(tensor, async_op=True)
     future = work.get_future()
     chained = future.then(lambda done: done.value())
-    assert type(ranks.failure_of(future.wait)) is tpurun.CollectiveMismatchError
+    error = ranks.failure_of(future.wait)
+    assert type(error) is tpurun.CollectiveMismatchError
+    assert error.ranks == ()
     assert "mismatch" in str(ranks.failure_of(chained.wait))
     assert type(ranks.failure_of(work.wait)) is tpurun.CollectiveMismatchError
     assert work.exception() is not None
@@ -179,6 +190,7 @@ def timeout_of_the_group(async_op: bool) -> None:
         assert type(error) is tpurun.CollectiveTimeoutError, f"{type(error)}: {error}"
         assert "Timed out" in str(error)
         assert time.monotonic() - started < 10
+        assert error.ranks == (1,)
         store.set("gave up", "yes")
     else:
         # Alive and absent until the other has given up.
@@ -286,3 +298,154 @@ def test_timeout_can_be_changed() -> None:
 
 def test_abort() -> None:
     ranks.run(2, abort_wakes_everybody)
+
+
+def barrier_and_something_else() -> tuple[str, tuple[int, ...], list[str]]:
+    sites = []
+    if dist.get_rank() == 1:
+        sites.append(ranks.here(1))
+        error = ranks.failure_of(lambda: dist.all_reduce(torch.ones(1)))
+    else:
+        sites.append(ranks.here(1))
+        error = ranks.failure_of(lambda: dist.barrier())
+    return str(error), error.ranks, sites
+
+
+def test_a_barrier_shows_its_line() -> None:
+    results = ranks.run(3, barrier_and_something_else)
+    assert len({text for text, _, _ in results}) == 1
+    text = results[0][0]
+    host_and_pid = r"\(host \S+, pid \d+(, \d+)?\)"
+    lines = text.splitlines()
+    assert re.fullmatch(
+        rf"  majority: ranks 0,2 {host_and_pid} posted barrier\(\) at {results[0][2][0]}", lines[1]
+    )
+    assert re.match(rf"  minority: rank 1 {host_and_pid} posted all_reduce\(.*{results[1][2][0]}", lines[2])
+    assert {guilty for _, guilty, _ in results} == {(1,)}
+
+
+def the_same_tensor_twice(async_op: bool) -> tuple[str, tuple[int, ...]] | None:
+    parts = [torch.zeros(5) for _ in range(dist.get_world_size())]
+    if dist.get_rank() == 2:
+        parts[1] = parts[0]
+    mine = torch.full((5,), float(dist.get_rank()))
+    error = ranks.failure_of(lambda: finish(dist.all_gather(parts, mine, async_op=async_op)))
+    assert type(error) is tpurun.CollectiveMismatchError
+    return str(error), error.ranks
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_results_are_compared_if_wanted(monkeypatch: pytest.MonkeyPatch, async_op: bool) -> None:
+    monkeypatch.setenv("TPURUN_VERIFY_RESULTS", "1")
+    results = ranks.run(4, the_same_tensor_twice, async_op)
+    assert len(set(results)) == 1
+    text, guilty = results[0]
+    assert guilty == (2,)
+    assert text.startswith("results differ after operation 0 of 0, all_gather(f32[5]) at ")
+    assert "minority: rank 2 (host " in text
+
+
+def everything_right() -> None:
+    size = dist.get_world_size()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        tensor = torch.ones(100_003, dtype=dtype)
+        dist.all_reduce(tensor)
+        assert tensor[7] == size
+        dist.broadcast(tensor, size - 1)
+        dist.all_gather([torch.zeros(3, dtype=dtype) for _ in range(size)], torch.ones(3, dtype=dtype))
+        dist.all_reduce(torch.ones(4, 5, dtype=dtype).t(), async_op=True).wait()
+        dist.barrier()
+
+
+def test_right_results_pass_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPURUN_VERIFY_RESULTS", "1")
+    ranks.run(3, everything_right)
+
+
+def abort_reaches_all() -> list[float]:
+    """How long after the abort of rank 0 each kind of waiter of rank 1 is free, in ms."""
+    store = dist.distributed_c10d._get_default_store()
+    me = dist.get_rank()
+    tensor = torch.ones(4)
+    ways = [
+        lambda group: dist.all_reduce(tensor, group=group),
+        lambda group: dist.all_reduce(tensor, group=group, async_op=True).wait(),
+        lambda group: dist.all_reduce(tensor, group=group, async_op=True).get_future().wait(),
+        lambda group: dist.recv(tensor, 0, group=group),
+    ]
+    took = []
+    for number, way in enumerate(ways * 5):
+        group = dist.new_group()
+        if me == 1:
+            store.set(f"waits {number}", f"{os.getpid()}/task/{threading.get_native_id()}")
+            error = ranks.failure_of(lambda way=way, group=group: way(group))
+            freed = time.monotonic()
+            assert type(error) is tpurun.AbortedError
+            assert error.ranks == (0,)
+            took.append((freed - float(store.get(f"aborted {number}"))) * 1000)
+        else:
+            until_asleep(store.get(f"waits {number}").decode())
+            began = time.monotonic()
+            group.abort()
+            store.set(f"aborted {number}", str(began))
+    return took
+
+
+def until_asleep(thread: str) -> None:
+    while True:
+        with open(f"/proc/{thread}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == "S":
+                return
+
+
+def test_abort_frees_waiters_of_other_ranks_at_once() -> None:
+    took = ranks.run(2, abort_reaches_all)[1]
+    print(f"freed after {statistics.median(took):.2f} ms (median of {len(took)}, most {max(took):.2f})")
+    assert statistics.median(took) < 100
+
+
+def destroy_with_pending_work() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group()
+    tensors = [torch.ones(1000) for _ in range(20)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    store.add("posted", 1)
+    while store.add("posted", 0) < dist.get_world_size():
+        time.sleep(0.001)
+    # All ranks have posted all of them, so all of them end.
+    dist.destroy_process_group(group)
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait()
+        assert tensor[0].item() == dist.get_world_size()
+
+
+def test_destroy_waits_for_what_all_ranks_have_posted() -> None:
+    ranks.run(3, destroy_with_pending_work)
+
+
+def destroy_alone() -> float:
+    """How long it takes to destroy a group with an operation that nobody joins, in ms."""
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group()
+    if dist.get_rank() == 1:
+        store.wait(["destroyed"], ranks.TIMEOUT)
+        # Rank 0 had given its part of the first, so that this one may even succeed; never of the second.
+        error = ranks.failure_of(lambda: [dist.all_reduce(torch.ones(2), group=group) for _ in range(2)])
+        assert type(error) is tpurun.DeadlockError, error
+        assert error.ranks == (0,)
+        return 0.0
+    works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for _ in range(2)]
+    began = time.monotonic()
+    dist.destroy_process_group(group)
+    took = (time.monotonic() - began) * 1000
+    for work in works:
+        error = ranks.failure_of(work.wait)
+        assert type(error) is tpurun.AbortedError
+        assert error.ranks == (0,)
+    store.set("destroyed", "yes")
+    return took
+
+
+def test_destroy_does_not_wait_for_ranks_that_do_not_come() -> None:
+    took = ranks.run(2, destroy_alone)[0]
+    assert took < 100, f"{took:.1f} ms"

@@ -18,7 +18,18 @@ class ProcessGroup(Backend):
         global_ranks: Sequence[int],
         name: str,
         timeout: timedelta,
+        epoch: int = 0,
     ) -> None: ...
+    def survivors(self, lost: Sequence[int], timeout: timedelta) -> ProcessGroup:
+        """The group of those that are left, of a later epoch; see ``tpurun.shrink``."""
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def group_id(self) -> str:
+        """The name that messages show."""
+    @property
+    def global_ranks(self) -> list[int]:
+        """The members by their rank in the world that the job began with."""
     @property
     def options(self) -> ProcessGroupOptions: ...
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DeadlockError,
         RankLostError,
     )
+    from tpurun.survivors import reform, shrink
 
     __version__: str
 
@@ -35,7 +36,9 @@ __all__ = [
     "__version__",
     "program",
     "programs",
+    "reform",
     "register_backends",
+    "shrink",
 ]
 
 _ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
@@ -66,6 +69,10 @@ def __getattr__(name: str) -> Any:
         from tpurun import _programs
 
         return getattr(_programs, name)
+    if name in ("reform", "shrink"):
+        from tpurun import survivors
+
+        return getattr(survivors, name)
     if name == "__version__":
         from importlib.metadata import version
 

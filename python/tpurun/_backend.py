@@ -40,16 +40,35 @@ def register() -> None:
 def create(options: Any, pg_options: Any) -> Backend:
     """Build this rank's end of a group; returns when all its ranks have come."""
     native = load_native()
+    if isinstance(pg_options, native.ProcessGroup):
+        return pg_options  # survivors, who have met already
     timeout = options.timeout if pg_options is None else pg_options._timeout
     return native.ProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
         # The default group is the world itself and lists no ranks.
-        list(options.global_ranks_in_group) or list(range(options.group_size)),
+        _at_the_start(list(options.global_ranks_in_group) or list(range(options.group_size))),
         options.group_id,
         timeout,
+        _epoch,
     )
+
+
+# Since ranks were lost and the others formed a new world: its ranks by their rank in the one before all, by
+# which the launcher, its logs and all messages know them; and how often that happened.
+_first_ranks: list[int] | None = None
+_epoch = 0
+
+
+def adopt(world: Any) -> None:
+    """Make the members of this group the world that later groups are part of."""
+    global _first_ranks, _epoch
+    _first_ranks, _epoch = world.global_ranks, world.epoch
+
+
+def _at_the_start(ranks: list[int]) -> list[int]:
+    return ranks if _first_ranks is None else [_first_ranks[rank] for rank in ranks]
 
 
 _native: Any = None

@@ -1,8 +1,14 @@
 """What a collective raises when it can not complete.
 
 All ranks of the communicator raise the same text: the operation, who posted what and where, and for a rank
-that is gone how it ended. Each class is a ``torch.distributed.DistBackendError``.
+that is gone how it ended. Each class is a ``torch.distributed.DistBackendError``, and says in ``ranks`` who
+is to blame, so that nobody has to read the text for it.
 """
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
 
 from torch.distributed import DistBackendError
 
@@ -16,21 +22,52 @@ __all__ = [
 ]
 
 
-class CollectiveMismatchError(DistBackendError):
-    """Ranks posted operations that do not fit together; nothing was written."""
+class _CollectiveError(DistBackendError):
+    ranks: tuple[int, ...]
+    """The guilty, by their rank in the world that the job began with: the minority of a mismatch, who is
+    lost, who did not come, who aborted. Empty when nobody in particular is to blame."""
+
+    def __init__(self, text: str = "", ranks: Iterable[int] | None = None) -> None:
+        super().__init__(text)
+        self.ranks = _ranks_of(text) if ranks is None else tuple(ranks)
 
 
-class RankLostError(DistBackendError):
+class CollectiveMismatchError(_CollectiveError):
+    """Ranks posted operations that do not fit together; nothing was written. Or, where results are verified,
+    they have different results."""
+
+
+class RankLostError(_CollectiveError):
     """A rank of the communicator died or left while others needed it."""
 
 
-class DeadlockError(DistBackendError):
-    """The pending operations of the ranks wait for each other in a circle."""
+class DeadlockError(_CollectiveError):
+    """The pending operations wait for each other in a circle, or for a rank that takes no part any more."""
 
 
-class CollectiveTimeoutError(DistBackendError):
+class CollectiveTimeoutError(_CollectiveError):
     """The deadline of the operation, or of this wait, passed."""
 
 
-class AbortedError(DistBackendError):
-    """The process group was aborted while the operation was pending."""
+class AbortedError(_CollectiveError):
+    """The process group was aborted or shut down while the operation was pending."""
+
+
+# What torch makes an exception from is a class and a text: by the text, which names them, the ranks are found
+# again. The last ones suffice: an exception is made right after its failure.
+_KEPT = 64
+_known: dict[str, tuple[int, ...]] = {}
+_lock = threading.Lock()
+
+
+def _remember(text: str, ranks: tuple[int, ...]) -> None:
+    with _lock:
+        _known.pop(text, None)
+        _known[text] = ranks
+        while len(_known) > _KEPT:
+            del _known[next(iter(_known))]
+
+
+def _ranks_of(text: str) -> tuple[int, ...]:
+    with _lock:
+        return _known.get(text, ())

@@ -8,7 +8,7 @@ use crate::layout::SLOT_BYTES;
 use crate::match_key::{self, Planned, Slot};
 use crate::op::OpKind;
 use crate::segment::Segment;
-use crate::splits;
+use crate::{splits, verdict};
 
 pub(super) const TARGET: Target = Target { name: "match_keys", run, seeds };
 
@@ -25,7 +25,7 @@ fn run(bytes: &[u8]) {
     let op = op(kind, Dtype::F32, memory.spans(1, 32), memory.spans(1, 32));
     let slots: Vec<Slot<'_>> = segment.ranks().map(|rank| Slot::new(region, layout.slot(rank, 0))).collect();
     for slot in &slots {
-        slot.write(&op, &Planned { seq: 3, rounds: 1, algorithm: None, print: 7 });
+        slot.write(&op, &Planned { seq: 3, epoch: 0, rounds: 1, algorithm: None, print: 7 });
     }
     // Some words of some slots and counts become something else.
     while !input.is_empty() {
@@ -41,15 +41,16 @@ fn run(bytes: &[u8]) {
         }
     }
     for matching in [Matching::Normal, Matching::Strict] {
-        if let Err(text) = match_key::compare(&slots, matching, "dp0", |rank| rank) {
+        if let Err(difference) = match_key::compare(&slots, matching) {
+            let text = verdict::mismatch(&segment, 3, &difference).text().to_owned();
             assert!(text.starts_with("collective mismatch in dp0"), "{text}");
         }
     }
     let texts = slots.iter().map(|slot| slot.posted().to_string());
     assert!(texts.into_iter().all(|text| !text.is_empty()));
     let _ = splits::uneven(&segment, 0);
-    if let Err(classes) = splits::compare(&segment, 0) {
-        match_key::describe("dp0", 3, &["sizes".to_owned()], classes.into_iter().collect());
+    if let Err(pairs) = splits::compare(&segment, 0) {
+        assert!(!splits::mismatch(&segment, &op, 3, &slots, &pairs).text().is_empty());
     }
 }
 

@@ -47,7 +47,7 @@ fn run(bytes: &[u8]) {
     let algorithm = (op.kind != OpKind::Barrier).then_some(tpurun_topology::Algorithm::Flat);
     for rank in 1..ranks {
         let slot = Slot::new(segment.region(), segment.layout().slot(rank, 0));
-        slot.write(&op, &Planned { seq: 0, rounds: 1, algorithm, print });
+        slot.write(&op, &Planned { seq: 0, epoch: 0, rounds: 1, algorithm, print });
         let _ = segment.meeting().arrive(ranks);
     }
     spoil(&segment, &mut input);

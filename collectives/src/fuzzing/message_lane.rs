@@ -81,7 +81,7 @@ fn message(input: &mut Input<'_>, memory: &mut Memory, peer: u32) -> Op {
 
 /// An honest header of which some bytes were changed.
 fn write_header(segment: &Segment, input: &mut Input<'_>, memory: &mut Memory, peer: u32) {
-    let mut bytes = Header::of(&message(input, memory, peer)).encode();
+    let mut bytes = Header::of(&message(input, memory, peer), 0).encode();
     for _ in 0..input.below(4) {
         // Payload lengths of gigabytes are bounded elsewhere, and only take time.
         let at = input.below(HEADER_BYTES);

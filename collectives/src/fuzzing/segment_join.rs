@@ -20,8 +20,12 @@ fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let ranks = 1 + input.below(4) as u32;
     let world_ranks = (0..ranks).collect();
-    let members =
-        Membership { name: "dp0".to_owned(), rank: input.below(ranks as usize) as u32, world_ranks };
+    let members = Membership {
+        name: "dp0".to_owned(),
+        rank: input.below(ranks as usize) as u32,
+        world_ranks,
+        epoch: 0,
+    };
     let Some(fd) = descriptor(&mut input, ranks) else { return };
     if let Ok(segment) = Segment::join(members, &fd) {
         look_around(&segment, &mut input);

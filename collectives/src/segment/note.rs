@@ -57,7 +57,7 @@ const _: () = assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::H_NAME + super:
 mod tests {
     use super::super::{Bootstrap, Membership, Offer};
     use super::*;
-    use crate::config::Matching;
+    use crate::config::{Matching, Results};
     use crate::failure::Failure;
     use crate::supervise::Supervised;
     use std::cell::RefCell;
@@ -81,8 +81,9 @@ mod tests {
     }
 
     fn segment() -> (Segment, Supervised) {
-        let members = Membership { name: "dp0".into(), rank: 0, world_ranks: vec![0] };
-        let offer = Offer { window_bytes: 4096, matching: Matching::Normal, cpus: 1 };
+        let members = Membership { name: "dp0".into(), rank: 0, world_ranks: vec![0], epoch: 0 };
+        let offer =
+            Offer { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
         let alone = Alone::default();
         let segment = Segment::rendezvous(members, offer, &alone, Duration::from_secs(5)).expect("alone");
         let fd = alone.0.into_inner().expect("offered");

@@ -1,5 +1,6 @@
 //! Ranks as threads of one process: each maps the segment for itself, as separate processes would.
-#![allow(unsafe_code, unreachable_pub)]
+// Every test file uses its part of this.
+#![allow(dead_code, unsafe_code, unreachable_pub)]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
@@ -67,7 +68,8 @@ pub fn with_ranks_on<T: Send>(
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
-                let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect() };
+                let members =
+                    Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
                 scope.spawn(move || {
                     let communicator =
                         Communicator::create(members, timeout, config.clone(), handover, board, 1).unwrap();
@@ -132,4 +134,10 @@ impl Call {
         let op = self.op();
         communicator.post(op, Mode::Async(None))
     }
+}
+
+/// A thread of this process, as messages name a rank.
+pub fn who() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    format!("host {}, pid {}", host.trim(), std::process::id())
 }

@@ -116,7 +116,7 @@ impl Agent {
 
     fn deliver_deadlock(&mut self, deadlock: &Deadlock, text: String) {
         for comm_id in deadlock.comm_ids() {
-            self.control.supervisor().fail(comm_id, FailureKind::Deadlock, &text);
+            self.control.supervisor().fail(comm_id, FailureKind::Deadlock, &text, &deadlock.guilty());
         }
         self.run_dir.event("deadlock", json!({"ranks": deadlock.guilty(), "text": text}));
         for rank in &deadlock.finished {
