@@ -18,7 +18,7 @@ use tpurun_collectives::control::{STACK_SIGNAL, STACK_SIGNAL_VAR, realtime_signa
 
 use crate::processes::{Process, handles_signal};
 
-pub(crate) use classes::{Class, classes, full_text, lines, place};
+pub(crate) use classes::{Class, classes, full_text, lines};
 pub(crate) use parse::{Dump, Frame, Header, Thread};
 
 /// How the ranks of a run are asked.
@@ -67,12 +67,18 @@ struct AnswerFile {
 impl RankStack {
     /// The main thread's.
     pub(crate) fn main(&self) -> Option<&Thread> {
-        self.dump.as_ref().and_then(|dump| dump.main(self.header))
+        self.dump.as_ref().and_then(|dump| dump.main(self.header.as_ref()))
     }
 
-    /// Innermost first; empty when the rank has not answered.
-    pub(crate) fn main_frames(&self) -> &[Frame] {
+    /// Innermost first.
+    fn main_frames(&self) -> &[Frame] {
         self.main().map_or(&[], |thread| &thread.frames)
+    }
+
+    /// Where its main thread is in the user's program; empty when the rank has not answered.
+    pub(crate) fn place(&self) -> String {
+        let torch = self.header.as_ref().map_or("", |header| &header.torch);
+        classes::place(self.main_frames(), torch)
     }
 
     pub(crate) fn threads(&self) -> &[Thread] {
@@ -148,7 +154,7 @@ impl Inquiry {
         self.ranks
             .into_iter()
             .map(|Asked { rank, file }| {
-                let header = file.as_ref().map(|file| file.header);
+                let header = file.as_ref().map(|file| file.header.clone());
                 let bytes = file.and_then(|mut file| file.answer()).filter(|bytes| !bytes.is_empty());
                 RankStack { rank, header, dump: bytes.map(|bytes| parse::dump(&bytes)) }
             })

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import importlib.util
 import os
 import threading
 from typing import NamedTuple
@@ -39,8 +40,10 @@ def register() -> None:
         fd = open_high(os.path.join(directory, "stacks", f"rank-{int(rank):04}.txt"))
         # Python restarts what the signal interrupts only without `chain`.
         faulthandler.register(number, fd, all_threads=True, chain=False)
-        # By the number of its descriptor the launcher sees whether the file is still the one behind it.
-        os.write(fd, f"tpurun: pid {os.getpid()} fd {fd} main {threading.get_ident():#018x}\n".encode())
+        # By the number of its descriptor the launcher sees whether the file is still the one behind it, and
+        # by the folder of torch what the user has not written, wherever it is installed.
+        main = f"pid {os.getpid()} fd {fd} main {threading.get_ident():#018x}"
+        os.write(fd, os.fsencode(f"tpurun: {main} torch {folder_of_torch()}\n"))
         _registered = Registration(number, fd)
 
 
@@ -54,6 +57,12 @@ def signal_number() -> int:
     text = os.environ.get("TPURUN_STACK_SIGNAL", "")
     number = int(text) if text.isdecimal() else -1
     return number if number == 0 or 36 <= number <= 63 else DEFAULT_SIGNAL
+
+
+def folder_of_torch() -> str:
+    """Empty without torch, which is not imported for this."""
+    spec = importlib.util.find_spec("torch")
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
 
 def open_high(path: str) -> int:

@@ -19,7 +19,7 @@ pub(crate) struct Class {
 pub(crate) fn classes(stacks: &[RankStack]) -> Vec<Class> {
     let mut by_place: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for stack in stacks {
-        by_place.entry(place(stack.main_frames())).or_default().push(stack.rank);
+        by_place.entry(stack.place()).or_default().push(stack.rank);
     }
     let mut classes: Vec<Class> = by_place
         .into_iter()
@@ -54,7 +54,9 @@ fn line(class: &Class) -> String {
 }
 
 /// Where in the user's program a thread is, innermost first: what the user called, then the user's own lines.
-pub(crate) fn place(frames: &[Frame]) -> String {
+/// `torch` is its folder.
+pub(super) fn place(frames: &[Frame], torch: &str) -> String {
+    let is_library = |frame: &Frame| is_library(&frame.file, torch);
     let frames = without_launcher(frames);
     let Some(first) = frames.iter().position(|frame| !is_library(frame)) else {
         // A module of a library that runs as the program.
@@ -107,10 +109,11 @@ fn without_launcher(frames: &[Frame]) -> &[Frame] {
     &frames[..end]
 }
 
-fn is_library(frame: &Frame) -> bool {
+fn is_library(path: &str, torch: &str) -> bool {
     let installed = ["/site-packages/", "/dist-packages/"];
-    let is_installed = installed.iter().any(|part| frame.file.contains(part));
-    is_installed || frame.file.starts_with('<') || is_standard_library(&frame.file)
+    let is_installed = installed.iter().any(|part| path.contains(part));
+    let is_torch = || !torch.is_empty() && path.strip_prefix(torch).is_some_and(|rest| rest.starts_with('/'));
+    is_installed || path.starts_with('<') || is_standard_library(path) || is_torch()
 }
 
 /// `/usr/lib/python3.11/threading.py`
@@ -215,12 +218,15 @@ mod tests {
     #[test]
     fn a_place_names_what_the_user_called() {
         let own = frame("/home/me/pkg/__init__.py", 3, "f");
-        let of = |frames: &[Frame]| place(frames);
+        let of = |frames: &[Frame]| place(frames, "/opt/torch");
         assert_eq!(of(&[]), "");
         assert_eq!(of(std::slice::from_ref(&own)), "pkg/__init__.py:3 in f");
         let library = frame("/usr/lib/python3.11/socket.py", 706, "readinto");
         assert_eq!(of(&[library.clone(), own.clone()]), "readinto <- pkg/__init__.py:3 in f");
         assert_eq!(of(std::slice::from_ref(&library)), "socket.py:706 in readinto");
+        let torch = |folder: &str| frame(&format!("{folder}/nn/linear.py"), 9, "forward");
+        assert_eq!(of(&[torch("/opt/torch"), own.clone()]), "forward <- pkg/__init__.py:3 in f");
+        assert!(of(&[torch("/opt/torch2"), own.clone()]).starts_with("linear.py:9 in forward <- "));
         // Library frames between the user's own, as callbacks have, are left out.
         assert_eq!(
             of(&[own.clone(), library, own.clone()]),

@@ -4,12 +4,14 @@
 //! and cleaned, and there is a bound on everything that is kept.
 
 /// What a rank said when it could be asked for the first time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Of the descriptor that it writes to.
     pub(crate) fd: i32,
     /// The number that Python gives its main thread.
     pub(crate) main: u64,
+    /// The folder of torch; empty without one.
+    pub(crate) torch: String,
 }
 
 /// One answer.
@@ -43,7 +45,7 @@ pub(crate) struct Frame {
 
 impl Dump {
     /// The stack of the main thread, which is also the one that answers if it can.
-    pub(crate) fn main(&self, header: Option<Header>) -> Option<&Thread> {
+    pub(crate) fn main(&self, header: Option<&Header>) -> Option<&Thread> {
         let is_main = |thread: &&Thread| header.is_some_and(|header| thread.id == header.main);
         let mut threads = self.threads.iter();
         threads.clone().find(is_main).or_else(|| threads.find(|thread| thread.is_current))
@@ -59,7 +61,8 @@ pub(crate) fn header(text: &str, pid: i32) -> Option<Header> {
         }
         let fd = words.next().filter(|word| *word == "fd").and(words.next())?.parse().ok()?;
         let main = words.next().filter(|word| *word == "main").and(words.next())?;
-        Some(Header { fd, main: number(main)? })
+        let torch = line.split_once(" torch ").map_or("", |(_, path)| path);
+        Some(Header { fd, main: number(main)?, torch: clean(torch) })
     })
 }
 
@@ -151,15 +154,15 @@ tpurun: end
         assert_eq!(main.frames[0].file, "/home/me/odd \", line 3 in name.py");
         assert_eq!((main.frames[0].line, main.frames[0].function.as_str()), (7, "load"));
         assert_eq!(main.frames[1].line, 0);
-        let other = Header { fd: 5, main: 0x7f11_e0ff_f6c0 };
-        assert_eq!(dump.main(Some(other)).unwrap().frames[0].function, "wait");
+        let other = Header { fd: 5, main: 0x7f11_e0ff_f6c0, torch: String::new() };
+        assert_eq!(dump.main(Some(&other)).unwrap().frames[0].function, "wait");
     }
 
     #[test]
     fn a_header_belongs_to_its_process() {
-        let text = "tpurun: pid 7 fd 900 main 0x0000000000000010\nnoise\ntpurun: pid 8 fd 901 main 0x20\ntpurun: pid";
-        assert_eq!(header(text, 7), Some(Header { fd: 900, main: 16 }));
-        assert_eq!(header(text, 8), Some(Header { fd: 901, main: 32 }));
+        let text = "tpurun: pid 7 fd 900 main 0x0000000000000010 torch /a b/torch\nnoise\ntpurun: pid 8 fd 901 main 0x20\ntpurun: pid";
+        assert_eq!(header(text, 7), Some(Header { fd: 900, main: 16, torch: "/a b/torch".into() }));
+        assert_eq!(header(text, 8), Some(Header { fd: 901, main: 32, torch: String::new() }));
         assert_eq!(header(text, 9), None);
         for wrong in ["tpurun: pid 7 fd", "tpurun: pid 7 fd x main 0x1", "tpurun: pid 7 fd 9 main 10", ""] {
             assert_eq!(header(wrong, 7), None, "{wrong}");
@@ -188,7 +191,7 @@ tpurun: end
             torn.splice(at.min(cut)..at.min(cut), bytes.iter().copied());
             for text in [bytes.as_slice(), &torn] {
                 let dump = dump(text);
-                let _ = dump.main(header(&String::from_utf8_lossy(text), pid));
+                let _ = dump.main(header(&String::from_utf8_lossy(text), pid).as_ref());
                 for frame in dump.threads.iter().flat_map(|thread| &thread.frames) {
                     prop_assert!(!frame.file.chars().chain(frame.function.chars()).any(char::is_control));
                 }

@@ -76,9 +76,13 @@ impl Ledger {
                 self.missed.insert(rank, Missed::new(absence.key, since, sample));
                 continue;
             };
-            missed.own += sample.own_time(&missed.last);
+            let own = sample.own_time(&missed.last);
             missed.activity = Some(classify(&missed.last, &sample, is_in_engine(rank)));
             missed.last = sample;
+            // A rank that waits for others has its second later, when it could come.
+            if missed.is_suspicious() {
+                missed.own += own;
+            }
         }
         cleared
     }
@@ -108,7 +112,8 @@ impl Ledger {
     pub(crate) fn name(&mut self, case: &Case) {
         for suspect in &case.suspects {
             if let Some(missed) = self.missed.get_mut(&suspect.rank) {
-                missed.named += 1;
+                let passed = NAMED_AFTER.iter().take_while(|limit| missed.own + NOTICED_AFTER >= **limit);
+                missed.named = passed.count().max(missed.named + 1);
             }
         }
     }
@@ -191,6 +196,7 @@ mod tests {
         ms: u64,
         posted: Vec<u64>,
         does: Vec<Does>,
+        in_engine: bool,
         /// Of each rank, milliseconds on a CPU and in the queue for one.
         had: Vec<(f64, f64)>,
     }
@@ -199,7 +205,15 @@ mod tests {
         fn new(posted: &[u64], does: &[Does]) -> World {
             let ledger = Ledger::default();
             let had = vec![(0.0, 0.0); does.len()];
-            World { ledger, begin: Instant::now(), ms: 0, posted: posted.to_vec(), does: does.to_vec(), had }
+            World {
+                ledger,
+                begin: Instant::now(),
+                ms: 0,
+                posted: posted.to_vec(),
+                does: does.to_vec(),
+                in_engine: false,
+                had,
+            }
         }
 
         /// Goes on to this time; returns who was named when, and who came.
@@ -211,8 +225,9 @@ mod tests {
                     (self.begin + Duration::from_millis(self.ms), SECOND + self.ms * 1_000_000);
                 let found = absences(&world(&self.posted), now_ns, NOTICED_AFTER.as_nanos() as u64);
                 let samples: Vec<Sample> = (0..self.does.len()).map(|rank| self.sample(rank)).collect();
+                let in_engine = self.in_engine;
                 let look = |rank: u32| Some(samples[rank as usize].clone());
-                cleared.extend(self.ledger.update(&found, now, now_ns, look, |_| false));
+                cleared.extend(self.ledger.update(&found, now, now_ns, look, |_| in_engine));
                 if let Some(case) = self.ledger.due(&found, now) {
                     self.ledger.name(&case);
                     named.push((self.ms, case.suspects.iter().map(|suspect| suspect.rank).collect()));
@@ -274,7 +289,7 @@ mod tests {
         let posted: Vec<u64> = (0..64).map(|rank| if rank < 2 { 12 } else { 11 }).collect();
         let mut world = World::new(&posted, &[Does::Queue(0.032); 64]);
         assert_eq!(world.run_to(20_000), (vec![], vec![]));
-        // The last two have a CPU each: what they had before counts.
+        // The last two have a CPU each, and a second of their own from now on.
         world.posted = (0..64).map(|rank| if rank < 62 { 12 } else { 11 }).collect();
         (62..64).for_each(|rank| world.does[rank] = Does::Compute);
         assert_eq!(world.run_to(20_300), (vec![], vec![]));
@@ -283,6 +298,17 @@ mod tests {
         let mut world = World::new(&posted, &[Does::Compute; 64]);
         let (named, _) = world.run_to(1400);
         assert_eq!((named.len(), named[0].1.len()), (1, 62));
+    }
+
+    #[test]
+    fn who_waits_itself_has_its_time_later() {
+        let mut world = World::new(&[12, 11], &[Does::Sleep, Does::Sleep]);
+        world.in_engine = true;
+        assert_eq!(world.run_to(30_000), (vec![], vec![]));
+        world.in_engine = false;
+        assert_eq!(world.run_to(30_800), (vec![], vec![]));
+        let (named, _) = world.run_to(35_000);
+        assert_eq!(named.len(), 1, "{named:?}");
     }
 
     #[test]

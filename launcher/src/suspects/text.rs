@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::ledger::{Case, Cleared, Suspect};
 use crate::processes::Activity;
 use crate::rank_set::RankSet;
-use crate::stacks::{self, RankStack};
+use crate::stacks::RankStack;
 
 /// A suspect with what could be found out about it.
 #[derive(Clone, Debug)]
@@ -58,14 +58,14 @@ pub(crate) fn event(case: &Case, findings: &[Finding]) -> Value {
     let suspects: Vec<Value> = findings
         .iter()
         .map(|finding| {
-            let frames = finding.stack.as_ref().map_or(&[][..], RankStack::main_frames);
+            let place = finding.stack.as_ref().map(RankStack::place);
             let gil = finding.stack.as_ref().and_then(RankStack::holds_gil);
             json!({
                 "rank": finding.suspect.rank,
                 "pid": finding.pid,
                 "state": finding.suspect.activity.to_string(),
                 "holds_gil": gil,
-                "place": stacks::place(frames),
+                "place": place.unwrap_or_default(),
             })
         })
         .collect();
@@ -104,7 +104,7 @@ fn joined(findings: &[Finding]) -> String {
 fn description(finding: &Finding) -> String {
     let stack = finding.stack.as_ref();
     let gil = stack.and_then(RankStack::holds_gil);
-    let place = stacks::place(stack.map_or(&[], RankStack::main_frames));
+    let place = stack.map(RankStack::place).unwrap_or_default();
     let what = match (&finding.suspect.activity, gil) {
         (Activity::Computing { share }, Some(false)) => {
             format!("computing in native code ({:.0} % CPU)", share * 100.0)
