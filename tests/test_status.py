@@ -40,7 +40,13 @@ if what == "hang" and rank == ranks - 1:
     signal.pause()
 if what == "mismatch" and rank == ranks - 1:
     dist.all_reduce(torch.ones(16))
-if what == "error" and rank == ranks - 1:
+if what == "alone" and rank < ranks - 1:
+    try:
+        dist.all_reduce(torch.ones(8))
+    except dist.DistBackendError:
+        print("goes on", flush=True)
+    signal.pause()
+if what in ("error", "alone") and rank == ranks - 1:
     raise ValueError("on purpose")
 if what.startswith("scribble") and rank == ranks - 1:
     board = mmap.mmap(int(os.environ["TPURUN_BOARD_FD"]), 0)
@@ -194,6 +200,28 @@ def test_a_failed_job_keeps_what_was_posted(job, ask, status):
     (path,) = ask(failed, "trace").out.split()
     assert Path(path) == failed.run_dir / "flight" / "trace.perfetto-trace"
     assert (Path(path).stat().st_mode & 0o777, Path(path).parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_each_world_leaves_its_dump(script, run):
+    finished = run("-n", str(RANKS), "--max-restarts", "1", script(PROGRAM), "error")
+    assert finished.code == 1
+    flights = [
+        json.loads((finished.run_dir / name / "flight.json").read_text()) for name in ("flight-0", "flight")
+    ]
+    before, after = ({rank["pid"] for rank in flight["ranks"]} for flight in flights)
+    assert len(before) == len(after) == RANKS and not before & after
+    assert {event["pid"] for event in finished.events if event["event"] == "rank started"} == before | after
+
+
+def test_a_job_that_goes_on_keeps_the_failure(script, start, status):
+    job = start("-n", str(RANKS), "--on-failure", "continue", script(PROGRAM), "alone")
+    job.read_until("goes on")
+    seen = status(job)
+    assert seen["is_running"] and seen["ranks"][RANKS - 1]["ending"] == "exit 1"
+    flight = until(lambda: job.run_dir / "flight" / "flight.json", Path.exists)
+    assert json.loads(flight.read_text())["reason"] == "failed"
+    job.signal(signal.SIGINT)
+    job.wait()
 
 
 def test_the_trace_has_a_slice_for_each_operation(job, ask):

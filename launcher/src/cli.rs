@@ -102,7 +102,7 @@ pub(crate) struct TraceOptions {
 /// Formats of `tpurun trace`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TraceFormat {
-    /// Perfetto's, for https://ui.perfetto.dev
+    /// For Perfetto (ui.perfetto.dev)
     #[default]
     Perfetto,
     /// The document itself

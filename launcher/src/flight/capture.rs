@@ -183,3 +183,93 @@ fn bound(ranks: &mut [RankFlight]) {
 pub(crate) const NO_DUMP: &str = "no dump";
 /// All lanes of 64 ranks; about 50 MB of JSON.
 const MAX_RECORDS: usize = 64 * board::LANES * RECORDS;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tpurun_collectives::board::{OpRecord, Wait as BoardWait};
+
+    fn notice(ranks: u32) -> Notice {
+        let job = JobFacts { ranks, ..JobFacts::default() };
+        let boot_id = String::new();
+        Notice { format: FORMAT, job, agent_start_ticks: 0, boot_id, board_fd: 0, programs: Vec::new() }
+    }
+
+    fn taken(board: &Board, stories: &[RankStory], parents: &[i32]) -> Flight {
+        take(board, &Known { notice: &notice(board.world()), stories, parents }, "asked")
+    }
+
+    fn op(seq: u64) -> OpRecord<'static> {
+        OpRecord {
+            seq,
+            collective: 0,
+            dtype: 11,
+            reduce_op: 4,
+            root: -1,
+            tag: 0,
+            count: 8,
+            input_bytes: 32,
+            shape: &[2, 4],
+            site: "train.py:5",
+        }
+    }
+
+    #[test]
+    fn the_board_becomes_a_document() {
+        let (board, _fd) = Board::create(3).unwrap();
+        let lane = board.rank(1).claim_lane(9, "dp0", 2, 1).unwrap();
+        let first = lane.posted(&op(0));
+        lane.matched(first, Some(0));
+        lane.first_byte(first);
+        lane.ended(first, board::Outcome::Done);
+        lane.completed(0);
+        lane.posted(&op(1));
+        let kind = WaitKind::Collective { seq: 1 };
+        let _wait = board.rank(1).waiting(BoardWait { comm_id: 9, kind, python_threads: 1 });
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let parent = processes::usage(own).unwrap().parent;
+        let story = |pid| RankStory { pid, ending: None };
+        let ended = RankStory { pid: Some(5), ending: Some("exit 3".into()) };
+        let stories = [story(None), story(Some(own)), ended];
+        let flight = taken(&board, &stories, &[parent]);
+        assert_eq!(flight.communicators[0].members, [None, Some(1)]);
+        let states: Vec<RankState> = flight.ranks.iter().map(|rank| rank.state).collect();
+        assert_eq!(states, [RankState::Starting, RankState::Waiting, RankState::Ended]);
+        let lane = &flight.ranks[1].lanes[0];
+        assert_eq!((lane.posted, lane.completed, lane.records.len()), (2, 1, 2));
+        let [done, pending] = &lane.records[..] else { panic!("{lane:?}") };
+        assert_eq!(done.text, "all_reduce#0 (f32[2x4], MAX)");
+        assert_eq!((done.outcome, done.algorithm.as_deref()), (Outcome::Done, Some("flat")));
+        assert!(Some(done.posted_ns) <= done.matched_ns && done.matched_ns <= done.done_ns);
+        assert_eq!((pending.outcome, pending.done_ns), (Outcome::Pending, None));
+        assert_eq!(flight.ranks[1].doing().unwrap().record, Some(pending));
+        // A process that is nobody's child here is not the rank.
+        let flight = taken(&board, &stories, &[]);
+        assert_eq!((flight.ranks[1].rss_bytes, flight.ranks[1].state), (None, RankState::Ended));
+    }
+
+    #[test]
+    fn sizes_that_can_not_be_are_passed_over() {
+        let (board, _fd) = Board::create(2).unwrap();
+        let _huge = board.rank(0).claim_lane(1, "huge", u32::MAX, 0).unwrap();
+        let _one = board.rank(0).claim_lane(2, "dp0", 1, 0).unwrap();
+        // Another rank disagrees about the size, and takes a place that is taken.
+        let _two = board.rank(1).claim_lane(2, "dp0", 2, 1).unwrap();
+        let _same = board.rank(1).claim_lane(2, "dp0", 1, 0).unwrap();
+        let flight = taken(&board, &[], &[]);
+        let members: Vec<_> = flight.communicators.iter().map(|group| group.members.clone()).collect();
+        assert_eq!(members, [vec![Some(0)]]);
+        assert!(Flight::parse(&serde_json::to_vec(&flight).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn many_ranks_keep_their_last_operations() {
+        let template = crate::flight::samples::flight().ranks.remove(0);
+        let lane = LaneFlight { records: vec![Record::default(); RECORDS], ..template.lanes[0].clone() };
+        let rank = RankFlight { lanes: vec![lane; 24], ..template };
+        let mut ranks = vec![rank; 256];
+        bound(&mut ranks);
+        let kept: usize = ranks.iter().flat_map(|rank| &rank.lanes).map(|lane| lane.records.len()).sum();
+        assert_eq!(kept, MAX_RECORDS);
+    }
+}

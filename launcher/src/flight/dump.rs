@@ -82,3 +82,34 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Flight>, String> {
 }
 
 const MAX_BYTES: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flight::samples::flight;
+
+    #[test]
+    fn a_dump_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let flight_dir = dir.path().join(FLIGHT);
+        assert_eq!(read(&flight_dir).unwrap(), None);
+        Writing::start(dir.path(), flight()).unwrap().finish().unwrap();
+        assert_eq!(read(&flight_dir).unwrap(), Some(flight()));
+        let mut files: Vec<_> =
+            fs::read_dir(&flight_dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        files.sort();
+        assert_eq!(files, [DOCUMENT, TRACE]);
+        fs::write(flight_dir.join(DOCUMENT), "[").unwrap();
+        assert!(read(&flight_dir).unwrap_err().contains("flight.json: not a flight recorder dump"));
+    }
+
+    #[test]
+    fn what_can_not_be_written_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FLIGHT), "in the way").unwrap();
+        assert!(Writing::start(dir.path(), flight()).unwrap().finish().is_err());
+        fs::create_dir(dir.path().join("target")).unwrap();
+        assert!(replace(&dir.path().join("target"), b"x").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -248,3 +248,78 @@ pub(crate) const JOB_FILE: &str = "job.json";
 /// The folder of the dump, in the run directory.
 pub(crate) const FLIGHT: &str = "flight";
 const MAX_BYTES: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, run: &str, agent_pid: i32, started_unix_ms: u64) {
+        let job =
+            JobFacts { run: run.into(), host: host(), agent_pid, started_unix_ms, ..JobFacts::default() };
+        let agent_start_ticks = Process::read(agent_pid).map_or(0, |process| process.start_ticks);
+        let notice = Notice {
+            format: FORMAT,
+            job,
+            agent_start_ticks,
+            boot_id: boot_id(),
+            board_fd: 0,
+            programs: vec![
+                ProgramRanks { name: "learner".into(), ranks: "0".into() },
+                ProgramRanks { name: "actor".into(), ranks: "1-3".into() },
+            ],
+        };
+        fs::create_dir(root.join(run)).unwrap();
+        notice.write(&root.join(run)).unwrap();
+    }
+
+    fn found(wanted: Option<&str>, root: &Path) -> Result<String, String> {
+        find(wanted, root).map(|(run, _)| run.notice.job.run)
+    }
+
+    #[test]
+    fn people_name_jobs_as_they_like() {
+        let root = tempfile::tempdir().unwrap();
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        assert!(found(None, root.path()).unwrap_err().starts_with("no job in "));
+        write(root.path(), "20260101-000000-aaaa", i32::MAX, 1);
+        write(root.path(), "20260102-000000-bbbb", i32::MAX, 2);
+        // The newest, unless another one runs.
+        assert_eq!(found(None, root.path()).unwrap(), "20260102-000000-bbbb");
+        write(root.path(), "20251231-000000-cccc", own, 0);
+        write(root.path(), "20251230-000000-dddd", own, 0);
+        let (run, others) = find(None, root.path()).unwrap();
+        assert_eq!((run.is_running(), others.len()), (true, 1));
+        for wanted in ["20260101-000000-aaaa", "aaaa", "20260101"] {
+            assert_eq!(found(Some(wanted), root.path()).unwrap(), "20260101-000000-aaaa", "{wanted}");
+        }
+        let dir = root.path().join("20260102-000000-bbbb");
+        assert_eq!(found(dir.to_str(), Path::new("/nowhere")).unwrap(), "20260102-000000-bbbb");
+        assert_eq!(
+            found(Some("2026"), root.path()).unwrap_err(),
+            "expected one job, given 2026, which may be 20260101-000000-aaaa, 20260102-000000-bbbb"
+        );
+        assert!(found(Some("eeee"), root.path()).unwrap_err().starts_with("no job eeee in "));
+        assert!(found(Some(""), root.path()).unwrap_err().starts_with("no job  in "));
+    }
+
+    #[test]
+    fn a_later_process_with_the_number_of_the_agent_is_not_it() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path(), "run", rustix::process::getpid().as_raw_nonzero().get(), 1);
+        let run = Run::open(&root.path().join("run")).unwrap();
+        assert!(run.is_running() && run.check_host().is_ok());
+        assert!(!Notice { agent_start_ticks: 1, ..run.notice.clone() }.is_running());
+        assert!(!Notice { boot_id: "another".into(), ..run.notice.clone() }.is_running());
+        // Descriptor 0 of this process is no board.
+        assert!(run.notice.open_board().unwrap_err().contains("is not its board"));
+    }
+
+    #[test]
+    fn ranks_have_roles() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path(), "run", 1, 1);
+        let run = Run::open(&root.path().join("run")).unwrap();
+        let roles: Vec<Option<&str>> = [0, 3, 4].map(|rank| run.notice.program_of(rank)).into();
+        assert_eq!(roles, [Some("learner"), Some("actor"), None]);
+    }
+}

@@ -24,27 +24,27 @@ fn a_running_job_is_a_line_for_each_class() {
         &picture,
         Grouping::Class,
         expect![[r#"
-        20261121-030415-7f3a  running for 6.0 s  5 ranks on n0: train.py
+            20261121-030415-7f3a  running for 6.0 s  5 ranks on n0: train.py
 
-        RANKS  STATE     GROUP  OPERATION                           FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
-        0-2    waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.2     25  302 MiB  train.py:9
-        3      running   dp0    after all_reduce#0 (f32[8], SUM)  9.0 s          1/1    0.1     75  303 MiB  train.py:5
-        4      starting
-    "#]],
+            RANKS  STATE     GROUP  OPERATION                           FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
+            0-2    waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1     25  302 MiB  train.py:9
+            3      running   dp0    after all_reduce#0 (f32[8], SUM)  9.0 s          1/1    0.1     75  303 MiB  train.py:5
+            4      starting
+        "#]],
     );
     check(
         &picture,
         Grouping::Rank,
         expect![[r#"
-        20261121-030415-7f3a  running for 6.0 s  5 ranks on n0: train.py
+            20261121-030415-7f3a  running for 6.0 s  5 ranks on n0: train.py
 
-        RANKS  STATE     GROUP  OPERATION                           FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
-        0      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.2      0  300 MiB  train.py:9
-        1      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.2     25  301 MiB  train.py:9
-        2      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.2     50  302 MiB  train.py:9
-        3      running   dp0    after all_reduce#0 (f32[8], SUM)  9.0 s          1/1    0.1     75  303 MiB  train.py:5
-        4      starting
-    "#]],
+            RANKS  STATE     GROUP  OPERATION                           FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
+            0      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1      0  300 MiB  train.py:9
+            1      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1     25  301 MiB  train.py:9
+            2      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1     50  302 MiB  train.py:9
+            3      running   dp0    after all_reduce#0 (f32[8], SUM)  9.0 s          1/1    0.1     75  303 MiB  train.py:5
+            4      starting
+        "#]],
     );
 }
 
@@ -67,7 +67,18 @@ fn a_job_without_a_dump_shows_how_its_ranks_ended() {
     let ending = |ending: &str| processes::RankStory { pid: Some(7), ending: Some(ending.into()) };
     let ranks = vec![ending("exit 0"), ending("exit 0"), ending("signal 9")];
     let story = Story { exit: None, ran_ms: 1_200, ranks, servers: Vec::new() };
-    check(&Picture::of_ended(&run, story, None), Grouping::Class, expect![[r#""#]]);
+    check(
+        &Picture::of_ended(&run, story, None),
+        Grouping::Class,
+        expect![[r#"
+        20261121-030415-7f3a  ended after 1.2 s without saying how: its agent was killed  5 ranks on n0: train.py
+        No dump: one is written when a job fails or is stopped.
+
+        RANKS  STATE
+        0-1    exit 0
+        2      signal 9
+    "#]],
+    );
 }
 
 #[test]
@@ -85,7 +96,20 @@ fn other_states_read_well() {
         rank.program = Some(if rank.rank < 2 { "trainer" } else { "reader" }.into());
     }
     let run = run();
-    check(&Picture { is_running: true, ..Picture::new(&run, flight) }, Grouping::Class, expect![[r#""#]]);
+    check(
+        &Picture { is_running: true, ..Picture::new(&run, flight) },
+        Grouping::Class,
+        expect![[r#"
+        20261121-030415-7f3a  running for 0.0 s  5 ranks on n0: train.py
+
+        RANKS  PROGRAM  STATE     GROUP  OPERATION                              FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
+        0      trainer  stopped   dp0    all_reduce#1 (f32[8], SUM)           5.0 s          1/2    0.1      0  300 MiB  train.py:9
+        1      trainer  waiting   tp     failed broadcast#0 (f32[8], root 0)  9.0 s          0/1    0.1     25  301 MiB  train.py:5
+        2      reader   waiting          creation of the group                0.0 s                         50  302 MiB
+        3      reader   running   dp0    all_reduce#0 (f32[8], SUM)           9.0 s          1/1    0.1     75  303 MiB  train.py:5
+        4      reader   starting
+    "#]],
+    );
 }
 
 #[test]
