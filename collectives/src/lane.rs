@@ -349,7 +349,7 @@ impl Lane {
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<(FailureKind, String)> {
         let segment = &self.segment;
         let op = format!("operation {} of {}, {}", meet.seq, segment.members().name, Posted::of(meet.op));
-        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_gone(*rank)).collect();
+        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_lost(*rank)).collect();
         if !lost.is_empty() {
             let text = format!("{} is gone: {op} can not complete", segment.describe(&lost));
             return Some((FailureKind::RankLost, text));

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::config::Matching;
@@ -33,6 +34,10 @@ pub trait Bootstrap {
     /// # Errors
     /// As above, or that the deadline passed.
     fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure>;
+    /// How long to leave it to somebody else, who knows how a rank ended, to say that it is gone.
+    fn grace(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// Who is in a communicator.
@@ -102,9 +107,17 @@ pub(crate) struct Segment {
     region: Region,
     layout: Layout,
     members: Membership,
+    /// See [`Bootstrap::grace`].
+    grace: Duration,
+    /// When this rank first saw that another one was gone.
+    seen_gone: OnceLock<Instant>,
 }
 
 impl Segment {
+    fn new(region: Region, layout: Layout, members: Membership) -> Self {
+        Self { region, layout, members, grace: Duration::ZERO, seen_gone: OnceLock::new() }
+    }
+
     /// Creates (rank 0) or joins the segment, and returns when all ranks are in.
     pub(crate) fn rendezvous(
         members: Membership,
@@ -117,7 +130,7 @@ impl Segment {
             let layout = Layout::new(members.size(), offer.window_bytes);
             let (region, fd) = Region::create("tpurun-communicator", layout.total())
                 .map_err(|error| refused(&members, "create", layout.total(), &error))?;
-            let segment = Self { region, layout, members };
+            let segment = Self { grace: bootstrap.grace(), ..Self::new(region, layout, members) };
             segment.write_header(offer);
             segment.attach()?;
             bootstrap.offer(fd.as_fd())?;
@@ -127,7 +140,7 @@ impl Segment {
             segment
         } else {
             let fd = bootstrap.fetch(deadline)?;
-            let segment = Self::join(members, &fd)?;
+            let segment = Self { grace: bootstrap.grace(), ..Self::join(members, &fd)? };
             segment.attach()?;
             segment.wait_for_all(deadline, timeout)?;
             segment
@@ -225,7 +238,7 @@ impl Segment {
         let members = Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect() };
         let layout = Layout::new(ranks, window_bytes);
         let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
-        let segment = Self { region, layout, members };
+        let segment = Self::new(region, layout, members);
         segment.write_header(Offer { window_bytes, matching: Matching::Normal, cpus: 1 });
         segment
     }
@@ -254,7 +267,7 @@ impl Segment {
         if layout.total() != bytes {
             return foreign("bytes", layout.total() as u64, bytes as u64);
         }
-        Ok(Self { region, layout, members })
+        Ok(Self::new(region, layout, members))
     }
 
     fn attach(&self) -> Result<(), Failure> {
@@ -294,8 +307,7 @@ impl Segment {
                 return Err(failure);
             }
             let came = |rank: &u32| self.pid(*rank) != 0;
-            let gone = |rank: &u32| self.liveness(*rank) == Liveness::Gone;
-            let lost: Vec<u32> = self.ranks().filter(came).filter(gone).collect();
+            let lost: Vec<u32> = self.ranks().filter(came).filter(|rank| self.is_lost(*rank)).collect();
             if !lost.is_empty() {
                 let text =
                     format!("{} is gone: {} can not be created", self.describe(&lost), self.members.name);
@@ -398,6 +410,11 @@ impl Segment {
     /// Whether the process of `rank` is gone, as far as anybody knows.
     pub(crate) fn is_gone(&self, rank: u32) -> bool {
         self.lost(rank).load(Ordering::Acquire) != 0 || self.liveness(rank) == Liveness::Gone
+    }
+
+    /// Whether `rank` is gone, and it is for this rank to say so: nobody else has in time.
+    pub(crate) fn is_lost(&self, rank: u32) -> bool {
+        self.is_gone(rank) && self.seen_gone.get_or_init(Instant::now).elapsed() >= self.grace
     }
 
     fn lost(&self, rank: u32) -> &AtomicU32 {
