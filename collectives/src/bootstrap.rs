@@ -2,7 +2,7 @@
 //! torch.distributed has anyway.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -167,7 +167,14 @@ impl Bootstrap for ControlBootstrap<'_> {
     fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure> {
         self.client.fetch(&self.key, self.maker, deadline).map_err(|error| refused(&error))
     }
+
+    fn grace(&self) -> Duration {
+        AGENT_GRACE
+    }
 }
+
+/// The agent tells all ranks within milliseconds; after this long, something is wrong with it.
+const AGENT_GRACE: Duration = Duration::from_secs(3);
 
 fn refused(error: &ControlError) -> Failure {
     match error {

@@ -442,7 +442,7 @@ impl Lane {
     /// `missing` did not come to the meeting; none when all did.
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
         let segment = &self.segment;
-        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_gone(*rank)).collect();
+        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_lost(*rank)).collect();
         if !lost.is_empty() {
             let text = format!("{} is gone: {} can not complete", segment.describe(&lost), self.name(meet));
             return Some(Verdict::new(FailureKind::RankLost, text).blaming(lost));

@@ -184,7 +184,7 @@ impl Messages {
         let mut peers: Vec<u32> = self.pending().flat_map(|pending| self.peers(pending)).collect();
         peers.sort_unstable();
         peers.dedup();
-        peers.retain(|peer| segment.is_gone(*peer) || segment.left(*peer).is_some());
+        peers.retain(|peer| segment.is_lost(*peer) || segment.left(*peer).is_some());
         if peers.is_empty() {
             return;
         }

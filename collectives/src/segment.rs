@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::config::{Matching, Results};
@@ -38,6 +39,11 @@ pub trait Bootstrap {
     fn is_gone(&self, rank: u32) -> bool {
         let _ = rank;
         false
+    }
+
+    /// How long to leave it to somebody else, who knows how a rank ended, to say that it is gone.
+    fn grace(&self) -> Duration {
+        Duration::ZERO
     }
 }
 
@@ -142,9 +148,17 @@ pub(crate) struct Segment {
     region: Region,
     layout: Layout,
     members: Membership,
+    /// See [`Bootstrap::grace`].
+    grace: Duration,
+    /// When this rank first saw that another one was gone.
+    seen_gone: OnceLock<Instant>,
 }
 
 impl Segment {
+    fn new(region: Region, layout: Layout, members: Membership) -> Self {
+        Self { region, layout, members, grace: Duration::ZERO, seen_gone: OnceLock::new() }
+    }
+
     /// Creates (rank 0) or joins the segment, and returns when all ranks are in.
     pub(crate) fn rendezvous(
         members: Membership,
@@ -157,7 +171,7 @@ impl Segment {
             let layout = Layout::new(members.size(), offer.window_bytes);
             let (region, fd) = Region::create("tpurun-communicator", layout.total())
                 .map_err(|error| refused(&members, "create", layout.total(), &error))?;
-            let segment = Self { region, layout, members };
+            let segment = Self { grace: bootstrap.grace(), ..Self::new(region, layout, members) };
             segment.write_header(offer);
             segment.attach()?;
             bootstrap.offer(fd.as_fd())?;
@@ -167,7 +181,7 @@ impl Segment {
             segment
         } else {
             let fd = bootstrap.fetch(deadline)?;
-            let segment = Self::join(members, &fd)?;
+            let segment = Self { grace: bootstrap.grace(), ..Self::join(members, &fd)? };
             segment.attach()?;
             segment.wait_for_all(bootstrap, deadline, timeout)?;
             segment
@@ -265,7 +279,7 @@ impl Segment {
             Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect(), epoch: 0 };
         let layout = Layout::new(ranks, window_bytes);
         let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
-        let segment = Self { region, layout, members };
+        let segment = Self::new(region, layout, members);
         segment.write_header(Offer {
             window_bytes,
             matching: Matching::Normal,
@@ -302,7 +316,7 @@ impl Segment {
         if layout.total() != bytes {
             return foreign("bytes", layout.total() as u64, bytes as u64);
         }
-        Ok(Self { region, layout, members })
+        Ok(Self::new(region, layout, members))
     }
 
     fn attach(&self) -> Result<(), Failure> {
@@ -371,7 +385,7 @@ impl Segment {
             }
             let came = |rank: &u32| self.pid(*rank) != 0;
             let gone = |rank: &u32| match came(rank) {
-                true => self.liveness(*rank) == Liveness::Gone,
+                true => self.is_lost(*rank),
                 false => bootstrap.is_gone(*rank),
             };
             let lost: Vec<u32> = self.ranks().filter(gone).collect();
@@ -510,6 +524,11 @@ impl Segment {
     /// Whether the process of `rank` is gone, as far as anybody knows.
     pub(crate) fn is_gone(&self, rank: u32) -> bool {
         self.lost(rank).load(Ordering::Acquire) != 0 || self.liveness(rank) == Liveness::Gone
+    }
+
+    /// Whether `rank` is gone, and it is for this rank to say so: nobody else has in time.
+    pub(crate) fn is_lost(&self, rank: u32) -> bool {
+        self.is_gone(rank) && self.seen_gone.get_or_init(Instant::now).elapsed() >= self.grace
     }
 
     fn lost(&self, rank: u32) -> &AtomicU32 {
