@@ -27,7 +27,7 @@ def main(matched: str, unmatched: str, turns: str = "15", block_ms: str = "20") 
         for binary in (matched, unmatched) if turn % 2 == 0 else (unmatched, matched):
             runs[binary].append(measure(binary, block_ms))
     titles = ("matched us", "unmatched us", "cost us (quartiles)", "share")
-    print("{:<12}{:>6}{:>8}{:>12}{:>14}{:>26}{:>8}".format("", "ranks", "bytes", *titles))
+    print("{:<12}{:>6}{:>8}{:>12}{:>14}{:>30}{:>8}".format("", "ranks", "bytes", *titles))
     failed = False
     for cell in runs[matched][0]:
         with_keys, without = ([run[cell] for run in runs[binary]] for binary in (matched, unmatched))
@@ -40,7 +40,7 @@ def main(matched: str, unmatched: str, turns: str = "15", block_ms: str = "20") 
         medians = f"{statistics.median(with_keys):>12.2f}{base:>14.2f}"
         spread = f"{cost:.2f} ({low:.2f} to {high:.2f})"
         verdict = "  TOO MUCH" if too_much else ""
-        print(f"{name:<12}{ranks:>6}{size:>8}{medians}{spread:>26}{cost / base:>8.1%}{verdict}")
+        print(f"{name:<12}{ranks:>6}{size:>8}{medians}{spread:>30}{cost / base:>8.1%}{verdict}")
     print(f"at most {MOST_US:g} us or {MOST_SHARE:.0%} per operation: {'no' if failed else 'yes'}")
     return int(failed)
 

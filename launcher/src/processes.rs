@@ -82,7 +82,7 @@ fn parse_stat(pid: i32, stat: &str) -> Option<Process> {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(line: &[u8]) {
     if let Some(process) = parse_stat(1, &String::from_utf8_lossy(line)) {
-        assert!(!process.state.is_whitespace());
+        assert!(!process.state.is_ascii_whitespace());
     }
 }
 

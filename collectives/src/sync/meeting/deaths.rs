@@ -225,6 +225,9 @@ fn a_rank_dies(ranks: u32, death: Death, watch: Watch, pieces: u32) {
             assert_eq!(mine, other, "two stories of one round");
         }
         dying.join().expect("a death is no panic");
+        if mine.is_ok() && watch == Watch::Sentinel {
+            assert_eq!(shared.failure(1), None, "a round that was opened failed afterwards");
+        }
         if let Err(text) = mine {
             assert_eq!(text, GONE);
             assert_eq!(shared.failure(1), Some(GONE), "the first failure stands");
