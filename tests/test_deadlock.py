@@ -81,3 +81,13 @@ def test_a_thread_that_may_still_post_is_no_proof(run, script):
 def joined(done) -> str:
     """What each rank wrote, one rank after the other."""
     return "\n".join("\n".join(lines) for _, lines in sorted(done.shown_by_rank().items()))
+
+
+def test_the_timeout_of_the_command_line_ends_what_can_not_be_proven(run, script):
+    wait = "time.sleep(20) if rank == 2 else dist.all_reduce(tensor)"
+    program = PROGRAM.replace("import os, threading", "import os, threading, time")
+    program = program.replace("except DeadlockError", "except CollectiveTimeoutError")
+    program = program.replace("import DeadlockError", "import CollectiveTimeoutError")
+    done = run("-n", "3", "--timeout", "3s", script(program.format(wait=wait)))
+    assert "Timed out after 3s in operation" in done.out, done.out
+    assert "blames (2,)" in done.out

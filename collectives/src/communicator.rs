@@ -311,7 +311,8 @@ impl Communicator {
         self.timeout_ms.store(timeout.as_millis().max(1) as u64, Ordering::Relaxed);
     }
 
-    fn timeout(&self) -> Duration {
+    /// The default time limit of operations.
+    pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed))
     }
 

@@ -486,6 +486,15 @@ pub unsafe extern "C" fn tpurun_comm_set_timeout(communicator: *const Arc<Commun
 /// # Safety
 /// `tpurun.h`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_timeout(communicator: *const Arc<Communicator>) -> i64 {
+    // SAFETY: the caller's promise.
+    let timeout = unsafe { &*communicator }.timeout();
+    i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_comm_seq(communicator: *const Arc<Communicator>) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { &*communicator }.seq()

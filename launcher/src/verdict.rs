@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tpurun_collectives::board::{LaneView, OpView, RankView};
+use tpurun_collectives::board::{LaneView, OpView, RankView, WaitKind, WaitView};
 
 use crate::rank_set::RankSet;
 use crate::ranks::Ending;
@@ -130,7 +130,9 @@ pub(crate) fn of_stopping(
 /// Whether any rank has been blocked long enough for somebody to ask why.
 pub(crate) fn is_anybody_blocked(views: &[RankView], now_ns: u64) -> bool {
     let since = NOTICED_AFTER.as_nanos() as u64;
-    views.iter().flat_map(|view| &view.lanes).any(|lane| is_blocked(lane, now_ns, since))
+    let is_waiting =
+        |view: &RankView| view.waits.iter().any(|wait| now_ns.saturating_sub(wait.since_ns) >= since);
+    views.iter().any(|view| view.lanes.iter().any(|lane| is_blocked(lane, now_ns, since)) || is_waiting(view))
 }
 
 /// The rank that an error blames: it says so, or it lists what groups of ranks posted and one rank is alone.
@@ -162,7 +164,7 @@ pub(crate) fn is_echo(failure: &Failure) -> bool {
 
 /// Whether any other rank has posted a collective that this one has not.
 fn is_behind(views: &[RankView], rank: u32) -> bool {
-    !collect(views, rank, |own, other| own.is_some_and(|own| other.posted > own.posted)).is_empty()
+    !collect(views, rank, |own, other, _| own.is_some_and(|own| other.posted > own.posted)).is_empty()
 }
 
 /// By communicator of `culprit`: the ranks that wait in an operation that it has not posted.
@@ -170,7 +172,7 @@ fn is_behind(views: &[RankView], rank: u32) -> bool {
 /// With a time, only those that have been blocked for it; without, also those that the engine has already
 /// let go with an error.
 fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
-    collect(views, culprit, |own, other| {
+    collect(views, culprit, |own, other, _| {
         let is_waiting = match blocked_for_ns {
             0 => other.blocked_since_ns.is_some() || other.in_flight().is_some(),
             long => is_blocked(other, now_ns, long),
@@ -181,24 +183,30 @@ fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u6
 
 /// By communicator of `culprit`: the ranks blocked in it, whatever it has posted.
 fn blocked_beside(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
-    collect(views, culprit, |_, other| is_blocked(other, now_ns, blocked_for_ns))
+    collect(views, culprit, |own, other, waits| {
+        let message = waits.iter().filter(|wait| wait.wait.comm_id == other.comm_id).find(|wait| {
+            now_ns.saturating_sub(wait.since_ns) >= blocked_for_ns
+                && own.is_some_and(|own| is_message_with(wait.wait.kind, own.comm_rank))
+        });
+        message.is_some() || is_blocked(other, now_ns, blocked_for_ns)
+    })
 }
 
 /// Also in communicators of the whole world that the culprit has not joined: it is one of their ranks.
 fn collect(
     views: &[RankView],
     culprit: u32,
-    accept: impl Fn(Option<&LaneView>, &LaneView) -> bool,
+    accept: impl Fn(Option<&LaneView>, &LaneView, &[WaitView]) -> bool,
 ) -> Vec<Waiting> {
     let Some(culprit_view) = views.get(culprit as usize) else { return Vec::new() };
     let own = |comm_id: u64| culprit_view.lanes.iter().find(|lane| lane.comm_id == comm_id);
     let others = views.iter().zip(0_u32..).filter(|(_, rank)| *rank != culprit);
-    let lanes = others.flat_map(|(view, rank)| view.lanes.iter().map(move |lane| (rank, lane)));
+    let lanes = others.flat_map(|(view, rank)| view.lanes.iter().map(move |lane| (rank, lane, &view.waits)));
     let mut found: BTreeMap<u64, Vec<(u32, &LaneView)>> = BTreeMap::new();
-    for (rank, lane) in lanes {
+    for (rank, lane, waits) in lanes {
         let own = own(lane.comm_id);
         let concerned = own.is_some() || lane.size as usize == views.len();
-        if concerned && accept(own, lane) {
+        if concerned && accept(own, lane, waits) {
             found.entry(lane.comm_id).or_default().push((rank, lane));
         }
     }
@@ -210,6 +218,15 @@ fn collect(
             op: waiting[0].1.op.clone(),
         })
         .collect()
+}
+
+/// Whether a wait is for a message to or from this rank of the communicator.
+fn is_message_with(kind: WaitKind, comm_rank: u32) -> bool {
+    match kind {
+        WaitKind::Send { to } => to == comm_rank,
+        WaitKind::Recv { from } => from.is_none_or(|from| from == comm_rank),
+        WaitKind::Collective { .. } | WaitKind::Creation => false,
+    }
 }
 
 fn largest(waiting: Vec<Waiting>) -> Option<Waiting> {
@@ -233,6 +250,8 @@ const ECHO_TEXTS: [&str; 3] = ["Connection closed by peer", "Connection reset by
 
 #[cfg(test)]
 mod tests {
+    use tpurun_collectives::board::Wait;
+
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -383,5 +402,23 @@ mod tests {
         assert_eq!((verdict.culprit, verdict.exit_code()), (Some(2), 1));
         let short = [(2, Duration::from_millis(900))];
         assert!(of_stopping(&short, &views, 9 * SECOND, Instant::now()).is_none());
+    }
+
+    #[test]
+    fn a_stopped_rank_is_blamed_when_its_message_is_waited_for() {
+        let idle = |rank| view(vec![lane(1, rank, 10, None)]);
+        let views_waiting_for = |from| {
+            let kind = WaitKind::Recv { from };
+            let wait = Wait { comm_id: 1, kind, python_threads: 1 };
+            let waits = vec![WaitView { token: 1, since_ns: SECOND, wait }];
+            vec![RankView { waits, ..idle(0) }, idle(1), idle(2), idle(3)]
+        };
+        let stopped = [(2, Duration::from_millis(1100))];
+        let culprit = |from| {
+            let verdict = of_stopping(&stopped, &views_waiting_for(from), 2 * SECOND, Instant::now())?;
+            verdict.culprit
+        };
+        assert_eq!([culprit(Some(2)), culprit(None), culprit(Some(3))], [Some(2), Some(2), None]);
+        assert!(is_anybody_blocked(&views_waiting_for(Some(2)), 2 * SECOND));
     }
 }

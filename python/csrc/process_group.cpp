@@ -111,6 +111,7 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   const auto status = without_gil([&] { return tpurun_comm_create(&config, &comm, &error); });
   throw_unless_ok(status, error);
   comm_.reset(comm);
+  options_->timeout = std::chrono::milliseconds(tpurun_comm_timeout(comm));
   init();
 }
 

@@ -196,7 +196,8 @@ TpurunStatus tpurun_comm_shrink(TpurunComm* comm, const uint32_t* lost, uint64_t
 void tpurun_comm_members(const TpurunComm* comm, TpurunMembers* members);
 void tpurun_comm_free(TpurunComm* comm);  // shuts down first when that was not done
 void tpurun_comm_set_timeout(TpurunComm* comm, int64_t timeout_ms);
-uint64_t tpurun_comm_seq(const TpurunComm* comm);  // collectives posted so far
+int64_t tpurun_comm_timeout(const TpurunComm* comm);  // ms; TPURUN_TIMEOUT_MS may have replaced the config's
+uint64_t tpurun_comm_seq(const TpurunComm* comm);     // collectives posted so far
 // The sticky failure of the communicator; TPURUN_OK when it is healthy.
 TpurunStatus tpurun_comm_failure(const TpurunComm* comm, TpurunError* error);
 
