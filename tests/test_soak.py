@@ -1,12 +1,12 @@
-"""Ranks of random speed, for half a minute: nobody is suspected, every result is right."""
+"""Ranks of random speed, for half a minute: nobody is accused, every result is right."""
 
 import json
 from pathlib import Path
 
 SOAK = Path(__file__).with_name("soak.py")
-# Said of a rank: none of it is true of one that is slow.
+# Said of a rank: none of it is true of one that is slow. A suspect is no alarm: who sleeps or computes alone
+# for seconds while all others wait is named, and nothing follows from it.
 ALARMS = (
-    "suspect",
     "stuck",
     "Deadlock",
     "Timed out",

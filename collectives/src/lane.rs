@@ -453,8 +453,8 @@ impl Lane {
             return Some(self.destroyed(meet, missing, &left));
         }
         if Instant::now() >= meet.deadline {
-            let text =
-                format!("Timed out after {:?} in {}: {}", meet.timeout, self.name(meet), self.came(missing));
+            let (op, came, note) = (self.name(meet), self.came(missing), segment.note());
+            let text = format!("Timed out after {:?} in {op}: {came}{note}", meet.timeout);
             return Some(Verdict::new(FailureKind::Timeout, text).blaming(missing));
         }
         None
