@@ -340,7 +340,9 @@ impl Lane {
             // The first try does not tell the board: most waits are shorter than that is worth.
             let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
             let nudges = meeting.nudges();
-            if let Some(failure) = self.departed(meet, round, about) {
+            if matches!(about, About::Keys(_))
+                && let Err(failure) = self.refuse_if_closing(meet)
+            {
                 break Err(failure);
             }
             if self.segment.departures() != departures {
@@ -380,31 +382,14 @@ impl Lane {
     /// Fails a round that can not be opened any more; the next look at the meeting tells whether it did.
     fn give_up_if_hopeless(&self, meet: &Meet<'_>, round: u32) {
         let missing = self.segment.missing(round);
-        // When all came, the last of them opens the round, with the help of any of them.
+        // When all came, the last of them opens the round, with the help of any of them: they must be alive,
+        // but may have left since, for what they gave is here.
         let all: Vec<u32> = self.segment.ranks().collect();
         let needed = if missing.is_empty() { &all } else { &missing };
-        if let Some(verdict) = self.hopeless(meet, &missing, needed) {
+        let verdict = self.lost(meet, needed).or_else(|| self.hopeless(meet, &missing, &missing));
+        if let Some(verdict) = verdict {
             self.segment.fail_round(round, &verdict);
         }
-    }
-
-    /// What ends a wait at once: this rank shuts down and others may never come, or one of them did so.
-    fn departed(&mut self, meet: &Meet<'_>, round: u32, about: About) -> Option<Failure> {
-        if matches!(about, About::Keys(_))
-            && let Err(failure) = self.refuse_if_closing(meet)
-        {
-            return Some(failure);
-        }
-        if self.segment.departures() == 0 {
-            return None;
-        }
-        let missing = self.segment.missing(round);
-        let left: Vec<u32> =
-            missing.iter().copied().filter(|rank| self.segment.left(*rank).is_some()).collect();
-        if left.is_empty() {
-            return None;
-        }
-        self.segment.fail_round(round, &self.destroyed(meet, &missing, &left))
     }
 
     /// Who shuts down waits for operations that all ranks have posted, and for no other: those end here, and
@@ -438,23 +423,32 @@ impl Lane {
         segment.leave(*seq);
     }
 
+    /// Whether any of `needed` is dead.
+    fn lost(&self, meet: &Meet<'_>, needed: &[u32]) -> Option<Verdict> {
+        let segment = &self.segment;
+        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_lost(*rank)).collect();
+        if lost.is_empty() {
+            return None;
+        }
+        let text = format!("{} is gone: {} can not complete", segment.describe(&lost), self.name(meet));
+        Some(Verdict::new(FailureKind::RankLost, text).blaming(lost))
+    }
+
     /// Looks after a wait that takes long: did the time run out, is one of `needed` dead or has left?
     /// `missing` did not come to the meeting; none when all did.
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
-        let segment = &self.segment;
-        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_lost(*rank)).collect();
-        if !lost.is_empty() {
-            let text = format!("{} is gone: {} can not complete", segment.describe(&lost), self.name(meet));
-            return Some(Verdict::new(FailureKind::RankLost, text).blaming(lost));
+        if let Some(verdict) = self.lost(meet, needed) {
+            return Some(verdict);
         }
+        let segment = &self.segment;
         let has_left = |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq);
         let left: Vec<u32> = needed.iter().copied().filter(has_left).collect();
         if !left.is_empty() {
             return Some(self.destroyed(meet, missing, &left));
         }
         if Instant::now() >= meet.deadline {
-            let (op, came, note) = (self.name(meet), self.came(missing), segment.note());
-            let text = format!("Timed out after {:?} in {op}: {came}{note}", meet.timeout);
+            let (name, came, note) = (self.name(meet), self.came(missing), segment.note());
+            let text = format!("Timed out after {:?} in {name}: {came}{note}", meet.timeout);
             return Some(Verdict::new(FailureKind::Timeout, text).blaming(missing));
         }
         None

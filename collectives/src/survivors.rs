@@ -88,7 +88,7 @@ impl<'a> Survivors<'a> {
     /// Agrees on the survivors of the next round: all of them return the same membership.
     pub(crate) fn agree(&mut self) -> Result<Membership, Failure> {
         let (segment, me) = (self.segment, self.segment.rank());
-        let round = ballot::decided(segment) + 1;
+        let Some(round) = ballot::decided(segment).checked_add(1) else { return Err(self.corrupt()) };
         if round > 1 && !matches!(ballot::last(segment), Count::Decided(list) if list.contains(&me)) {
             return Err(self.given_up());
         }

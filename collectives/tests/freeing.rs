@@ -136,6 +136,40 @@ fn a_rank_that_comes_after_another_has_left_is_told_who() {
     assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Deadlock, &[0_u32][..]));
 }
 
+/// A rank that gives up waiting has given its part all the same: those that come later have the result.
+#[test]
+fn what_a_rank_gave_before_it_left_counts() {
+    let left = AtomicBool::new(false);
+    with_ranks(3, &config(), TIMEOUT, |communicator| {
+        if communicator.members().rank > 0 {
+            while !left.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert_eq!(reduce(4).run(communicator).unwrap(), [[3; 4]]);
+            assert_eq!(reduce(4).run(communicator).unwrap_err().kind(), FailureKind::Deadlock);
+            return;
+        }
+        let waiter = std::sync::Mutex::new(None);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                *waiter.lock().unwrap() = Some(std::fs::read_link("/proc/thread-self").unwrap());
+                reduce(4).run(communicator).unwrap_err()
+            });
+            let thread = loop {
+                if let Some(thread) = waiter.lock().unwrap().take() {
+                    break std::path::Path::new("/proc").join(thread);
+                }
+            };
+            while !asleep(&thread) {
+                std::thread::yield_now();
+            }
+            communicator.shutdown();
+            assert_eq!(waits.join().unwrap().kind(), FailureKind::Aborted);
+        });
+        left.store(true, Ordering::Release);
+    });
+}
+
 /// This rank's waiters: blocking in another thread, asynchronous, and for a message.
 #[test]
 fn shutdown_frees_the_waiters_of_this_rank_and_leaves_the_others_alone() {

@@ -8,7 +8,7 @@ use crate::layout::SLOT_BYTES;
 use crate::match_key::{self, Planned, Slot};
 use crate::op::OpKind;
 use crate::segment::Segment;
-use crate::{splits, verdict};
+use crate::{splits, verdict, verify};
 
 pub(super) const TARGET: Target = Target { name: "match_keys", run, seeds };
 
@@ -49,6 +49,7 @@ fn run(bytes: &[u8]) {
     let texts = slots.iter().map(|slot| slot.posted().to_string());
     assert!(texts.into_iter().all(|text| !text.is_empty()));
     let _ = splits::uneven(&segment, 0);
+    let _ = verify::compare(&segment, &op, 3, 0);
     if let Err(pairs) = splits::compare(&segment, 0) {
         assert!(!splits::mismatch(&segment, &op, 3, &slots, &pairs).text().is_empty());
     }

@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Input, Target};
 use crate::layout::{Layout, MAGIC, VERSION};
 use crate::region::Region;
 use crate::segment::{Membership, Segment};
 use crate::supervise::Supervised;
+use crate::survivors::Survivors;
+use crate::sync::ballot::{self, Count};
 use crate::sync::{Opened, Patience};
 
 pub(super) const TARGET: Target = Target { name: "segment_join", run, seeds };
@@ -85,8 +87,30 @@ fn look_around(segment: &Segment, input: &mut Input<'_>) {
     if let Opened::Help { piece, of } = opened {
         assert!(piece < of && of <= u32::from(u16::MAX));
     }
+    survive(segment, input);
     if let Some(failure) = segment.failure() {
+        assert!(failure.ranks().len() <= segment.size() as usize);
         assert!(failure.text().len() <= 3 * PAGE * 2, "lossy text grows by at most a factor of three");
+    }
+}
+
+/// Looks for survivors where every word of the ballot may be anything.
+fn survive(segment: &Segment, input: &mut Input<'_>) {
+    let (me, ranks) = (segment.rank(), segment.size());
+    let is_sound = |count: Count| match count {
+        Count::Decided(list) | Count::Missing(list) => list.iter().all(|rank| *rank < ranks),
+        Count::Corrupt => true,
+    };
+    assert!(is_sound(ballot::last(segment)));
+    let round = ballot::decided(segment).saturating_add(1);
+    ballot::wish(segment, me, round);
+    let gone = input.byte();
+    let is_present = |rank: u32| rank == me || gone & 1 << (rank % 8) == 0;
+    assert!(is_sound(ballot::count(segment, me, round, is_present)));
+    let _ = ballot::retract(segment, me, round);
+    let lost: Vec<u32> = segment.ranks().filter(|rank| *rank != me).collect();
+    if let Ok(mut survivors) = Survivors::new(segment, &lost, Duration::ZERO) {
+        let _ = survivors.agree();
     }
 }
 
