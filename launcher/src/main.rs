@@ -27,6 +27,7 @@ mod op_text;
 mod output;
 mod perfetto;
 mod policy;
+mod proc_stat;
 mod processes;
 mod program;
 mod rank_set;

@@ -5,9 +5,11 @@ mod activity;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
+use crate::proc_stat::Stat;
+
 pub(crate) use activity::{Activity, Sample, classify};
 
-/// One line of /proc/PID/stat, as much of it as is needed.
+/// One process of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -20,7 +22,9 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn read(pid: i32) -> Option<Process> {
-        parse_stat(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let Stat { state, parent, start_ticks, .. } = Stat::parse(&line)?;
+        Some(Process { pid, parent, state, start_ticks })
     }
 
     pub(crate) fn is_zombie(&self) -> bool {
@@ -67,37 +71,10 @@ fn all() -> impl Iterator<Item = Process> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Process::read)
 }
 
-/// The name is in parentheses and may contain anything, parentheses too.
-fn parse_stat(pid: i32, stat: &str) -> Option<Process> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    let parent = fields.next()?.parse().ok()?;
-    // Field 22 of the line; the parent is field 4.
-    let start_ticks = fields.nth(17)?.parse().ok()?;
-    Some(Process { pid, parent, state, start_ticks })
-}
-
-/// Whatever the line is, it is read or it is not.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn survives(line: &[u8]) {
-    if let Some(process) = parse_stat(1, &String::from_utf8_lossy(line)) {
-        assert!(!process.state.is_ascii_whitespace());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
-
-    #[test]
-    fn odd_names_do_not_shift_the_fields() {
-        let rest = "1 1 1 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 777 1000 2";
-        let process = parse_stat(9, &format!("9 (a ) Z 5 (b) T {rest}")).unwrap();
-        assert_eq!(process, Process { pid: 9, parent: 1, state: 'T', start_ticks: 777 });
-        assert_eq!(parse_stat(9, "9 (short) S 1 2"), None);
-    }
 
     #[test]
     fn a_mask_tells_what_is_handled() {

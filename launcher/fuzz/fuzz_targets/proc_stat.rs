@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../src/processes.rs"]
-mod processes;
+#[path = "../../src/proc_stat.rs"]
+mod proc_stat;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| processes::survives(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| proc_stat::survives(bytes));

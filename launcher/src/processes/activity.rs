@@ -5,6 +5,8 @@ use std::fmt;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use crate::proc_stat::Stat;
+
 /// One look. All times count from the start of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
@@ -47,7 +49,8 @@ impl Sample {
     /// None when the process is gone.
     pub(crate) fn read(pid: i32) -> Option<Sample> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (state, cpu) = parse_stat(&stat)?;
+        let stat = Stat::parse(&stat)?;
+        let (state, cpu) = (stat.state, cpu_time(&stat));
         let wait_channel = match state {
             'D' => fs::read_to_string(format!("/proc/{pid}/wchan")).ok().as_deref().and_then(parse_channel),
             _ => None,
@@ -115,15 +118,8 @@ impl fmt::Display for Activity {
     }
 }
 
-/// The state, and user and system time together.
-fn parse_stat(stat: &str) -> Option<(char, Duration)> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    // Fields 14 and 15 of the line; the state is field 3.
-    let user: u64 = fields.nth(10)?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some((state, Duration::from_millis(user.saturating_add(system).saturating_mul(TICK_MS))))
+fn cpu_time(stat: &Stat) -> Duration {
+    Duration::from_millis(stat.cpu_ticks.saturating_mul(TICK_MS))
 }
 
 /// Of each thread its number, its state, and its time in the queue where the kernel counts that.
@@ -131,7 +127,7 @@ fn threads(pid: i32) -> Vec<(i32, char, Option<Duration>)> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
         let thread = entry.file_name().to_str()?.parse().ok()?;
-        let (state, _) = parse_stat(&fs::read_to_string(entry.path().join("stat")).ok()?)?;
+        let state = Stat::parse(&fs::read_to_string(entry.path().join("stat")).ok()?)?.state;
         let queued = fs::read_to_string(entry.path().join("schedstat")).ok();
         Some((thread, state, queued.as_deref().and_then(parse_schedstat)))
     };
@@ -245,8 +241,7 @@ mod tests {
     #[test]
     fn the_kernels_texts_are_read() {
         let stat = "9 (a ) Z 5 (b) D 1 1 1 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 777 1000 2";
-        assert_eq!(parse_stat(stat), Some(('D', Duration::from_secs(3))));
-        assert_eq!(parse_stat("9 (short) S 1 2"), None);
+        assert_eq!(Stat::parse(stat).map(|stat| cpu_time(&stat)), Some(Duration::from_secs(3)));
         assert_eq!(parse_schedstat("5 1000000 3\n"), Some(Duration::from_millis(1)));
         assert_eq!(parse_schedstat("5"), None);
         assert_eq!(parse_channel("nfs_wait\n").as_deref(), Some("nfs_wait"));
