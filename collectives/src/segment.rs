@@ -601,6 +601,23 @@ impl Segment {
         self.failure().unwrap_or_else(own)
     }
 
+    /// As [`fail_by`](Self::fail_by), but who sleeps learns of it only from [`announce`](Self::announce).
+    pub(crate) fn fail_quietly(&self, verdict: &Verdict) {
+        self.settle(verdict, || {
+            self.end_creation();
+            self.meeting().poison_quietly();
+            true
+        });
+    }
+
+    /// Wakes everybody who waits in a communicator that has failed.
+    pub(crate) fn announce(&self) {
+        if self.failure().is_some() {
+            self.meeting().poison();
+            self.ring_all();
+        }
+    }
+
     /// As [`fail_by`](Self::fail_by), unless round `round` of the meeting is open by now: then nothing happens.
     pub(crate) fn fail_round(&self, round: u32, verdict: &Verdict) -> Option<Failure> {
         self.publish(verdict, || self.meeting().poison_round(round));
@@ -629,14 +646,16 @@ impl Segment {
 
     /// Writes the text, lets `take_effect` decide whether it stands, and tells everybody.
     fn publish(&self, verdict: &Verdict, take_effect: impl Fn() -> bool) {
-        let write = || self.write_failure(verdict);
-        let settled =
-            self.publication().publish(self.writer(), write, take_effect, self.look_at_writer(), |writer| {
-                self.speak_for(writer)
-            });
-        if settled == Settled::Stands {
+        if self.settle(verdict, take_effect) == Settled::Stands {
             self.ring_all();
         }
+    }
+
+    fn settle(&self, verdict: &Verdict, take_effect: impl Fn() -> bool) -> Settled {
+        let write = || self.write_failure(verdict);
+        self.publication().publish(self.writer(), write, take_effect, self.look_at_writer(), |writer| {
+            self.speak_for(writer)
+        })
     }
 
     fn write_failure(&self, verdict: &Verdict) {

@@ -63,9 +63,24 @@ impl Supervised {
     /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
     /// `world_ranks` are to blame.
     pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
+        self.segment.fail_by(&self.verdict(kind, text, world_ranks))
+    }
+
+    /// As [`fail_blaming`](Self::fail_blaming), but its sleeping ranks wake only on [`announce`](Self::announce):
+    /// a verdict on several communicators stands in all of them before anybody acts on it in one.
+    pub fn fail_quietly(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
+        self.segment.fail_quietly(&self.verdict(kind, text, world_ranks));
+    }
+
+    /// Wakes the ranks of a communicator that has failed.
+    pub fn announce(&self) {
+        self.segment.announce();
+    }
+
+    fn verdict(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Verdict {
         let is_guilty = |rank: &u32| world_ranks.contains(&self.segment.world_rank(*rank));
         let blamed: Vec<u32> = self.segment.ranks().filter(is_guilty).collect();
-        self.segment.fail_by(&Verdict::new(kind, text).blaming(blamed))
+        Verdict::new(kind, text).blaming(blamed)
     }
 
     /// What every timeout of this communicator says from now on about the ranks it waits for: lines that the

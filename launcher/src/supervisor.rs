@@ -3,7 +3,7 @@
 //! Every segment that ranks hand to each other passes through the agent, which keeps it mapped while any of
 //! its ranks may use it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 
 use tpurun_collectives::FailureKind;
@@ -59,11 +59,11 @@ impl Supervisor {
         self.groups.values().flatten()
     }
 
-    /// Raises the same text on all ranks of a communicator, and says whom it blames.
-    pub(crate) fn fail(&self, comm_id: u64, kind: FailureKind, text: &str, guilty: &[u32]) {
-        for group in self.groups.get(&comm_id).into_iter().flatten() {
-            group.fail_blaming(kind, text, guilty);
-        }
+    /// Raises the same text on all ranks of these communicators, and says whom it blames.
+    pub(crate) fn fail(&self, comm_ids: &BTreeSet<u64>, kind: FailureKind, text: &str, guilty: &[u32]) {
+        let groups = || comm_ids.iter().filter_map(|comm_id| self.groups.get(comm_id)).flatten();
+        groups().for_each(|group| group.fail_quietly(kind, text, guilty));
+        groups().for_each(Supervised::announce);
     }
 
     /// Whether it has failed, or is not known.

@@ -182,8 +182,13 @@ impl Meeting {
 
     /// Fails every present and future wait.
     pub(crate) fn poison(&self) {
-        self.opened.0.atomic().fetch_or(POISONED, Ordering::AcqRel);
+        self.poison_quietly();
         self.opened.0.wake(EVERYBODY);
+    }
+
+    /// As [`poison`](Self::poison), but wakes nobody: who sleeps learns of it when somebody does.
+    pub(crate) fn poison_quietly(&self) {
+        self.opened.0.atomic().fetch_or(POISONED, Ordering::AcqRel);
     }
 
     /// Fails every wait from round `round` on, unless that one is open by now. Returns whether it did.

@@ -115,10 +115,9 @@ impl Agent {
     }
 
     fn deliver_deadlock(&mut self, deadlock: &Deadlock, text: String) {
-        for comm_id in deadlock.comm_ids() {
-            self.control.supervisor().fail(comm_id, FailureKind::Deadlock, &text, &deadlock.guilty());
-        }
-        self.run_dir.event("deadlock", json!({"ranks": deadlock.guilty(), "text": text}));
+        let (groups, guilty) = (deadlock.comm_ids(), deadlock.guilty());
+        self.control.supervisor().fail(&groups, FailureKind::Deadlock, &text, &guilty);
+        self.run_dir.event("deadlock", json!({"ranks": guilty, "text": text}));
         for rank in &deadlock.finished {
             self.control.refuse_all_of(*rank, FailureKind::Deadlock, &text);
         }
