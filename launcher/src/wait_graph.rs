@@ -85,13 +85,28 @@ impl Deadlock {
         self.edges.iter().map(|edge| edge.comm_id).collect()
     }
 
-    /// Who is to blame: the finished, else the fewest that did it another way than all others.
+    /// The ranks that others of the circle wait for, without those that only hang on it.
+    fn waited_for(&self) -> BTreeSet<u32> {
+        let mut ranks: BTreeSet<u32> = self.edges.iter().map(|edge| edge.rank).collect();
+        loop {
+            let waiting = self.edges.iter().filter(|edge| ranks.contains(&edge.rank));
+            let needed: BTreeSet<u32> = waiting.flat_map(|edge| edge.needs.iter().copied()).collect();
+            let before = ranks.len();
+            ranks.retain(|rank| needed.contains(rank));
+            if ranks.len() == before {
+                return ranks;
+            }
+        }
+    }
+
+    /// Who is to blame: the finished, else the fewest of a circle that did it another way than all others of it.
     pub(crate) fn guilty(&self) -> Vec<u32> {
         if !self.finished.is_empty() {
             return self.finished.iter().copied().collect();
         }
+        let waited_for = self.waited_for();
         let mut classes: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-        for edge in &self.edges {
+        for edge in self.edges.iter().filter(|edge| waited_for.contains(&edge.rank)) {
             classes.entry(edge.comm_id).or_default().insert(edge.rank);
         }
         let fewest = classes.values().map(BTreeSet::len).min().unwrap_or(0);

@@ -123,6 +123,22 @@ fn a_circle_over_three_groups_leaves_out_who_only_hangs_on_it() {
 }
 
 #[test]
+fn a_circle_of_two_is_told_before_those_that_hang_on_it() {
+    let mut scene = Scene::new(5, &[&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4]]);
+    scene.wait(3, 0, WaitKind::Recv { from: Some(1) });
+    for rank in [0, 1, 2, 4] {
+        scene.collective(rank, 1);
+    }
+    let deadlock = scene.circle().unwrap();
+    assert!(deadlock.guilty().is_empty(), "rank 3 is one of two, not one against four");
+    expect_test::expect![[r#"
+        deadlock: ranks wait for each other in a circle, none of them can go on
+          rank 1 (host n0, pid 7) waits in all_reduce#0 (f32[8], SUM) of group g1 at t.py:1 for rank 3
+          rank 3 (host n0, pid 7) waits in recv (from 1) of group g0 for rank 1
+          ranks 0,2,4 (host n0, pids 7, 7, 7) wait in all_reduce#0 (f32[8], SUM) of group g1 at t.py:1 for rank 3"#]].assert_eq(&scene.text(&deadlock));
+}
+
+#[test]
 fn whoever_may_still_post_is_no_proof() {
     let base = || {
         let mut scene = Scene::new(2, &[&[0, 1], &[0, 1]]);

@@ -19,15 +19,18 @@ pub(crate) struct Names<'a> {
 /// The text that all ranks of all communicators in the circle raise.
 pub(crate) fn describe(deadlock: &Deadlock, names: &Names<'_>) -> String {
     let mut text = headline(deadlock, names);
-    let mut classes: BTreeMap<String, (RankSet, RankSet)> = BTreeMap::new();
+    let waited_for = deadlock.waited_for();
+    // Who closes the circle does not drown among those that only hang on it.
+    let mut classes: BTreeMap<(bool, String), (RankSet, RankSet)> = BTreeMap::new();
     for edge in &deadlock.edges {
-        let (ranks, needs) = classes.entry(names.wait(edge)).or_default();
+        let class = (!waited_for.contains(&edge.rank), names.wait(edge));
+        let (ranks, needs) = classes.entry(class).or_default();
         *ranks = ranks.union_with([edge.rank]);
         *needs = needs.union_with(edge.needs.iter().copied());
     }
-    let mut classes: Vec<(String, (RankSet, RankSet))> = classes.into_iter().collect();
-    classes.sort_by_key(|(_, (ranks, _))| ranks.first());
-    for (wait, (ranks, needs)) in classes.iter().take(SHOWN) {
+    let mut classes: Vec<_> = classes.into_iter().collect();
+    classes.sort_by_key(|((hangs_on, _), (ranks, _))| (*hangs_on, ranks.first()));
+    for ((_, wait), (ranks, needs)) in classes.iter().take(SHOWN) {
         let who = names.ranks(ranks);
         let verb = if ranks.len() == 1 { "waits" } else { "wait" };
         text += &format!("\n  {who} {verb} in {wait} for {}", plain(needs));
