@@ -132,3 +132,13 @@ def test_a_killed_rank_makes_the_job_smaller(run, tmp_path):
     ]
     assert [line for line in done.log(0).splitlines() if line in said] == said, done.log(0)
     assert "SIGKILL" in done.err, done.err
+
+
+@pytest.mark.parametrize("policy", [("--elastic", f"4:{RANKS}"), ("--on-failure", "continue", "-n", str(RANKS))])
+def test_the_others_go_on_without_a_killed_rank(run, policy: tuple[str, ...]):
+    done = run(*policy, EXAMPLES / "killed_rank_goes_on.py")
+    assert done.code == 0, done.err
+    lost, trained = done.log(0).splitlines()
+    assert re.fullmatch(rf"lost \({LAST},\): {RANKS - 1} ranks repeat step 3 after \d+ ms", lost), lost
+    assert trained == "trained 6 steps, weights -0.6"
+    assert re.search(rf"lost rank {LAST}: was killed by SIGKILL", done.err), done.err
