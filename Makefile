@@ -123,6 +123,11 @@ test-loom: | tools
 	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
 		cargo test --package tpurun-collectives --release --locked --lib loom
 
+# What a model has never caught it may not look at.
+.PHONY: planted-bugs
+planted-bugs: | tools ## plant bugs in the concurrent parts, one at a time: the models catch each (ARGS=FILE.rs)
+	@$(PYTHON) .ci/planted_bugs.py $(ARGS)
+
 .PHONY: test-python
 test-python: $(INSTALLED)
 	$(call say,testing the backend and whole programs)

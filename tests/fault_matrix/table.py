@@ -72,15 +72,20 @@ def by_op(fault: str, op: str, ranks: Sequence[int]) -> str:
 
 
 def by_class(judged: Sequence[Judged], ranks: Sequence[int]) -> str:
-    kinds = [*LIMITS_S, NONE]
+    classes: dict[str, list[Judged]] = {}
+    for one in sorted(judged, key=lambda one: ([*LIMITS_S, NONE].index(one.expected.kind), is_stopped(one))):
+        name = SHORT_NAMES.get(one.expected.kind, one.expected.kind) + (", stopped" if is_stopped(one) else "")
+        classes.setdefault(name, []).append(one)
     rows = []
-    for kind in kinds:
-        own = [one for one in judged if one.expected.kind == kind]
+    for name, own in classes.items():
         times = [spread(one.seconds for one in own if one.cell.ranks == count) for count in ranks]
-        rows.append(
-            [SHORT_NAMES.get(kind, kind), str(len(own)), str(sum(one.is_right for one in own)), *times]
-        )
-    return table(["verdict", "cells", "right", *(f"n={count}" for count in ranks)], rows)
+        of_all = spread(one.seconds for one in own)
+        rows.append([name, str(len(own)), str(sum(one.is_right for one in own)), *times, of_all])
+    return table(["verdict", "cells", "right", *(f"n={count}" for count in ranks), "all"], rows)
+
+
+def is_stopped(one: Judged) -> bool:
+    return one.cell.fault == "sigstop"
 
 
 def limits() -> str:

@@ -220,7 +220,7 @@ mod deaths;
 mod tests {
     use super::*;
     use crate::sync::AtomicU32;
-    use crate::sync::model::{Arc, model, spawn};
+    use crate::sync::model::{Arc, Bytes, model, spawn};
 
     const RANKS: u32 = 2;
 
@@ -229,15 +229,18 @@ mod tests {
         meeting: Meeting,
         // [round parity][rank]: relaxed, so that only the protocol's own orderings make them visible.
         slots: [[AtomicU32; RANKS as usize]; 2],
+        windows: [[Bytes; RANKS as usize]; 2],
         folded: [[AtomicU32; 2]; 2],
     }
 
     fn rank(shared: &Shared, rank: u32, rounds: u32, pieces: u32) {
         for round in 0..rounds {
             let parity = (round % 2) as usize;
+            shared.windows[parity][rank as usize].write();
             shared.slots[parity][rank as usize].store(round * 10 + rank + 1, Ordering::Relaxed);
             let expected: u32 = (0..RANKS).map(|r| round * 10 + r + 1).sum();
             let fold = |piece: u32| {
+                shared.windows[parity].iter().for_each(Bytes::read);
                 let sum = shared.slots[parity].iter().map(|s| s.load(Ordering::Relaxed)).sum();
                 assert_eq!(sum, expected, "the folder sees every slot of its round");
                 shared.folded[parity][piece as usize].store(sum, Ordering::Relaxed);
@@ -256,6 +259,7 @@ mod tests {
                     Opened::Poisoned | Opened::NotYet => unreachable!("nobody poisons, there is no deadline"),
                 }
             }
+            shared.windows[parity].iter().for_each(Bytes::read);
             for (r, slot) in shared.slots[parity].iter().enumerate() {
                 let slot = slot.load(Ordering::Relaxed);
                 assert_eq!(slot, round * 10 + r as u32 + 1, "a slot stays while others may read it");

@@ -28,3 +28,24 @@ pub(crate) fn model_within(preemptions: usize, body: impl Fn() + Sync + Send + '
         body();
     }
 }
+
+/// Bytes that only the protocol keeps apart: a model fails when one side may read what the other writes.
+#[derive(Debug, Default)]
+pub(crate) struct Bytes(#[cfg(tpurun_loom)] loom::cell::UnsafeCell<()>);
+
+// SAFETY: there is nothing inside; loom only notes who is here.
+#[cfg(tpurun_loom)]
+#[allow(unsafe_code)]
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    pub(crate) fn read(&self) {
+        #[cfg(tpurun_loom)]
+        self.0.with(|_| ());
+    }
+
+    pub(crate) fn write(&self) {
+        #[cfg(tpurun_loom)]
+        self.0.with_mut(|_| ());
+    }
+}

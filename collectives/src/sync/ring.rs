@@ -111,13 +111,14 @@ impl<'a> Ring<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::model::{Arc, model, spawn};
+    use crate::sync::model::{Arc, Bytes, model, spawn};
     use crate::sync::{AtomicU32, Doorbell};
 
     #[derive(Default)]
     struct Shared {
         counters: RingCounters,
-        bytes: [AtomicU32; 2],
+        values: [AtomicU32; 2],
+        bytes: [Bytes; 2],
         changed: Doorbell,
     }
 
@@ -138,7 +139,8 @@ mod tests {
                             shared.changed.wait(seen, None);
                             continue;
                         }
-                        shared.bytes[free.offset as usize].store(value, Ordering::Relaxed);
+                        shared.bytes[free.offset as usize].write();
+                        shared.values[free.offset as usize].store(value, Ordering::Relaxed);
                         ring.publish(1);
                         shared.changed.ring();
                         value += 1;
@@ -154,7 +156,8 @@ mod tests {
                     shared.changed.wait(seen, None);
                     continue;
                 }
-                assert_eq!(shared.bytes[filled.offset as usize].load(Ordering::Relaxed), expected);
+                shared.bytes[filled.offset as usize].read();
+                assert_eq!(shared.values[filled.offset as usize].load(Ordering::Relaxed), expected);
                 ring.consume(1);
                 shared.changed.ring();
                 expected += 1;

@@ -11,8 +11,10 @@ use crate::sync::{AtomicU32, Publication, Settled, Writer};
 /// At most; the dying one is among them.
 const MOST_RANKS: u32 = 3;
 const DYING: u32 = 0;
+const FIRST: u32 = 1;
 const WATCHER: u32 = 7;
-/// What a verdict says: that the dying rank is gone, or what the dying rank itself had found.
+/// What a verdict says: that the dying rank is gone (and, to be told apart, who says so), or what the dying
+/// rank itself had found.
 const GONE: u32 = 100;
 const FOUND: u32 = 200;
 /// Pieces of a shared fold.
@@ -41,6 +43,8 @@ enum Watch {
     Agent,
     /// The sentinel makes the ranks look for themselves; they fail the round unless it is open.
     Sentinel,
+    /// As before, but only the first of them sees it yet.
+    OneSentinel,
 }
 
 #[derive(Default)]
@@ -53,6 +57,7 @@ struct Shared {
     folded: [AtomicU32; PIECES as usize],
     text: [AtomicU32; 2],
     dead: AtomicU32,
+    /// A bit for each rank that can see a departure.
     departures: AtomicU32,
 }
 
@@ -88,8 +93,8 @@ impl Shared {
         if dead { Writer::Gone } else { Writer::Alive }
     }
 
-    fn speak_for_the_dead(&self) {
-        self.say(GONE);
+    fn speak_for_the_dead(&self, speaker: u32) {
+        self.say(GONE + speaker);
         self.meeting.poison();
     }
 
@@ -100,14 +105,14 @@ impl Shared {
             || self.say(text),
             take_effect,
             look_at,
-            |_| self.speak_for_the_dead(),
+            |_| self.speak_for_the_dead(writer),
         )
     }
 
     /// What a rank raises.
     fn failure(&self, reader: u32) -> Option<u32> {
         let look_at = |writer| self.look_at(writer);
-        let settled = self.publication.settled(reader, look_at, |_| self.speak_for_the_dead());
+        let settled = self.publication.settled(reader, look_at, |_| self.speak_for_the_dead(reader));
         (settled == Settled::Stands).then(|| {
             let text = [0, 1].map(|half| self.text[half].load(Ordering::Relaxed));
             assert_eq!(text[0], text[1], "half of a text");
@@ -125,9 +130,9 @@ impl Shared {
         let mut departures = 0;
         loop {
             let nudges = self.meeting.nudges();
-            if self.departures.load(Ordering::Acquire) != departures {
-                departures = 1;
-                self.publish(rank, GONE, || self.meeting.poison_round(0));
+            if self.departures.load(Ordering::Acquire) & 1 << rank != departures {
+                departures = 1 << rank;
+                self.publish(rank, GONE + rank, || self.meeting.poison_round(0));
             }
             match self.meeting.wait(0, Patience::NONE, None, nudges) {
                 Opened::Yes => break,
@@ -190,13 +195,14 @@ impl Shared {
         self.dead.store(1, Ordering::Release);
         match watch {
             Watch::Agent => {
-                self.publish(WATCHER, GONE, || {
+                self.publish(WATCHER, GONE + WATCHER, || {
                     self.meeting.poison();
                     true
                 });
             }
-            Watch::Sentinel => {
-                self.departures.store(1, Ordering::Release);
+            Watch::Sentinel | Watch::OneSentinel => {
+                let seen_by = if watch == Watch::Sentinel { u32::MAX } else { 1 << FIRST };
+                self.departures.store(seen_by, Ordering::Release);
                 self.meeting.nudge();
             }
         }
@@ -218,19 +224,19 @@ fn a_rank_dies(ranks: u32, death: Death, watch: Watch, pieces: u32) {
             let shared = shared.clone();
             spawn(move || shared.rank(2, pieces))
         });
-        let mine = shared.rank(1, pieces);
+        let mine = shared.rank(FIRST, pieces);
         if let Some(other) = other {
             // All complete the round, or none does.
             let other = other.join().expect("a rank that lives does not panic");
             assert_eq!(mine, other, "two stories of one round");
         }
         dying.join().expect("a death is no panic");
-        if mine.is_ok() && watch == Watch::Sentinel {
-            assert_eq!(shared.failure(1), None, "a round that was opened failed afterwards");
+        if mine.is_ok() && watch != Watch::Agent {
+            assert_eq!(shared.failure(FIRST), None, "a round that was opened failed afterwards");
         }
         if let Err(text) = mine {
-            assert_eq!(text, GONE);
-            assert_eq!(shared.failure(1), Some(GONE), "the first failure stands");
+            assert!((GONE..FOUND).contains(&text), "the words of a rank that died");
+            assert_eq!(shared.failure(FIRST), Some(text), "the first failure stands");
         }
         if matches!(death, Death::BeforeItsSlot | Death::AmidItsSlot | Death::BeforeArriving) {
             assert!(mine.is_err(), "a round without one of its ranks was opened");
@@ -244,8 +250,9 @@ macro_rules! deaths {
             #[test]
             fn $name() {
                 for ranks in 2..=MOST_RANKS {
-                    a_rank_dies(ranks, Death::$death, Watch::Agent, $pieces);
-                    a_rank_dies(ranks, Death::$death, Watch::Sentinel, $pieces);
+                    for watch in [Watch::Agent, Watch::Sentinel, Watch::OneSentinel] {
+                        a_rank_dies(ranks, Death::$death, watch, $pieces);
+                    }
                 }
             }
         )*

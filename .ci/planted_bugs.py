@@ -1,0 +1,115 @@
+"""Plants bugs in the concurrent parts, one at a time, and shows that the models catch each of them.
+
+    .ci/planted_bugs.py [FILE ..]      for example meeting.rs
+
+Works on a copy of the sources under target/planted. A bug that no model catches is a hole in the models.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPY = ROOT / "target" / "planted"
+SYNC = Path("collectives/src/sync")
+# A bug may make a model run for ever: it is caught then, too.
+LIMIT_S = 120
+BUGS = ROOT / "collectives" / "planted-bugs.toml"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`before` occurs once in `file`, or `which` says which one is meant."""
+
+    file: str
+    what: str
+    before: str
+    after: str
+    which: int = 0
+
+
+def main() -> int:
+    files = set(sys.argv[1:])
+    bugs = [Bug(**entry) for entry in tomllib.loads(BUGS.read_text())["bug"]]
+    bugs = [bug for bug in bugs if not files or bug.file in files]
+    copy_sources()
+    if run_models() is not None:
+        print("planted bugs: the models fail without any", file=sys.stderr)
+        return 1
+    missed = 0
+    for bug in bugs:
+        began = time.monotonic()
+        caught_by = planted(bug)
+        missed += caught_by is None
+        took = time.monotonic() - began
+        print(f"{bug.file:<15} {bug.what:<45} {took:>4.0f} s  {caught_by or 'MISSED'}", flush=True)
+    print(f"{len(bugs)} bugs planted, {len(bugs) - missed} caught")
+    return 1 if missed else 0
+
+
+def copy_sources() -> None:
+    COPY.mkdir(parents=True, exist_ok=True)
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    for name in names:
+        there = COPY / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        write(there, (ROOT / name).read_bytes())
+
+
+def planted(bug: Bug) -> str | None:
+    """The models that catch it; None if none does."""
+    path = COPY / SYNC / bug.file
+    whole = path.read_text()
+    parts = whole.split(bug.before)
+    at = bug.which + 1
+    if len(parts) <= at:
+        raise SystemExit(f"planted bugs: {bug.file} has no {bug.before!r} any more")
+    path.write_text(bug.before.join(parts[:at]) + bug.after + bug.before.join(parts[at:]))
+    try:
+        return run_models()
+    finally:
+        path.write_text(whole)
+
+
+def run_models() -> str | None:
+    """The names of the models that fail; None if all pass."""
+    env = os.environ | {
+        "RUSTFLAGS": "--cfg tpurun_loom",
+        "LOOM_MAX_PREEMPTIONS": "2",
+        "CARGO_TARGET_DIR": str(ROOT / "target" / "loom-planted"),
+    }
+    command = ["cargo", "test", "--package", "tpurun-collectives", "--release", "--locked", "--lib", "loom"]
+    build = subprocess.run([*command, "--no-run"], cwd=COPY, env=env, capture_output=True, text=True)
+    if build.returncode != 0:
+        raise SystemExit(f"planted bugs: does not compile:\n{build.stderr}")
+    try:
+        done = subprocess.run(command, cwd=COPY, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return "no end"
+    if done.returncode == 0:
+        return None
+    # A model that blocks for ever panics twice, and takes the whole run with it.
+    told = re.finditer(
+        r"::loom_(\w+)(?: \.\.\. FAILED$|' .*panicked)", done.stdout + done.stderr, re.MULTILINE
+    )
+    failed = sorted({match[1] for match in told})
+    return ", ".join(failed) or "a crash"
+
+
+def write(path: Path, content: bytes) -> None:
+    """Not if it is the same: cargo would compile it again."""
+    if not path.exists() or path.read_bytes() != content:
+        path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
