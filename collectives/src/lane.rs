@@ -225,14 +225,14 @@ impl Lane {
                 rounds,
                 algorithm: meet.algorithm,
                 print: self.plan_print,
+                matching: self.segment.matching(),
             },
         );
         if splits::needed(meet.op.kind) {
             splits::write(&self.segment, meet.op, parity);
         }
         self.meet(meet, About::Keys(parity))?;
-        self.presence.matched(meet.posted.recording, meet.algorithm);
-        self.presence.first_byte(meet.posted.recording);
+        self.presence.agreed(meet.posted.recording, meet.algorithm);
         let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
         Ok(Agreed::decode(agreed.load(Ordering::Relaxed)))
     }

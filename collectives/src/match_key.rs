@@ -58,6 +58,8 @@ pub(crate) struct Planned {
     pub(crate) algorithm: Option<Algorithm>,
     /// Differs where plans can not fit together.
     pub(crate) print: u64,
+    /// The same on all ranks of a communicator.
+    pub(crate) matching: Matching,
 }
 
 /// One slot in the segment.
@@ -97,7 +99,7 @@ impl<'a> Slot<'a> {
         self.store(COUNT, count);
         self.store(SIZES, sizes);
         self.store(SCALE, scale);
-        self.store(SITE, hash(&op.site));
+        self.store(SITE, if planned.matching == Matching::Strict { hash(&op.site) } else { 0 });
         self.store(SEQ, planned.seq);
         self.store(ROUNDS, u64::from(planned.rounds) | u64::from(planned.epoch) << 32);
         self.store(PLAN, planned.print);
@@ -350,7 +352,10 @@ mod tests {
             let (op, epoch) = key(rank);
             // Rounds may differ: they follow from sizes that are compared elsewhere.
             let rounds = rank as u32 + 1;
-            slot.write(&op, &Planned { seq: 7, epoch, rounds, algorithm: None, print: 0 });
+            slot.write(
+                &op,
+                &Planned { seq: 7, epoch, rounds, algorithm: None, print: 0, matching: Matching::Strict },
+            );
             assert_eq!(slot.rounds(), rounds);
         }
         compare(&slots, matching).err()

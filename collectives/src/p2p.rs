@@ -384,7 +384,7 @@ impl Messages {
                 self.receives.push_front(receive);
                 return Err(failure);
             }
-            self.presence.matched(receive.recording, None);
+            self.presence.matched(receive.recording);
             if header.bytes == 0 {
                 self.end(receive, Ok(Some(from)));
             } else {
@@ -431,7 +431,7 @@ impl Messages {
                 *current -= 1;
             }
             self.aside_bytes -= message.bytes.len() + HEADER_BYTES;
-            self.presence.matched(receive.recording, None);
+            self.presence.matched(receive.recording);
             let agreed = self.agree(from, &message.header, &receive);
             if agreed.is_ok() {
                 self.presence.first_byte(receive.recording);

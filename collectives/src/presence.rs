@@ -31,11 +31,17 @@ impl Presence {
         Some(lane.posted(&record(seq, op)))
     }
 
-    pub(crate) fn matched(&self, recording: Option<Recording>, algorithm: Option<Algorithm>) {
+    pub(crate) fn agreed(&self, recording: Option<Recording>, algorithm: Option<Algorithm>) {
         if let Some((lane, recording)) = self.lane().zip(recording) {
             let position =
                 |algorithm| Algorithm::ALL.iter().position(|known| *known == algorithm).map(|at| at as u8);
-            lane.matched(recording, algorithm.and_then(position));
+            lane.agreed(recording, algorithm.and_then(position));
+        }
+    }
+
+    pub(crate) fn matched(&self, recording: Option<Recording>) {
+        if let Some((lane, recording)) = self.lane().zip(recording) {
+            lane.matched(recording);
         }
     }
 

@@ -133,16 +133,26 @@ impl Lane {
         Recording { number }
     }
 
-    /// All ranks have come with equal keys, or a message has met its other end.
-    pub fn matched(&self, recording: Recording, algorithm: Option<u8>) {
+    /// All ranks have come with equal keys: bytes move from now on.
+    pub fn agreed(&self, recording: Recording, algorithm: Option<u8>) {
         let Some(at) = self.still(recording) else { return };
-        self.board.store(at + MATCHED_NS, now_ns());
+        // Reading the clock is much of what a record costs.
+        let now = now_ns();
+        self.board.store(at + MATCHED_NS, now);
+        self.board.store(at + FIRST_BYTE_NS, now);
         if let Some(algorithm) = algorithm {
             self.board.store(at + ALGORITHM, u64::from(algorithm));
         }
     }
 
-    /// The first byte of the result moves now; only the first call counts.
+    /// A message has met its other end.
+    pub fn matched(&self, recording: Recording) {
+        if let Some(at) = self.still(recording) {
+            self.board.store(at + MATCHED_NS, now_ns());
+        }
+    }
+
+    /// The first byte of a message moves now; only the first call counts.
     pub fn first_byte(&self, recording: Recording) {
         if let Some(at) = self.still(recording)
             && self.board.load(at + FIRST_BYTE_NS) == 0

@@ -65,8 +65,7 @@ fn a_record_grows_until_it_is_overwritten() {
     let lane = board.rank(0).claim_lane(1, "g", 1, 0).unwrap();
     let recordings: Vec<Recording> = (0..=RECORDS as u64).map(|seq| lane.posted(&op(seq, "", &[]))).collect();
     for recording in &recordings {
-        lane.matched(*recording, Some(1));
-        lane.first_byte(*recording);
+        lane.agreed(*recording, Some(1));
     }
     lane.ended(recordings[0], Outcome::Failed);
     lane.ended(recordings[5], Outcome::Done);

@@ -68,8 +68,7 @@ fn write_some(board: &Board) {
             let wait = Wait { comm_id: comm, kind: WaitKind::Collective { seq }, python_threads: 1 };
             let waiting = writer.waiting(wait);
             lane.blocked();
-            lane.matched(recording, Some(0));
-            lane.first_byte(recording);
+            lane.agreed(recording, Some(0));
             lane.unblocked();
             drop(waiting);
             lane.ended(recording, Outcome::Done);

@@ -25,7 +25,10 @@ fn run(bytes: &[u8]) {
     let op = op(kind, Dtype::F32, memory.spans(1, 32), memory.spans(1, 32));
     let slots: Vec<Slot<'_>> = segment.ranks().map(|rank| Slot::new(region, layout.slot(rank, 0))).collect();
     for slot in &slots {
-        slot.write(&op, &Planned { seq: 3, epoch: 0, rounds: 1, algorithm: None, print: 7 });
+        slot.write(
+            &op,
+            &Planned { seq: 3, epoch: 0, rounds: 1, algorithm: None, print: 7, matching: Matching::Strict },
+        );
     }
     // Some words of some slots and counts become something else.
     while !input.is_empty() {

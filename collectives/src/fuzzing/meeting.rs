@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::memory::{Memory, op};
 use super::{Input, Target};
-use crate::config::Config;
+use crate::config::{Config, Matching};
 use crate::dtype::Dtype;
 use crate::lane::{Lane, Posting};
 use crate::layout::SLOT_BYTES;
@@ -47,7 +47,10 @@ fn run(bytes: &[u8]) {
     let algorithm = (op.kind != OpKind::Barrier).then_some(tpurun_topology::Algorithm::Flat);
     for rank in 1..ranks {
         let slot = Slot::new(segment.region(), segment.layout().slot(rank, 0));
-        slot.write(&op, &Planned { seq: 0, epoch: 0, rounds: 1, algorithm, print });
+        slot.write(
+            &op,
+            &Planned { seq: 0, epoch: 0, rounds: 1, algorithm, print, matching: Matching::Normal },
+        );
         let _ = segment.meeting().arrive(ranks);
     }
     spoil(&segment, &mut input);
