@@ -219,8 +219,7 @@ mod tests {
         let (board, _fd) = Board::create(3).unwrap();
         let lane = board.rank(1).claim_lane(9, "dp0", 2, 1).unwrap();
         let first = lane.posted(&op(0));
-        lane.matched(first, Some(0));
-        lane.first_byte(first);
+        lane.agreed(first, Some(0));
         lane.ended(first, board::Outcome::Done);
         lane.completed(0);
         lane.posted(&op(1));
