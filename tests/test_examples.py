@@ -134,7 +134,9 @@ def test_a_killed_rank_makes_the_job_smaller(run, tmp_path):
     assert "SIGKILL" in done.err, done.err
 
 
-@pytest.mark.parametrize("policy", [("--elastic", f"4:{RANKS}"), ("--on-failure", "continue", "-n", str(RANKS))])
+@pytest.mark.parametrize(
+    "policy", [("--elastic", f"4:{RANKS}"), ("--on-failure", "continue", "-n", str(RANKS))]
+)
 def test_the_others_go_on_without_a_killed_rank(run, policy: tuple[str, ...]):
     done = run(*policy, EXAMPLES / "killed_rank_goes_on.py")
     assert done.code == 0, done.err

@@ -2,9 +2,9 @@
 
     tpurun --elastic 4:8 examples/divergence/killed_rank_goes_on.py
 
-Shows: the others learn within milliseconds who died, and are a smaller world a moment later: nothing is started
-or loaded again. A rank that dies in an operation may let some complete it and others not, so all go back to the
-last step that everybody has done.
+Shows: the others learn within milliseconds who died, and are a smaller world a moment later: nothing is
+started or loaded again. A rank that dies in an operation may let some complete it and others not, so all go
+back to the last step that everybody has done.
 """
 
 import os
@@ -47,7 +47,8 @@ def main() -> None:
             step = last_step_of_all(step)
             if rank == 0:
                 took = (time.perf_counter() - began) * 1e3
-                print(f"lost {error.ranks}: {dist.get_world_size()} ranks repeat step {step} after {took:.0f} ms")
+                left = dist.get_world_size()
+                print(f"lost {error.ranks}: {left} ranks repeat step {step} after {took:.0f} ms")
         else:
             step += 1
             done.pop(step - 2, None)

@@ -72,10 +72,11 @@ def by_op(fault: str, op: str, ranks: Sequence[int]) -> str:
 
 
 def by_class(judged: Sequence[Judged], ranks: Sequence[int]) -> str:
+    kinds = [*LIMITS_S, NONE]
     classes: dict[str, list[Judged]] = {}
-    for one in sorted(judged, key=lambda one: ([*LIMITS_S, NONE].index(one.expected.kind), is_stopped(one))):
-        name = SHORT_NAMES.get(one.expected.kind, one.expected.kind) + (", stopped" if is_stopped(one) else "")
-        classes.setdefault(name, []).append(one)
+    for one in sorted(judged, key=lambda one: (kinds.index(one.expected.kind), is_stopped(one))):
+        name = SHORT_NAMES.get(one.expected.kind, one.expected.kind)
+        classes.setdefault(f"{name}, stopped" if is_stopped(one) else name, []).append(one)
     rows = []
     for name, own in classes.items():
         times = [spread(one.seconds for one in own if one.cell.ranks == count) for count in ranks]
