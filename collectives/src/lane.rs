@@ -437,12 +437,14 @@ impl Lane {
     /// Looks after a wait that takes long: did the time run out, is one of `needed` dead or has left?
     /// `missing` did not come to the meeting; none when all did.
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
-        if let Some(verdict) = self.lost(meet, needed) {
+        let segment = &self.segment;
+        // Who has destroyed the group and ended since is not lost.
+        let has_left =
+            |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq || segment.is_gone(*rank));
+        let (left, rest): (Vec<u32>, Vec<u32>) = needed.iter().partition(|rank| has_left(rank));
+        if let Some(verdict) = self.lost(meet, &rest) {
             return Some(verdict);
         }
-        let segment = &self.segment;
-        let has_left = |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq);
-        let left: Vec<u32> = needed.iter().copied().filter(has_left).collect();
         if !left.is_empty() {
             return Some(self.destroyed(meet, missing, &left));
         }

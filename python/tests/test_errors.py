@@ -423,12 +423,12 @@ def test_destroy_waits_for_what_all_ranks_have_posted() -> None:
     ranks.run(3, destroy_with_pending_work)
 
 
-def destroy_alone() -> float:
+def destroy_alone(attempt: int) -> float:
     """How long it takes to destroy a group with an operation that nobody joins, in ms."""
     store = dist.distributed_c10d._get_default_store()
     group = dist.new_group()
     if dist.get_rank() == 1:
-        store.wait(["destroyed"], ranks.TIMEOUT)
+        store.wait([f"destroyed {attempt}"], ranks.TIMEOUT)
         # Rank 0 had given its part of the first, so that this one may even succeed; never of the second.
         error = ranks.failure_of(lambda: [dist.all_reduce(torch.ones(2), group=group) for _ in range(2)])
         assert type(error) is tpurun.DeadlockError, error
@@ -442,10 +442,15 @@ def destroy_alone() -> float:
         error = ranks.failure_of(work.wait)
         assert type(error) is tpurun.AbortedError
         assert error.ranks == (0,)
-    store.set("destroyed", "yes")
+    store.set(f"destroyed {attempt}", "yes")
     return took
 
 
+def destroy_alone_again_and_again() -> float:
+    return min(destroy_alone(attempt) for attempt in range(5))
+
+
 def test_destroy_does_not_wait_for_ranks_that_do_not_come() -> None:
-    took = ranks.run(2, destroy_alone)[0]
+    """The best of five: a machine that others use, too, may make one slow, a wait makes all slow."""
+    took = ranks.run(2, destroy_alone_again_and_again)[0]
     assert took < 100, f"{took:.1f} ms"
