@@ -423,10 +423,12 @@ impl Lane {
         segment.leave(*seq);
     }
 
-    /// Whether any of `needed` is dead.
+    /// Whether any of `needed` is dead. Who has destroyed the group and ended since is not lost.
     fn lost(&self, meet: &Meet<'_>, needed: &[u32]) -> Option<Verdict> {
         let segment = &self.segment;
-        let lost: Vec<u32> = needed.iter().copied().filter(|rank| segment.is_lost(*rank)).collect();
+        // In this order: a rank leaves before it ends.
+        let is_lost = |rank: &u32| segment.is_lost(*rank) && segment.left(*rank).is_none();
+        let lost: Vec<u32> = needed.iter().copied().filter(is_lost).collect();
         if lost.is_empty() {
             return None;
         }
@@ -438,13 +440,12 @@ impl Lane {
     /// `missing` did not come to the meeting; none when all did.
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
         let segment = &self.segment;
-        // Who has destroyed the group and ended since is not lost.
-        let has_left =
-            |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq || segment.is_gone(*rank));
-        let (left, rest): (Vec<u32>, Vec<u32>) = needed.iter().partition(|rank| has_left(rank));
-        if let Some(verdict) = self.lost(meet, &rest) {
+        if let Some(verdict) = self.lost(meet, needed) {
             return Some(verdict);
         }
+        let has_left =
+            |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq || segment.is_gone(*rank));
+        let left: Vec<u32> = needed.iter().copied().filter(has_left).collect();
         if !left.is_empty() {
             return Some(self.destroyed(meet, missing, &left));
         }

@@ -363,6 +363,29 @@ fn a_rank_that_left_in_order_is_no_loss() {
     }
 }
 
+/// Who comes after its process has ended is told that it left.
+#[test]
+fn a_rank_that_left_in_order_is_not_lost() {
+    const TEST: &str = "a_rank_that_left_in_order_is_not_lost";
+    if let Some(rank) = rank() {
+        let sentinel = Sentinel::new();
+        let communicator = join(&sentinel);
+        say("ready");
+        heed();
+        if rank == 1 {
+            return communicator.shutdown();
+        }
+        return report(&reduce(&communicator, 4).unwrap_err());
+    }
+    let mut world = World::new(TEST, 2);
+    world.hear_all("ready");
+    world.ranks[1].tell();
+    world.ranks[1].child.wait().unwrap();
+    world.ranks[0].tell();
+    let (_, text) = world.learned(&[1], 0);
+    assert!(text.starts_with("Deadlock rank 1 (host ") && text.contains(") destroyed dp0 before "), "{text}");
+}
+
 /// The thread and the descriptors are there only while they are needed.
 #[test]
 fn a_sentinel_leaves_nothing() {
