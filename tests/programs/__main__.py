@@ -1,0 +1,41 @@
+"""``python -m programs`` in `tests`: runs programs under a launcher and says what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from fnmatch import fnmatch
+
+from .case import FAMILIES
+from .start import LAUNCHERS, all_programs, run
+
+
+def main() -> int:
+    options = parse()
+    wrong = total = 0
+    for family in options.families:
+        chosen = [program for program in all_programs([family]) if fnmatch(program.name, options.only)]
+        if not chosen:
+            continue
+        for verdict in run(chosen, launcher=options.launcher, backend=options.backend):
+            total += 1
+            wrong += bool(verdict.problems)
+            word = "WRONG" if verdict.problems else "ok"
+            print(f"{word:<5} {verdict.seconds:6.1f} s  {verdict.program.name}", flush=True)
+            for problem in verdict.problems:
+                print("      " + problem.replace("\n", "\n      "), flush=True)
+    print(f"{total} programs under {options.launcher} on {options.backend}, {wrong} wrong")
+    return 1 if wrong or not total else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m programs", description=__doc__)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="tpurun", help="[tpurun]")
+    parser.add_argument("--backend", choices=["tpu_dist", "gloo"], default="tpu_dist", help="[tpu_dist]")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'ddp/*' [*]")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="[all]")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

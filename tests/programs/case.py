@@ -1,0 +1,86 @@
+"""What a program is, and what it is given."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+FAMILIES = (
+    "ddp",
+    "ddp_hooks",
+    "fsdp2",
+    "fsdp2_gradients",
+    "dtensor",
+    "tensor_parallel",
+    "pipeline",
+    "checkpoint",
+    "elastic_store",
+    "compile",
+)
+# Far above what any program needs: who is late here is stuck.
+TIMEOUT = timedelta(seconds=90)
+
+
+@dataclass
+class Case:
+    """One program on one rank of a job, which may have more ranks than the program uses."""
+
+    backend: str
+    rank: int
+    folder: Path
+    """Shared by the ranks, and by the programs of one family."""
+    store: dist.Store
+    """Of this program alone."""
+    _worlds: int = field(default=0, init=False)
+
+    @contextmanager
+    def world(self, ranks: int) -> Iterator[bool]:
+        """A world of the first ranks of the job; yields whether this rank is in it. All ranks come here."""
+        self._worlds += 1
+        if self.rank >= ranks:
+            yield False
+            return
+        store = dist.PrefixStore(f"world {self._worlds}", self.store)
+        dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=ranks, timeout=TIMEOUT)
+        try:
+            yield True
+        finally:
+            dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Raises what is wrong, on the rank that finds it."""
+
+    name: str
+    """The family and the function, `ddp/plain`."""
+    ranks: int
+    run: Callable[[Case], None]
+
+
+def program(ranks: int, *, makes_worlds: bool = False) -> Callable[[Callable[[Case], None]], Program]:
+    """Makes a program of a function that runs on every rank of a world of `ranks`, or that makes its own
+    worlds, none larger than that."""
+
+    def make(body: Callable[[Case], None]) -> Program:
+        def in_one_world(case: Case) -> None:
+            with case.world(ranks) as is_member:
+                if is_member:
+                    body(case)
+
+        name = f"{body.__module__.rpartition('.')[2]}/{body.__name__}"
+        return Program(name, ranks, body if makes_worlds else in_one_world)
+
+    return make
+
+
+def programs_of(family: str) -> list[Program]:
+    """The programs of a family, in the order of its file."""
+    module = importlib.import_module(f"{__package__}.{family}")
+    return [value for value in vars(module).values() if isinstance(value, Program)]

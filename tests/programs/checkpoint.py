@@ -1,0 +1,154 @@
+"""Distributed checkpoints: saved by 8 ranks, taken up by 4 and by 6."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, zeros
+
+from .case import Case, program
+from .compare import ROUNDING, all_same, equal_on_all_ranks, same, whole
+from .training import Batch, History, adam, batches, mlp, parameters, shares, train
+
+# 33 rows are shared unevenly by 4, by 6 and by 8; 3 rows leave some with nothing.
+WIDTHS = (10, 33, 3)
+# A whole batch is shared evenly by all of them.
+SIZE = 48
+SAVED_AFTER = 2
+
+
+def data() -> list[Batch]:
+    return batches(WIDTHS[0], WIDTHS[-1], size=SIZE)
+
+
+def sharded(seed: int, **options: object) -> nn.Sequential:
+    model = mlp(*WIDTHS, seed=seed)
+    fully_shard(model[0], **options)
+    return fully_shard(model, **options)
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def train_until_saved(case: Case, **options: object) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = sharded(7, **options)
+    optimizer = adam(model)
+    train(model, optimizer, shares(data()[:SAVED_AFTER], case.rank, dist.get_world_size()))
+    return model, optimizer
+
+
+def go_on(case: Case, name: str) -> None:
+    """Takes up weights and moments, compares them, trains on, and compares what comes of it."""
+    model = sharded(99)
+    optimizer = adam(model)
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=case.folder / name)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    alone = mlp(*WIDTHS)
+    other = adam(alone)
+    train(alone, other, data()[:SAVED_AFTER])
+    all_same("taken up:", parameters(model), parameters(alone), ROUNDING)
+    for ours, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            same(key, whole(optimizer.state[ours][key]), other.state[wanted][key], ROUNDING)
+    rest: list[Batch] = data()[SAVED_AFTER:]
+    ours: History = train(model, optimizer, shares(rest, case.rank, dist.get_world_size()))
+    ours.must_be(train(alone, other, rest))
+
+
+def saved_and_taken_up(case: Case, name: str, rows: tuple[int, ...]) -> None:
+    with case.world(8):
+        model, optimizer = train_until_saved(case, mesh=init_device_mesh("cpu", rows))
+        dcp.save(state_of(model, optimizer), checkpoint_id=case.folder / name)
+    for ranks in (4, 6):
+        with case.world(ranks) as is_member:
+            if is_member:
+                go_on(case, name)
+
+
+@program(ranks=8, makes_worlds=True)
+def fsdp(case: Case) -> None:
+    saved_and_taken_up(case, "fsdp", (8,))
+
+
+@program(ranks=8, makes_worlds=True)
+def hybrid(case: Case) -> None:
+    """What two rows of four have saved."""
+    saved_and_taken_up(case, "hybrid", (2, 4))
+
+
+@program(ranks=8, makes_worlds=True)
+def saved_meanwhile(case: Case) -> None:
+    """`async_save`: the training goes on at once, what is saved is what was there when it was called."""
+    name = "meanwhile"
+    with case.world(8):
+        own = dist.new_group()
+        model, optimizer = train_until_saved(case)
+        saving = dcp.async_save(
+            state_of(model, optimizer), checkpoint_id=case.folder / name, process_group=own
+        )
+        train(model, optimizer, shares(data(), case.rank, 8))
+        saving.result()
+    with case.world(4) as is_member:
+        if is_member:
+            go_on(case, name)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    shapes = {"even": (16, 8), "uneven": (7, 5), "few": (2, 3), "cube": (5, 9, 6)}
+    made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return made | {"halves": torch.randn(9, 9, generator=generator).bfloat16(), "whole": torch.arange(12)}
+
+
+def laid_out(ranks: tuple[int, ...], *placements: Placement, empty: bool) -> dict[str, torch.Tensor]:
+    mesh = init_device_mesh("cpu", ranks)
+    if not empty:
+        return {name: distribute_tensor(value, mesh, placements) for name, value in tensors().items()}
+    return {
+        name: zeros(value.shape, dtype=value.dtype, device_mesh=mesh, placements=placements)
+        for name, value in tensors().items()
+    }
+
+
+@program(ranks=8, makes_worlds=True)
+def tensors_in_other_placements(case: Case) -> None:
+    """Saved from two dimensions, each rank reads its part of other rows, or all of them: bit by bit."""
+    with case.world(8):
+        before = laid_out((2, 4), Shard(0), Replicate(), empty=False)
+        dcp.save(before | {"note": {"step": 3}}, checkpoint_id=case.folder / "tensors")
+    targets = [((4,), Shard(0)), ((4,), Replicate()), ((6,), Shard(0)), ((2, 3), Replicate(), Shard(0))]
+    for ranks, *placements in targets:
+        with case.world(torch.Size(ranks).numel()) as is_member:
+            if is_member:
+                after = laid_out(ranks, *placements, empty=True)
+                dcp.load(after, checkpoint_id=case.folder / "tensors")
+                for name, value in tensors().items():
+                    same(f"{name} on {ranks} as {placements}", after[name].full_tensor(), value)
+
+
+@program(ranks=8, makes_worlds=True)
+def columns_become_rows(case: Case) -> None:
+    matrices = {name: value for name, value in tensors().items() if value.dim() > 1}
+    with case.world(8):
+        mesh = init_device_mesh("cpu", (2, 4))
+        before = {
+            name: distribute_tensor(value, mesh, [Shard(0), Shard(1)]) for name, value in matrices.items()
+        }
+        dcp.save(before, checkpoint_id=case.folder / "columns")
+    for ranks, placement in ((4, Shard(1)), (6, Shard(0))):
+        with case.world(ranks) as is_member:
+            if is_member:
+                after = laid_out((ranks,), placement, empty=True)
+                after = {name: after[name] for name in matrices}
+                dcp.load(after, checkpoint_id=case.folder / "columns")
+                for name, value in matrices.items():
+                    same(f"{name} on {ranks} as {placement}", after[name].full_tensor(), value)
+                    equal_on_all_ranks(name, after[name].full_tensor())

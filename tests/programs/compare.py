@@ -1,0 +1,53 @@
+"""What must be equal, and how equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+# Sums in another order differ in the last bits of an f64; anything wrong differs by far more.
+ROUNDING = 1e-11
+# The same of an f32.
+ROUNDING_F32 = 1e-5
+
+
+def same(what: str, ours: object, wanted: object, tolerance: float = 0.0) -> None:
+    """Raises unless both are the same, by default to the bit; `tolerance` is absolute below 1, relative
+    above."""
+    torch.testing.assert_close(
+        ours, wanted, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def all_same(what: str, ours: Mapping[str, object], wanted: Mapping[str, object], tolerance: float) -> None:
+    """`same` for everything with a name."""
+    assert ours.keys() == wanted.keys(), f"{what}: expected {[*wanted]}, got {[*ours]}"
+    for name, value in ours.items():
+        same(f"{what} {name}", value, wanted[name], tolerance)
+
+
+def equal_on_all_ranks(what: str, tensor: torch.Tensor) -> None:
+    """Raises unless every rank has the bits of rank 0."""
+    first = tensor.detach().clone()
+    dist.broadcast(first, 0)
+    same(f"{what}, against rank 0", tensor.detach(), first)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of all of it, wherever its parts are. All ranks of its mesh come here."""
+    tensor = tensor.detach()
+    return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
+
+
+def torch_refuses(kind: type[Exception], text: str, use: Callable[[], object]) -> None:
+    """Raises unless torch itself refuses this on the CPU: once it does not, the program is to be written."""
+    try:
+        use()
+    except kind as error:
+        if text not in str(error):
+            raise
+        return
+    raise AssertionError(f"torch no longer refuses with {kind.__name__} {text!r}: compare it with an oracle")

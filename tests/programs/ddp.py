@@ -1,0 +1,310 @@
+"""DistributedDataParallel, the optimizer that shards its state, and uneven inputs."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+from .case import Case, program
+from .compare import ROUNDING, all_same, equal_on_all_ranks, same, torch_refuses
+from .training import (
+    BATCH,
+    Batch,
+    History,
+    adam,
+    batches,
+    gradients,
+    mean_over_ranks,
+    mlp,
+    mse,
+    parameters,
+    sgd,
+    shares,
+    train,
+)
+
+WIDTHS = (10, 33, 4)
+
+
+def data(**options: object) -> list[Batch]:
+    return batches(WIDTHS[0], WIDTHS[-1], **options)
+
+
+def ours(case: Case, model: nn.Module, make_optimizer=sgd, **ddp: object) -> History:
+    wrapped = DDP(model, **ddp)
+    mine = shares(data(), case.rank, dist.get_world_size())
+    history = train(wrapped, make_optimizer(wrapped), mine, named=model)
+    for name, parameter in model.named_parameters():
+        equal_on_all_ranks(name, parameter)
+    return history
+
+
+def oracle(make_optimizer=sgd) -> History:
+    model = mlp(*WIDTHS)
+    return train(model, make_optimizer(model), data())
+
+
+@program(ranks=4)
+def plain(case: Case) -> None:
+    """Many buckets, and parameters that begin different: rank 0's count."""
+    torch.manual_seed(case.rank)
+    model = mlp(*WIDTHS, seed=7 + case.rank)
+    ours(case, model, bucket_cap_mb=1e-4).must_be(oracle())
+
+
+@program(ranks=4)
+def gradient_as_bucket_view(case: Case) -> None:
+    model = mlp(*WIDTHS)
+    ours(case, model, gradient_as_bucket_view=True).must_be(oracle())
+    stores = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert len(stores) == 1, "gradients are not views of one bucket"
+
+
+class Branches(nn.Module):
+    """Uses one of three branches, or a shared one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.shared = nn.Linear(WIDTHS[0], WIDTHS[-1], dtype=torch.float64)
+        self.branches = nn.ModuleList(nn.Linear(WIDTHS[0], WIDTHS[-1], dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, branch: int | None) -> torch.Tensor:
+        out = self.shared(x)
+        return out if branch is None else out + self.branches[branch](x)
+
+
+@program(ranks=4)
+def find_unused_parameters(case: Case) -> None:
+    """Each rank uses another branch in each step, and one branch stays without any use."""
+    ranks = dist.get_world_size()
+    plan = [[None, 0, 0, 1], [1, 1, 1, 1], [None, None, None, None], [0, 1, None, 0]]
+    model = Branches()
+    wrapped = DDP(model, find_unused_parameters=True)
+    for step, (whole_batch, used) in enumerate(zip(data(), plan, strict=True)):
+        ((x, y),) = shares([whole_batch], case.rank, ranks)
+        model.zero_grad()
+        mse(wrapped(x, used[case.rank]), y).backward()
+        wanted = Branches()
+        for rank, branch in enumerate(used):
+            ((x, y),) = shares([whole_batch], rank, ranks)
+            (mse(wanted(x, branch), y) / ranks).backward()
+        ours_now = {name: value for name, value in gradients(model).items() if value.any()}
+        all_same(f"step {step}: gradient of", ours_now, gradients(wanted), ROUNDING)
+
+
+class Checkpointed(nn.Module):
+    """Uses a layer twice, once in a checkpoint that autograd enters anew: only a static graph allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = mlp(WIDTHS[0], WIDTHS[0])
+        self.last = mlp(WIDTHS[0], WIDTHS[-1], seed=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).requires_grad_()
+        return self.last(checkpoint(self.first, x, use_reentrant=True))
+
+
+@program(ranks=4)
+def static_graph(case: Case) -> None:
+    alone = Checkpointed()
+    wanted = train(alone, sgd(alone), data())
+    ours(case, Checkpointed(), static_graph=True).must_be(wanted)
+
+
+@program(ranks=4)
+def no_sync(case: Case) -> None:
+    """Three parts of each share accumulate without a word to the others, the fourth brings it all."""
+    ranks, parts = dist.get_world_size(), 3
+    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
+    wrapped = DDP(model)
+    optimizer, other = sgd(wrapped), sgd(alone)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for step, (x, y) in enumerate(data()):
+        ((mine, target),) = shares([(x, y)], case.rank, ranks)
+        pieces = list(zip(mine.chunk(parts), target.chunk(parts), strict=True))
+        optimizer.zero_grad()
+        before = backend._get_sequence_number_for_group()
+        with wrapped.no_sync():
+            for piece in pieces[:-1]:
+                (mse(wrapped(piece[0]), piece[1]) / parts).backward()
+        # After the first backward pass the ranks agree on other buckets, whatever comes next.
+        assert step == 1 or backend._get_sequence_number_for_group() == before, "no_sync communicates"
+        (mse(wrapped(pieces[-1][0]), pieces[-1][1]) / parts).backward()
+        other.zero_grad()
+        mse(alone(x), y).backward()
+        all_same("gradient of", gradients(model), gradients(alone), ROUNDING)
+        optimizer.step()
+        other.step()
+    all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
+
+
+def uneven(case: Case, divide_by_initial_world_size: bool) -> None:
+    """Rank r has r + 1 batches; the oracle counts those who are still there."""
+    ranks = dist.get_world_size()
+    steps = data(steps=ranks)
+    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
+    wrapped = DDP(model)
+    optimizer, other = sgd(wrapped), sgd(alone)
+    with wrapped.join(divide_by_initial_world_size=divide_by_initial_world_size):
+        for x, y in shares(steps, case.rank, ranks)[: case.rank + 1]:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+    for step, whole_batch in enumerate(steps):
+        other.zero_grad()
+        divisor = ranks if divide_by_initial_world_size else ranks - step
+        for rank in range(step, ranks):
+            ((x, y),) = shares([whole_batch], rank, ranks)
+            (mse(alone(x), y) / divisor).backward()
+        other.step()
+    all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
+
+
+@program(ranks=4)
+def join_divided_by_all(case: Case) -> None:
+    uneven(case, divide_by_initial_world_size=True)
+
+
+@program(ranks=4)
+def join_divided_by_those_left(case: Case) -> None:
+    uneven(case, divide_by_initial_world_size=False)
+
+
+@program(ranks=4)
+def join_says_who_is_missing(case: Case) -> None:
+    """Everybody learns of the first one that has no more input."""
+    model = DDP(mlp(*WIDTHS))
+    told = ""
+    try:
+        with Join([model], throw_on_early_termination=True):
+            for x, y in shares(data(), case.rank, dist.get_world_size())[: 2 + case.rank]:
+                mse(model(x), y).backward()
+    except RuntimeError as error:
+        told = str(error)
+    assert "exhausted" in told, f"expected an error about exhausted inputs, got {told!r}"
+
+
+@program(ranks=4)
+def zero_redundancy_optimizer(case: Case) -> None:
+    """State of Adam in shards, also when saved from rank 0 and taken up again."""
+    ranks = dist.get_world_size()
+    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
+    wrapped, other = DDP(model), adam(alone)
+    wanted = train(alone, other, data())
+    mine = shares(data(), case.rank, ranks)
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
+    first = train(wrapped, optimizer, mine[:2], named=model)
+    optimizer.consolidate_state_dict(to=0)
+    states = [optimizer.state_dict() if case.rank == 0 else None]
+    dist.broadcast_object_list(states, src=0)
+    again = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.5)
+    again.load_state_dict(states[0])
+    history = train(wrapped, again, mine[2:], named=model)
+    History(first.losses + history.losses, first.gradients + history.gradients, history.parameters).must_be(
+        wanted
+    )
+    again.consolidate_state_dict(to=0)
+    if case.rank == 0:
+        saved, whole_state = again.state_dict()["state"], other.state_dict()["state"]
+        for index, state in whole_state.items():
+            all_same(f"state of parameter {index}:", saved[index], state, ROUNDING)
+
+
+@program(ranks=4)
+def zero_redundancy_with_overlap(case: Case) -> None:
+    """Updates parameters inside of the communication hook."""
+    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ranks = dist.get_world_size()
+    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
+    wrapped = DDP(model, bucket_cap_mb=1e-4)
+    optimizer = ZeroRedundancyOptimizer(
+        wrapped.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1, momentum=0.9
+    )
+    wrapped.register_comm_hook(None, hook_with_zero_step(allreduce_hook, wrapped, optimizer))
+    # The first two backward passes only find the order of the buckets.
+    warm_up, steps = data(steps=2), data()
+    for x, y in shares(warm_up + steps, case.rank, ranks):
+        model.zero_grad()
+        mse(wrapped(x), y).backward()
+        optimizer.step()
+    train(alone, sgd(alone), steps)
+    # The last update may be on its way until the next forward pass.
+    wrapped(shares(steps, case.rank, ranks)[0][0])
+    all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
+
+
+@program(ranks=4)
+def buffers_are_those_of_rank_0(case: Case) -> None:
+    """BatchNorm counts on every rank for itself; each forward pass begins with what rank 0 has counted."""
+    ranks = dist.get_world_size()
+
+    def normed() -> nn.Sequential:
+        return nn.Sequential(mlp(WIDTHS[0], 6), nn.BatchNorm1d(6, dtype=torch.float64), mlp(6, 4, seed=9))
+
+    model, replicas = normed(), [normed() for _ in range(ranks)]
+    wrapped = DDP(model)
+    optimizer = sgd(wrapped)
+    others = [sgd(replica) for replica in replicas]
+    for step, whole_batch in enumerate(data()):
+        for replica in replicas[1:]:
+            replica[1].load_state_dict(
+                replica[1].state_dict()
+                | {name: value.clone() for name, value in replicas[0][1].named_buffers()}
+            )
+        optimizer.zero_grad()
+        ((x, y),) = shares([whole_batch], case.rank, ranks)
+        mse(wrapped(x), y).backward()
+        optimizer.step()
+        means: dict[str, torch.Tensor] = {}
+        for rank, replica in enumerate(replicas):
+            ((x, y),) = shares([whole_batch], rank, ranks)
+            replica.zero_grad()
+            mse(replica(x), y).backward()
+            for name, gradient in gradients(replica).items():
+                means[name] = means.get(name, 0) + gradient / ranks
+        for replica, other in zip(replicas, others, strict=True):
+            for name, parameter in replica.named_parameters():
+                parameter.grad = means[name].clone()
+            other.step()
+        own = dict(replicas[case.rank].named_buffers())
+        all_same(f"step {step}: buffer", dict(model.named_buffers()), own, ROUNDING)
+    all_same("after the last step:", parameters(model), parameters(replicas[0]), ROUNDING)
+
+
+@program(ranks=4)
+def sync_batch_norm_is_not_for_the_cpu(case: Case) -> None:
+    """torch itself refuses SyncBatchNorm on CPU tensors, whatever the backend: it has no kernels for
+    them."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(6)))
+    torch_refuses(ValueError, "SyncBatchNorm layers only work with GPU modules", lambda: DDP(model))
+    torch_refuses(ValueError, "SyncBatchNorm expected input tensor to be on", lambda: model(torch.ones(3, 6)))
+
+
+@program(ranks=4)
+def groups_of_their_own(case: Case) -> None:
+    """Two models on overlapping groups in one backward pass: ranks 0-2 and 1-3."""
+    groups = {low: dist.new_group(list(range(low, low + 3))) for low in (0, 1)}
+    size = BATCH // 4
+    whole_batches = data(steps=1)
+    ((x, y),) = shares(whole_batches, case.rank, 4)
+    models = {
+        low: DDP(mlp(*WIDTHS, seed=low), process_group=group)
+        for low, group in groups.items()
+        if low <= case.rank < low + 3
+    }
+    sum(mse(model(x), y) for model in models.values()).backward()
+    for low, model in models.items():
+        alone = mlp(*WIDTHS, seed=low)
+        x, y = (part[low * size : (low + 3) * size] for part in whole_batches[0])
+        mse(alone(x), y).backward()
+        all_same(f"group {low}: gradient of", gradients(model.module), gradients(alone), ROUNDING)
+    same("everybody's loss", len(mean_over_ranks([1.0])), 1)

@@ -1,0 +1,118 @@
+"""The training loop that programs and their oracles share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .compare import ROUNDING, all_same, same, whole
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Optimizer = torch.optim.Optimizer
+STEPS = 4
+BATCH = 24
+
+
+@dataclass
+class History:
+    """What a training has gone through."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def must_be(self, wanted: History, tolerance: float = ROUNDING) -> None:
+        """Raises where this history, whose losses are means over the shares, is another one."""
+        same("losses", mean_over_ranks(self.losses), wanted.losses, tolerance)
+        for step, (ours, others) in enumerate(zip(self.gradients, wanted.gradients, strict=True)):
+            all_same(f"step {step}: gradient of", ours, others, tolerance)
+        all_same("after the last step:", self.parameters, wanted.parameters, tolerance)
+
+
+def mlp(*widths: int, dtype: torch.dtype = torch.float64, seed: int = 7) -> nn.Sequential:
+    """The same one on every rank."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for narrow, wide in pairwise(widths):
+        layers += [nn.Linear(narrow, wide, dtype=dtype), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def batches(
+    width_in: int,
+    width_out: int,
+    *,
+    size: int = BATCH,
+    steps: int = STEPS,
+    dtype: torch.dtype = torch.float64,
+) -> list[Batch]:
+    """Whole batches, the same ones on every rank."""
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (
+            torch.randn(size, width_in, generator=generator, dtype=dtype),
+            torch.randn(size, width_out, generator=generator, dtype=dtype),
+        )
+        for _ in range(steps)
+    ]
+
+
+def shares(whole_batches: Iterable[Batch], rank: int, ranks: int) -> list[Batch]:
+    """What one of the ranks gets of each."""
+    return [(x.chunk(ranks)[rank], y.chunk(ranks)[rank]) for x, y in whole_batches]
+
+
+def mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(output.to(target.dtype), target)
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(model: nn.Module) -> Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def train(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Iterable[Batch],
+    *,
+    named: nn.Module | None = None,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = mse,
+) -> History:
+    """One step for each batch. `named` has the parameters under their own names when `model` wraps them."""
+    named = model if named is None else named
+    history = History()
+    for x, y in data:
+        optimizer.zero_grad()
+        value = loss(model(x), y)
+        value.backward()
+        history.losses.append(value.item())
+        history.gradients.append(gradients(named))
+        optimizer.step()
+    history.parameters = parameters(named)
+    return history
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All of each gradient that there is."""
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All of each parameter."""
+    return {name: whole(p) for name, p in model.named_parameters()}
+
+
+def mean_over_ranks(values: list[float]) -> list[float]:
+    """The mean of each over the world."""
+    sums = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return (sums / dist.get_world_size()).tolist()
