@@ -57,6 +57,11 @@ bench: $(INSTALLED) ## time the collectives against Gloo
 fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks; writes docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)
 
+LAUNCHER := tpurun
+.PHONY: programs
+programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn)
+	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) $(ARGS)
+
 .PHONY: soak
 soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
 	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)

@@ -12,20 +12,18 @@ from .start import LAUNCHERS, all_programs, run
 
 def main() -> int:
     options = parse()
-    wrong = total = 0
-    for family in options.families:
-        chosen = [program for program in all_programs([family]) if fnmatch(program.name, options.only)]
-        if not chosen:
-            continue
-        for verdict in run(chosen, launcher=options.launcher, backend=options.backend):
-            total += 1
-            wrong += bool(verdict.problems)
-            word = "WRONG" if verdict.problems else "ok"
-            print(f"{word:<5} {verdict.seconds:6.1f} s  {verdict.program.name}", flush=True)
-            for problem in verdict.problems:
-                print("      " + problem.replace("\n", "\n      "), flush=True)
-    print(f"{total} programs under {options.launcher} on {options.backend}, {wrong} wrong")
-    return 1 if wrong or not total else 0
+    chosen = [one for one in all_programs(options.families) if fnmatch(one.name, options.only)]
+    if not chosen:
+        sys.exit(f"expected a pattern that a program fits, given {options.only}")
+    verdicts = run(chosen, launcher=options.launcher, backend=options.backend)
+    for verdict in verdicts:
+        word = "WRONG" if verdict.problems else "ok"
+        print(f"{word:<5} {verdict.seconds:6.1f} s  {verdict.program.name}")
+        for problem in verdict.problems:
+            print("      " + problem.replace("\n", "\n      "))
+    wrong = sum(bool(verdict.problems) for verdict in verdicts)
+    print(f"{len(verdicts)} programs under {options.launcher} on {options.backend}, {wrong} wrong")
+    return 1 if wrong else 0
 
 
 def parse() -> argparse.Namespace:

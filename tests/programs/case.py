@@ -24,7 +24,7 @@ FAMILIES = (
     "compile",
 )
 # Far above what any program needs: who is late here is stuck.
-TIMEOUT = timedelta(seconds=90)
+TIMEOUT = timedelta(seconds=180)
 
 
 @dataclass

@@ -7,12 +7,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, zeros
 
 from .case import Case, program
-from .compare import ROUNDING, all_same, equal_on_all_ranks, same, whole
+from .compare import ROUNDING, all_same, same, whole
 from .training import Batch, History, adam, batches, mlp, parameters, shares, train
 
 # 33 rows are shared unevenly by 4, by 6 and by 8; 3 rows leave some with nothing.
@@ -30,6 +30,10 @@ def sharded(seed: int, **options: object) -> nn.Sequential:
     model = mlp(*WIDTHS, seed=seed)
     fully_shard(model[0], **options)
     return fully_shard(model, **options)
+
+
+def mesh_of(sizes: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
@@ -65,7 +69,7 @@ def go_on(case: Case, name: str) -> None:
 
 def saved_and_taken_up(case: Case, name: str, rows: tuple[int, ...]) -> None:
     with case.world(8):
-        model, optimizer = train_until_saved(case, mesh=init_device_mesh("cpu", rows))
+        model, optimizer = train_until_saved(case, mesh=mesh_of(rows))
         dcp.save(state_of(model, optimizer), checkpoint_id=case.folder / name)
     for ranks in (4, 6):
         with case.world(ranks) as is_member:
@@ -105,50 +109,50 @@ def tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(4)
     shapes = {"even": (16, 8), "uneven": (7, 5), "few": (2, 3), "cube": (5, 9, 6)}
     made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return made | {"halves": torch.randn(9, 9, generator=generator).bfloat16(), "whole": torch.arange(12)}
+    halves = torch.randn(9, 9, generator=generator).bfloat16()
+    return made | {"halves": halves, "integers": torch.arange(24).view(12, 2)}
 
 
-def laid_out(ranks: tuple[int, ...], *placements: Placement, empty: bool) -> dict[str, torch.Tensor]:
-    mesh = init_device_mesh("cpu", ranks)
-    if not empty:
-        return {name: distribute_tensor(value, mesh, placements) for name, value in tensors().items()}
-    return {
-        name: zeros(value.shape, dtype=value.dtype, device_mesh=mesh, placements=placements)
-        for name, value in tensors().items()
-    }
+Layout = tuple[tuple[int, ...], list[Placement]]
+LAYOUTS: list[Layout] = [
+    ((4,), [Shard(0)]),
+    ((4,), [Replicate()]),
+    ((6,), [Shard(1)]),
+    ((2, 3), [Replicate(), Shard(0)]),
+    ((3, 2), [Shard(1), Shard(0)]),
+]
 
 
-@program(ranks=8, makes_worlds=True)
-def tensors_in_other_placements(case: Case) -> None:
-    """Saved from two dimensions, each rank reads its part of other rows, or all of them: bit by bit."""
-    with case.world(8):
-        before = laid_out((2, 4), Shard(0), Replicate(), empty=False)
-        dcp.save(before | {"note": {"step": 3}}, checkpoint_id=case.folder / "tensors")
-    targets = [((4,), Shard(0)), ((4,), Replicate()), ((6,), Shard(0)), ((2, 3), Replicate(), Shard(0))]
-    for ranks, *placements in targets:
-        with case.world(torch.Size(ranks).numel()) as is_member:
-            if is_member:
-                after = laid_out(ranks, *placements, empty=True)
-                dcp.load(after, checkpoint_id=case.folder / "tensors")
-                for name, value in tensors().items():
-                    same(f"{name} on {ranks} as {placements}", after[name].full_tensor(), value)
-
-
-@program(ranks=8, makes_worlds=True)
-def columns_become_rows(case: Case) -> None:
-    matrices = {name: value for name, value in tensors().items() if value.dim() > 1}
+def from_two_dimensions(case: Case, name: str, placements: list[Placement]) -> None:
+    """Saved from 2 x 4 ranks, taken up in all layouts."""
     with case.world(8):
         mesh = init_device_mesh("cpu", (2, 4))
-        before = {
-            name: distribute_tensor(value, mesh, [Shard(0), Shard(1)]) for name, value in matrices.items()
-        }
-        dcp.save(before, checkpoint_id=case.folder / "columns")
-    for ranks, placement in ((4, Shard(1)), (6, Shard(0))):
-        with case.world(ranks) as is_member:
+        before = {key: distribute_tensor(value, mesh, placements) for key, value in tensors().items()}
+        dcp.save(before | {"note": {"step": 3}}, checkpoint_id=case.folder / name)
+    for ranks, targets in LAYOUTS:
+        with case.world(torch.Size(ranks).numel()) as is_member:
             if is_member:
-                after = laid_out((ranks,), placement, empty=True)
-                after = {name: after[name] for name in matrices}
-                dcp.load(after, checkpoint_id=case.folder / "columns")
-                for name, value in matrices.items():
-                    same(f"{name} on {ranks} as {placement}", after[name].full_tensor(), value)
-                    equal_on_all_ranks(name, after[name].full_tensor())
+                take_up(case, name, ranks, targets)
+
+
+def take_up(case: Case, name: str, ranks: tuple[int, ...], placements: list[Placement]) -> None:
+    mesh = init_device_mesh("cpu", ranks)
+    after = {
+        key: zeros(value.shape, dtype=value.dtype, device_mesh=mesh, placements=placements)
+        for key, value in tensors().items()
+    }
+    state = {**after, "note": {"step": 0}}
+    dcp.load(state, checkpoint_id=case.folder / name)
+    assert state["note"] == {"step": 3}, state["note"]
+    for key, value in tensors().items():
+        same(f"{key} on {ranks} as {placements}", after[key].full_tensor(), value)
+
+
+@program(ranks=8, makes_worlds=True)
+def rows_in_other_layouts(case: Case) -> None:
+    from_two_dimensions(case, "rows", [Shard(0), Replicate()])
+
+
+@program(ranks=8, makes_worlds=True)
+def tiles_in_other_layouts(case: Case) -> None:
+    from_two_dimensions(case, "tiles", [Shard(0), Shard(1)])

@@ -16,17 +16,33 @@ from .case import Case, program
 from .compare import ROUNDING_F32, same
 from .training import Batch, batches, mlp, sgd, shares, train
 
-WIDTHS = (6, 9, 3)
+WIDTH = 6
 # Sums in another order, and fused.
 TOLERANCE = 10 * ROUNDING_F32
 
 
 def data() -> list[Batch]:
-    return batches(WIDTHS[0], WIDTHS[-1], dtype=torch.float32)
+    return batches(WIDTH, WIDTH, dtype=torch.float32)
 
 
-def model() -> nn.Sequential:
-    return mlp(*WIDTHS, dtype=torch.float32)
+class Block(nn.Module):
+    """Dynamo begins to trace in a user's own `forward`, not in one of torch's."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.layers = mlp(WIDTH, 9, WIDTH, dtype=torch.float32, seed=seed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(1), Block(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x)
 
 
 @contextmanager
@@ -42,9 +58,9 @@ def compiling() -> Iterator[None]:
 @program(ranks=2)
 def ddp(case: Case) -> None:
     """Dynamo cuts the graph where DDP's buckets end."""
-    alone = model()
+    alone = Model()
     wanted = train(alone, sgd(alone), data())
-    own = model()
+    own = Model()
     with compiling():
         wrapped = torch.compile(DDP(own))
         mine = shares(data(), case.rank, dist.get_world_size())
@@ -53,17 +69,16 @@ def ddp(case: Case) -> None:
 
 @program(ranks=2)
 def fsdp2(case: Case) -> None:
-    """Each layer is compiled; its parameters are gathered in front of it."""
-    alone = model()
+    """Each block is compiled; its parameters are gathered in front of it."""
+    alone = Model()
     wanted = train(alone, sgd(alone), data())
-    own = model()
-    for layer in own:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer)
+    own = Model()
+    for block in own.blocks:
+        fully_shard(block)
     fully_shard(own)
     with compiling():
-        for layer in own:
-            layer.compile()
+        for block in own.blocks:
+            block.compile()
         mine = shares(data(), case.rank, dist.get_world_size())
         train(own, sgd(own), mine).must_be(wanted, TOLERANCE)
 

@@ -81,7 +81,7 @@ def low_precision_oracle(policy: MixedPrecisionPolicy, ranks: int) -> tuple[list
             ((x, y),) = shares([batch], rank, ranks)
             low = copy.deepcopy(alone).to(policy.param_dtype)
             mse(low(x.to(policy.param_dtype)), y).backward()
-            each.append([p.grad.to(policy.reduce_dtype or policy.param_dtype) for p in low.parameters()])
+            each.append([p.grad.to(policy.reduce_dtype) for p in low.parameters()])
         for parameter, *parts in zip(alone.parameters(), *each, strict=True):
             total = parts[0].float()
             for part in parts[1:]:
@@ -115,7 +115,7 @@ def bf16_reduced_in_f32(case: Case) -> None:
 
 @program(ranks=4)
 def bf16_reduced_in_bf16(case: Case) -> None:
-    low_precision(case, MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    low_precision(case, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
 
 
 def accumulated(

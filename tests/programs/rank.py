@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from .case import Case, Program, programs_of
 
-MEET = timedelta(seconds=300)
+MEET = timedelta(seconds=600)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from .case import FAMILIES, Program, programs_of
 from .rank import Outcome, Plan
 
 TESTS = Path(__file__).parents[1]
-LIMIT_S = 400
+LIMIT_S = 600
 LAUNCHERS = ("tpurun", "torchrun", "spawn")
 
 
