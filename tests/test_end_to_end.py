@@ -1,9 +1,9 @@
-"""Programs as people write them compute what one process computes; `make programs` runs them elsewhere, too."""
+"""Programs as people write them compute what one process computes; `make programs` runs them anywhere."""
 
 import pytest
 
 from programs.case import FAMILIES
-from programs.start import Verdict, all_programs, run
+from programs.start import LAUNCHERS, Verdict, all_programs, run
 
 PROGRAMS = {program.name: program for program in all_programs()}
 
@@ -17,6 +17,17 @@ def verdicts() -> dict[str, Verdict]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_computes_what_one_process_computes(verdicts: dict[str, Verdict], name: str):
     problems = verdicts[name].problems
+    assert not problems, "\n".join(problems)
+
+
+# Launchers differ in how ranks start, meet and leave; `make programs` runs everything under each of them.
+UNDER_ANY_LAUNCHER = ("ddp/plain", "fsdp2/plain", "elastic_store/everybody_learns_all")
+
+
+@pytest.mark.parametrize("launcher", sorted({*LAUNCHERS} - {"tpurun"}))
+def test_it_does_under_other_launchers(launcher: str):
+    found = run([PROGRAMS[name] for name in UNDER_ANY_LAUNCHER], launcher=launcher)
+    problems = [problem for verdict in found for problem in verdict.problems]
     assert not problems, "\n".join(problems)
 
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 FAMILIES = (
     "ddp",
     "ddp_hooks",
+    "join",
+    "zero_redundancy",
     "fsdp2",
     "fsdp2_gradients",
     "dtensor",

@@ -1,25 +1,23 @@
-"""DistributedDataParallel, the optimizer that shards its state, and uneven inputs."""
+"""DistributedDataParallel: gradients and buffers, synchronised or not."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from .case import Case, program
-from .compare import ROUNDING, all_same, equal_on_all_ranks, same, torch_refuses
+from .compare import ROUNDING, all_same, equal_on_all_ranks, torch_refuses
 from .training import (
     BATCH,
     Batch,
     History,
-    adam,
+    average,
+    backward_on_each,
     batches,
     gradients,
-    mean_over_ranks,
     mlp,
     mse,
     parameters,
@@ -35,24 +33,23 @@ def data(**options: object) -> list[Batch]:
     return batches(WIDTHS[0], WIDTHS[-1], **options)
 
 
-def ours(case: Case, model: nn.Module, make_optimizer=sgd, **ddp: object) -> History:
+def ours(case: Case, model: nn.Module, **ddp: object) -> History:
     wrapped = DDP(model, **ddp)
     mine = shares(data(), case.rank, dist.get_world_size())
-    history = train(wrapped, make_optimizer(wrapped), mine, named=model)
+    history = train(wrapped, sgd(wrapped), mine, named=model)
     for name, parameter in model.named_parameters():
         equal_on_all_ranks(name, parameter)
     return history
 
 
-def oracle(make_optimizer=sgd) -> History:
+def oracle() -> History:
     model = mlp(*WIDTHS)
-    return train(model, make_optimizer(model), data())
+    return train(model, sgd(model), data())
 
 
 @program(ranks=4)
 def plain(case: Case) -> None:
     """Many buckets, and parameters that begin different: rank 0's count."""
-    torch.manual_seed(case.rank)
     model = mlp(*WIDTHS, seed=7 + case.rank)
     ours(case, model, bucket_cap_mb=1e-4).must_be(oracle())
 
@@ -145,135 +142,27 @@ def no_sync(case: Case) -> None:
     all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
 
 
-def uneven(case: Case, divide_by_initial_world_size: bool) -> None:
-    """Rank r has r + 1 batches; the oracle counts those who are still there."""
-    ranks = dist.get_world_size()
-    steps = data(steps=ranks)
-    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
-    wrapped = DDP(model)
-    optimizer, other = sgd(wrapped), sgd(alone)
-    with wrapped.join(divide_by_initial_world_size=divide_by_initial_world_size):
-        for x, y in shares(steps, case.rank, ranks)[: case.rank + 1]:
-            optimizer.zero_grad()
-            mse(wrapped(x), y).backward()
-            optimizer.step()
-    for step, whole_batch in enumerate(steps):
-        other.zero_grad()
-        divisor = ranks if divide_by_initial_world_size else ranks - step
-        for rank in range(step, ranks):
-            ((x, y),) = shares([whole_batch], rank, ranks)
-            (mse(alone(x), y) / divisor).backward()
-        other.step()
-    all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
-
-
-@program(ranks=4)
-def join_divided_by_all(case: Case) -> None:
-    uneven(case, divide_by_initial_world_size=True)
-
-
-@program(ranks=4)
-def join_divided_by_those_left(case: Case) -> None:
-    uneven(case, divide_by_initial_world_size=False)
-
-
-@program(ranks=4)
-def join_says_who_is_missing(case: Case) -> None:
-    """Everybody learns of the first one that has no more input."""
-    model = DDP(mlp(*WIDTHS))
-    told = ""
-    try:
-        with Join([model], throw_on_early_termination=True):
-            for x, y in shares(data(), case.rank, dist.get_world_size())[: 2 + case.rank]:
-                mse(model(x), y).backward()
-    except RuntimeError as error:
-        told = str(error)
-    assert "exhausted" in told, f"expected an error about exhausted inputs, got {told!r}"
-
-
-@program(ranks=4)
-def zero_redundancy_optimizer(case: Case) -> None:
-    """State of Adam in shards, also when saved from rank 0 and taken up again."""
-    ranks = dist.get_world_size()
-    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
-    wrapped, other = DDP(model), adam(alone)
-    wanted = train(alone, other, data())
-    mine = shares(data(), case.rank, ranks)
-    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
-    first = train(wrapped, optimizer, mine[:2], named=model)
-    optimizer.consolidate_state_dict(to=0)
-    states = [optimizer.state_dict() if case.rank == 0 else None]
-    dist.broadcast_object_list(states, src=0)
-    again = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.5)
-    again.load_state_dict(states[0])
-    history = train(wrapped, again, mine[2:], named=model)
-    History(first.losses + history.losses, first.gradients + history.gradients, history.parameters).must_be(
-        wanted
-    )
-    again.consolidate_state_dict(to=0)
-    if case.rank == 0:
-        saved, whole_state = again.state_dict()["state"], other.state_dict()["state"]
-        for index, state in whole_state.items():
-            all_same(f"state of parameter {index}:", saved[index], state, ROUNDING)
-
-
-@program(ranks=4)
-def zero_redundancy_with_overlap(case: Case) -> None:
-    """Updates parameters inside of the communication hook."""
-    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    ranks = dist.get_world_size()
-    model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
-    wrapped = DDP(model, bucket_cap_mb=1e-4)
-    optimizer = ZeroRedundancyOptimizer(
-        wrapped.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1, momentum=0.9
-    )
-    wrapped.register_comm_hook(None, hook_with_zero_step(allreduce_hook, wrapped, optimizer))
-    # The first two backward passes only find the order of the buckets.
-    warm_up, steps = data(steps=2), data()
-    for x, y in shares(warm_up + steps, case.rank, ranks):
-        model.zero_grad()
-        mse(wrapped(x), y).backward()
-        optimizer.step()
-    train(alone, sgd(alone), steps)
-    # The last update may be on its way until the next forward pass.
-    wrapped(shares(steps, case.rank, ranks)[0][0])
-    all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
+def normed() -> nn.Sequential:
+    return nn.Sequential(mlp(WIDTHS[0], 6), nn.BatchNorm1d(6, dtype=torch.float64), mlp(6, 4, seed=9))
 
 
 @program(ranks=4)
 def buffers_are_those_of_rank_0(case: Case) -> None:
     """BatchNorm counts on every rank for itself; each forward pass begins with what rank 0 has counted."""
-    ranks = dist.get_world_size()
-
-    def normed() -> nn.Sequential:
-        return nn.Sequential(mlp(WIDTHS[0], 6), nn.BatchNorm1d(6, dtype=torch.float64), mlp(6, 4, seed=9))
-
-    model, replicas = normed(), [normed() for _ in range(ranks)]
+    model, replicas = normed(), [normed() for _ in range(dist.get_world_size())]
     wrapped = DDP(model)
-    optimizer = sgd(wrapped)
-    others = [sgd(replica) for replica in replicas]
-    for step, whole_batch in enumerate(data()):
-        for replica in replicas[1:]:
-            replica[1].load_state_dict(
-                replica[1].state_dict()
-                | {name: value.clone() for name, value in replicas[0][1].named_buffers()}
-            )
+    optimizer, others = sgd(wrapped), [sgd(replica) for replica in replicas]
+    for step, batch in enumerate(data()):
+        ((x, y),) = shares([batch], case.rank, len(replicas))
         optimizer.zero_grad()
-        ((x, y),) = shares([whole_batch], case.rank, ranks)
         mse(wrapped(x), y).backward()
         optimizer.step()
-        means: dict[str, torch.Tensor] = {}
-        for rank, replica in enumerate(replicas):
-            ((x, y),) = shares([whole_batch], rank, ranks)
-            replica.zero_grad()
-            mse(replica(x), y).backward()
-            for name, gradient in gradients(replica).items():
-                means[name] = means.get(name, 0) + gradient / ranks
-        for replica, other in zip(replicas, others, strict=True):
-            for name, parameter in replica.named_parameters():
-                parameter.grad = means[name].clone()
+        for replica in replicas[1:]:
+            for buffer, first in zip(replica.buffers(), replicas[0].buffers(), strict=True):
+                buffer.copy_(first)
+        backward_on_each(replicas, batch)
+        average([[p.grad for p in replica.parameters()] for replica in replicas])
+        for other in others:
             other.step()
         own = dict(replicas[case.rank].named_buffers())
         all_same(f"step {step}: buffer", dict(model.named_buffers()), own, ROUNDING)
@@ -307,4 +196,3 @@ def groups_of_their_own(case: Case) -> None:
         x, y = (part[low * size : (low + 3) * size] for part in whole_batches[0])
         mse(alone(x), y).backward()
         all_same(f"group {low}: gradient of", gradients(model.module), gradients(alone), ROUNDING)
-    same("everybody's loss", len(mean_over_ranks([1.0])), 1)

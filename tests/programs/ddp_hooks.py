@@ -13,7 +13,19 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from .case import Case, program
 from .compare import ROUNDING_F32, all_same, equal_on_all_ranks
-from .training import Batch, batches, gradients, mlp, mse, parameters, sgd, shares, train
+from .training import (
+    Batch,
+    average,
+    backward_on_each,
+    batches,
+    gradients,
+    mlp,
+    mse,
+    parameters,
+    sgd,
+    shares,
+    train,
+)
 
 WIDTHS = (10, 33, 4)
 Gradients = dict[str, torch.Tensor]
@@ -29,13 +41,9 @@ def model() -> nn.Module:
 
 def of_each_rank(ranks: int, batch: Batch) -> list[Gradients]:
     """The gradients that every rank computes of its share."""
-    found = []
-    for rank in range(ranks):
-        alone = model()
-        ((x, y),) = shares([batch], rank, ranks)
-        mse(alone(x), y).backward()
-        found.append(gradients(alone))
-    return found
+    replicas = [model() for _ in range(ranks)]
+    backward_on_each(replicas, batch)
+    return [gradients(replica) for replica in replicas]
 
 
 def hooked(case: Case, state: object, hook: Callable) -> Gradients:
@@ -50,7 +58,7 @@ def hooked(case: Case, state: object, hook: Callable) -> Gradients:
     return gradients(own)
 
 
-def compressed(case: Case, dtype: torch.dtype, hook: Callable) -> None:
+def compressed(case: Case, dtype: torch.dtype, hook: Callable, state: object = None) -> None:
     """Each rank rounds its part once, the sum is made in f32 and rounded once: to the bit on tpu_dist, which
     promises that; other backends may round in between."""
     ranks = dist.get_world_size()
@@ -63,7 +71,7 @@ def compressed(case: Case, dtype: torch.dtype, hook: Callable) -> None:
             total = total + part
         wanted[name] = total.to(dtype).float()
     tolerance = 0.0 if case.backend == "tpu_dist" else 4 * torch.finfo(dtype).eps
-    all_same("gradient of", hooked(case, None, hook), wanted, tolerance)
+    all_same("gradient of", hooked(case, state, hook), wanted, tolerance)
 
 
 @program(ranks=4)
@@ -86,19 +94,13 @@ def bf16_compress(case: Case) -> None:
 
 @program(ranks=4)
 def bf16_around_another_hook(case: Case) -> None:
-    compressed_state = {"calls": 0}
-
-    def counted(state: dict, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        assert bucket.buffer().dtype == torch.bfloat16, bucket.buffer().dtype
-        state["calls"] += 1
+    def noted(seen: list[torch.dtype], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen.append(bucket.buffer().dtype)
         return default_hooks.allreduce_hook(None, bucket)
 
-    ranks = dist.get_world_size()
-    got = hooked(case, compressed_state, default_hooks.bf16_compress_wrapper(counted))
-    assert compressed_state["calls"] == 1, compressed_state
-    each = of_each_rank(ranks, data(steps=1)[0])
-    wanted = {name: sum(one[name] for one in each) / ranks for name in each[0]}
-    all_same("gradient of", got, wanted, 8 * torch.finfo(torch.bfloat16).eps)
+    seen: list[torch.dtype] = []
+    compressed(case, torch.bfloat16, default_hooks.bf16_compress_wrapper(noted), seen)
+    assert seen == [torch.bfloat16], seen
 
 
 @program(ranks=4)
@@ -164,10 +166,7 @@ def post_local_sgd(case: Case) -> None:
 
     replicas = [model() for _ in range(ranks)]
     for step, batch in enumerate(steps):
-        for rank, replica in enumerate(replicas):
-            replica.zero_grad()
-            ((x, y),) = shares([batch], rank, ranks)
-            mse(replica(x), y).backward()
+        backward_on_each(replicas, batch)
         if step < warm_up:
             average([[p.grad for p in replica.parameters()] for replica in replicas])
         for replica in replicas:
@@ -175,12 +174,3 @@ def post_local_sgd(case: Case) -> None:
         if step >= warm_up and (step - warm_up) % period == 0:
             average([list(replica.parameters()) for replica in replicas])
     all_same("after the last step:", parameters(own), parameters(replicas[case.rank]), ROUNDING_F32)
-
-
-@torch.no_grad()
-def average(lists: list[list[torch.Tensor]]) -> None:
-    """Sets all to the mean of all, place by place."""
-    for same_place in zip(*lists, strict=True):
-        mean = sum(same_place) / len(same_place)
-        for tensor in same_place:
-            tensor.copy_(mean)

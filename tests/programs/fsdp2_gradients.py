@@ -13,20 +13,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from .case import Case, program
 from .compare import ROUNDING, ROUNDING_F32, all_same, same
+from .fsdp2 import WIDTHS, sharded
 from .training import Batch, batches, gradients, mlp, mse, parameters, sgd, shares
-
-WIDTHS = (10, 33, 13, 3)
 
 
 def data(dtype: torch.dtype = torch.float64, **options: object) -> list[Batch]:
     return batches(WIDTHS[0], WIDTHS[-1], dtype=dtype, **options)
-
-
-def sharded(model: nn.Sequential, **options: object) -> nn.Sequential:
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, **options)
-    return fully_shard(model, **options)
 
 
 class Weights(nn.Module):

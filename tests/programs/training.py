@@ -26,6 +26,10 @@ class History:
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    def followed_by(self, rest: History) -> History:
+        """The history of both trainings, one after the other."""
+        return History(self.losses + rest.losses, self.gradients + rest.gradients, rest.parameters)
+
     def must_be(self, wanted: History, tolerance: float = ROUNDING) -> None:
         """Raises where this history, whose losses are means over the shares, is another one."""
         same("losses", mean_over_ranks(self.losses), wanted.losses, tolerance)
@@ -116,3 +120,20 @@ def mean_over_ranks(values: list[float]) -> list[float]:
     sums = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(sums)
     return (sums / dist.get_world_size()).tolist()
+
+
+def backward_on_each(replicas: list[nn.Module], batch: Batch) -> None:
+    """The gradients that every rank computes of its share, one replica for each, without talking."""
+    for rank, replica in enumerate(replicas):
+        ((x, y),) = shares([batch], rank, len(replicas))
+        replica.zero_grad()
+        mse(replica(x), y).backward()
+
+
+@torch.no_grad()
+def average(lists: list[list[torch.Tensor]]) -> None:
+    """Sets all to the mean of all, place by place."""
+    for same_place in zip(*lists, strict=True):
+        mean = sum(same_place) / len(same_place)
+        for tensor in same_place:
+            tensor.copy_(mean)
