@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -43,6 +44,15 @@ void mix(uint64_t& hash, uint64_t word) {
   for (int byte = 0; byte < 8; ++byte) {
     hash = (hash ^ (word >> (8 * byte) & 0xff)) * 0x100000001b3;
   }
+}
+
+// Whether the bytes of memory are the elements in order. Lazily conjugated or negated views hold others.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor plain_copy(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
 void append_parts(std::vector<TpurunSpan>& spans, const std::vector<at::Tensor>& tensors, int parts) {
@@ -90,20 +100,24 @@ void Operation::check(const at::Tensor& tensor) {
 at::Tensor Operation::readable(const at::Tensor& tensor) {
   check(tensor);
   profiled_.push_back(tensor);
-  if (tensor.is_contiguous()) {
+  if (is_plain(tensor)) {
     return tensor;
   }
-  kept_.push_back(tensor.detach().contiguous());
+  kept_.push_back(plain_copy(tensor));
   return kept_.back();
 }
 
 at::Tensor Operation::writable(const at::Tensor& tensor, Access access) {
   check(tensor);
   results_.push_back(tensor);
-  if (tensor.is_contiguous()) {
+  if (is_plain(tensor)) {
     return tensor;
   }
-  auto copy = access == Access::kReadWrite ? tensor.detach().contiguous()
+  // Found here, before anybody takes part: the copy home would find it when all is done.
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, name(),
+                    ": expected an output whose elements lie apart in memory, got strides ", tensor.strides(),
+                    " for sizes ", tensor.sizes(), "; pass a clone() of it");
+  auto copy = access == Access::kReadWrite ? plain_copy(tensor)
                                            : at::empty(tensor.sizes(), tensor.options());
   staged_.push_back({tensor, copy});
   return copy;

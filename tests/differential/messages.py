@@ -1,0 +1,91 @@
+"""Messages between pairs of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .contents import mixed
+from .oracle import involves
+from .posted import Posted, Team, Tensors
+from .program import Message, Step
+
+# Of steps that receive from anybody: their messages may not be taken by another such step.
+ANY_SOURCE_TAG = 100
+
+
+def messages(step: Step, team: Team, tensors: Tensors) -> Posted:
+    """This rank's part of a step."""
+    mine = [(index, one) for index, one in enumerate(step.messages) if involves(one, team.place)]
+    if step.form in ("nonblocking", "batch"):
+        mine = _in_some_order(step, team.place, mine)
+    return FORMS[step.form](step, team, [(one, tensors[f"message{index}"]) for index, one in mine])
+
+
+def _in_some_order(step: Step, place: int, mine: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
+    """Shuffled, but those of the same pair and tag in the order that both know."""
+    shuffled = mine.copy()
+    Random(mixed(step.index, place, len(mine))).shuffle(shuffled)
+    in_order = {lane: iter([one for one in mine if _lane(one[1]) == lane]) for lane in map(_lane_of, mine)}
+    return [next(in_order[_lane(message)]) for _, message in shuffled]
+
+
+def _lane(message: Message) -> tuple[int, int, int]:
+    return message.source, message.target, message.tag
+
+
+def _lane_of(numbered: tuple[int, Message]) -> tuple[int, int, int]:
+    return _lane(numbered[1])
+
+
+Parts = list[tuple[Message, torch.Tensor]]
+
+
+def _nonblocking(step: Step, team: Team, parts: Parts) -> Posted:
+    works = []
+    for message, tensor in parts:
+        call, peer = _call(message, team)
+        works.append(call(tensor, peer, group=team.group, tag=message.tag))
+    return Posted(works)
+
+
+def _call(message: Message, team: Team) -> tuple[Callable[..., Any], int]:
+    if message.source == team.place:
+        return dist.isend, team.ranks[message.target]
+    return dist.irecv, team.ranks[message.source]
+
+
+def _batch(step: Step, team: Team, parts: Parts) -> Posted:
+    ops = []
+    for message, tensor in parts:
+        call, peer = _call(message, team)
+        ops.append(dist.P2POp(call, tensor, peer, team.group, message.tag))
+    return Posted(dist.batch_isend_irecv(ops) if ops else [])
+
+
+def _blocking(step: Step, team: Team, parts: Parts) -> Posted:
+    for message, tensor in parts:
+        if message.source == team.place:
+            dist.send(tensor, team.ranks[message.target], team.group, message.tag)
+        else:
+            source = dist.recv(tensor, team.ranks[message.source], team.group, message.tag)
+            assert source == team.ranks[message.source], f"received from {source}"
+    return Posted()
+
+
+def _any_source(step: Step, team: Team, parts: Parts) -> Posted:
+    tag = ANY_SOURCE_TAG + step.index
+    works = []
+    for message, tensor in parts:
+        if message.source == team.place:
+            works.append(dist.isend(tensor, team.ranks[message.target], group=team.group, tag=tag))
+        else:
+            works.append(dist.irecv(tensor, group=team.group, tag=tag))
+    return Posted(works)
+
+
+FORMS = {"nonblocking": _nonblocking, "batch": _batch, "blocking": _blocking, "any_source": _any_source}

@@ -1,0 +1,73 @@
+"""What a posted step leaves to wait for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from .program import Group, Step
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Team:
+    """A process group on one of its ranks."""
+
+    group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    """By their numbers in the world."""
+    place: int
+
+    @staticmethod
+    def of(group: dist.ProcessGroup, members: Group, rank: int) -> Team:
+        return Team(group, members.ranks, members.ranks.index(rank))
+
+
+@dataclass
+class Posted:
+    """What is waited for."""
+
+    works: list[Any] = field(default_factory=list)
+    """Works, or futures where a form returns these."""
+    returned: list[torch.Tensor] = field(default_factory=list)
+
+    def wait(self, how: str) -> None:
+        for work in self.works:
+            WAITS[how if isinstance(work, dist.Work) else "work"](work)
+        self.returned = [functional.wait_tensor(tensor) for tensor in self.returned]
+
+    def sources(self) -> list[int]:
+        """Of messages, in the group, by work."""
+        return [work._source_rank() for work in self.works]
+
+
+def _then(work: dist.Work) -> None:
+    if work.get_future().then(lambda future: len(future.value())).wait() < 0:
+        raise AssertionError("a future without a value")
+
+
+def _poll(work: dist.Work) -> None:
+    while not work.is_completed():
+        os.sched_yield()
+    work.wait()
+
+
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "work": lambda work: work.wait(),
+    "future": lambda work: work.get_future().wait(),
+    "then": _then,
+    "poll": _poll,
+}
+
+
+def reduce_op(step: Step) -> Any:
+    if step.op == "PREMUL_SUM":
+        return dist._make_nccl_premul_sum(step.factor)
+    return getattr(dist.ReduceOp, step.op)
