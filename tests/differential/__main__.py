@@ -11,8 +11,7 @@ from pathlib import Path
 from . import jobs
 from .generate import ranks_of
 from .jobs import Failure, Runner
-from .plan import Item
-from .plants import PLANTS
+from .plan import PLANTS, Item
 from .shrink import shrunk
 
 MOST_SHRUNK = 5

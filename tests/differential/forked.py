@@ -1,7 +1,6 @@
 """Runs plans without any launcher: one process imports torch once and forks the ranks of each.
 
-It reads the path of a plan from each line of its input; answers with the process ids of the ranks, and with
-another line when all have ended.
+It reads the path of a plan from each line of its input, and answers with a line when all ranks have ended.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ def main() -> None:
     for line in sys.stdin:
         plan = Plan.read(Path(line.strip()))
         pids = [start(plan, rank) for rank in range(plan.ranks)]
-        print(*pids, flush=True)
         for pid in pids:
             os.waitpid(pid, 0)
         print("ended", flush=True)

@@ -137,12 +137,12 @@ class _Steps:
         return {"dtype": dtype, "mode": mode}
 
     def _reduction(self, form: str, *, is_viewed: bool = False) -> dict:
-        """`is_viewed`: torch passes complex tensors on as pairs of reals, and refuses what these are not."""
+        """`is_viewed`: torch passes complex tensors on as pairs of reals, as all functional forms do."""
         random = self.random
         dtype = random.choice([name for name in ("float32", *FORMATS) if FORMATS[name].family != OPAQUE])
         family = FORMATS[dtype].family
         ops = [op for op in OPS[family] if not form.startswith("functional") or op in FUNCTIONAL_OPS]
-        if is_viewed and family == COMPLEX:
+        if (is_viewed or form == "functional") and family == COMPLEX:
             ops = [op for op in ops if op != "PRODUCT"]
         op = random.choice(ops)
         factor = random.choice([0.5, 2.0, 0.25]) if self.is_any_order else random.choice([0.5, 0.1, -3.0])
@@ -173,7 +173,7 @@ class _Steps:
         return details | {"shapes": (self._shape(details["dtype"]),)}
 
     def _all_reduce(self, kind: str, form: str) -> dict:
-        details = self._reduction(form, is_viewed=form == "plain")
+        details = self._reduction(form, is_viewed=True)
         return details | {"shapes": (self._shape(details["dtype"]),)}
 
     def _reduce(self, kind: str, form: str) -> dict:
@@ -181,7 +181,7 @@ class _Steps:
         return details | {"shapes": (self._shape(details["dtype"]),)}
 
     def _all_reduce_coalesced(self, kind: str, form: str) -> dict:
-        details = self._reduction(form, is_viewed=form != "functional")
+        details = self._reduction(form, is_viewed=True)
         return details | {"shapes": self._several(details["dtype"], self._shape)}
 
     def _several(self, dtype: str, draw) -> tuple:

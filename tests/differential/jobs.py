@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +22,6 @@ FOREIGN = re.compile(
     r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|TORCHELASTIC_.*|RANK|WORLD_SIZE|MASTER_.*"
 )
 LAUNCHERS = ("fork", "tpurun")
-LOOK_S = 0.5
 SHOWN = 4
 
 
@@ -63,8 +59,7 @@ def run(
     while rest:
         plan = Plan(folder / f"{ranks}-{jobs}", ranks, rest, timeout_s, plant)
         plan.write()
-        ending = runner.run(plan)
-        failures = list(failures_of(plan, ending))
+        failures = list(failures_of(plan, runner.run(plan)))
         over = _end(plan, failures)
         done(over)
         yield from (failure for at, failure in failures if at < over)
@@ -77,7 +72,10 @@ def failures_of(plan: Plan, ending: str) -> Iterator[tuple[int, Failure]]:
     if not any(one.is_over for one in reports):
         first = min(plan.positions())
         if first < len(plan.items):
-            reports.append(Report(plan.positions().index(first), first, "", ending or "a rank died", True))
+            rank = plan.positions().index(first)
+            reports.append(
+                Report(rank, first, "", f"never came to an end: {_stack(plan, rank) or ending}", True)
+            )
     over = min((one.position for one in reports if one.is_over), default=len(plan.items))
     for position in sorted({one.position for one in reports}):
         if position <= over:
@@ -116,24 +114,10 @@ def environment() -> dict[str, str]:
     return ours | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Watch:
-    """Notices when no rank gets any further."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.limit_s = 2 * plan.timeout_s + 30
-        self.seen: list[int] = []
-        self.since = time.monotonic()
-
-    def is_stuck(self) -> bool:
-        now = self.plan.positions()
-        if now != self.seen:
-            self.seen, self.since = now, time.monotonic()
-        return time.monotonic() - self.since > self.limit_s
-
-    @property
-    def ending(self) -> str:
-        return f"no rank got any further for {self.limit_s:.0f} s"
+def _stack(plan: Plan, rank: int) -> str:
+    """What a rank was in when its time was over."""
+    path = plan.stacks(rank)
+    return " ".join(path.read_text().split())[:1000] if path.exists() else ""
 
 
 class Launched:
@@ -143,7 +127,7 @@ class Launched:
         log = plan.folder / "run"
         command = [TPURUN, "-n", plan.ranks, "--log-dir", log, "-m", "differential.rank", plan.path]
         with (plan.folder / "output").open("w") as output:
-            job = subprocess.Popen(
+            job = subprocess.run(
                 [str(word) for word in command],
                 cwd=TESTS,
                 env=environment(),
@@ -151,19 +135,6 @@ class Launched:
                 stdout=output,
                 stderr=output,
             )
-            return self._wait(job, plan)
-
-    def _wait(self, job: subprocess.Popen, plan: Plan) -> str:
-        watch = Watch(plan)
-        while True:
-            try:
-                job.wait(LOOK_S)
-                break
-            except subprocess.TimeoutExpired:
-                if watch.is_stuck():
-                    job.terminate()
-                    job.wait()
-                    return watch.ending
         if job.returncode == 0:
             return ""
         report = plan.folder / "run" / "report.txt"
@@ -188,17 +159,9 @@ class Forks:
 
     def run(self, plan: Plan) -> str:
         print(plan.path, file=self.server.stdin, flush=True)
-        pids = [int(word) for word in self.server.stdout.readline().split()]
-        if not pids:
-            raise RuntimeError(f"the process that forks the ranks has died: {self.log.read_text()[-2000:]}")
-        watch, ending = Watch(plan), ""
-        while not select.select([self.server.stdout], [], [], LOOK_S)[0]:
-            if not ending and watch.is_stuck():
-                ending = watch.ending
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-        self.server.stdout.readline()
-        return ending or _last_words(self.log)
+        if not self.server.stdout.readline():
+            raise RuntimeError(f"the process that forks the ranks has died: {_last_words(self.log)}")
+        return _last_words(self.log)
 
     def close(self) -> None:
         self.server.stdin.close()

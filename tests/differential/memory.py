@@ -29,8 +29,9 @@ PLAIN, STEPPED, TURNED, PADDED, EXPANDED, NEGATED = (
     "negated",
 )
 ALIGNMENT = 64
-# Steps that torch does not take apart into reals first, which conjugated and negated views refuse.
-SEEN_WHOLE = ("reduce", "reduce_scatter", "gather", "broadcast", "messages")
+# Steps that torch does not take apart into reals first, which conjugated and negated views refuse. Only what
+# is read may be one: torch hands a copy on, and what is written to that is lost, whatever the backend.
+SEEN_WHOLE = ("reduce_scatter", "gather", "messages")
 SIGNED = ("float32", "float64", "float16", "bfloat16")
 
 Strides = tuple[int, ...]
@@ -152,7 +153,8 @@ def _layout(step: Step, one: Held, random: Random) -> str:
         is_repeated = one.before is not None and one.before.strides == (0,)
         if is_repeated and one.after is None and not step.is_in_place:
             possible += [EXPANDED, EXPANDED]
-    if step.kind in SEEN_WHOLE and step.form != "functional" and step.mode != BITS:
+    is_read = one.before is not None and one.after is None and not step.is_in_place
+    if is_read and step.kind in SEEN_WHOLE and step.mode != BITS:
         # Complex messages are taken apart, too.
         is_complex = one.form.family == COMPLEX and step.kind != "messages"
         possible += [NEGATED] * (is_complex or one.form.name in SIGNED)

@@ -12,6 +12,9 @@ from pathlib import Path
 from . import generate
 from .program import Program
 
+PLANTS = ("oracle", "operation", "result", "stray", "crash", "hang")
+"""Errors that can be made on purpose, see `plants.py`."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -51,6 +54,15 @@ class Plan:
         plan = json.loads(path.read_text()) | {"folder": path.parent}
         items = [Item(seed, None if kept is None else tuple(kept)) for seed, kept in plan.pop("items")]
         return Plan(items=items, **plan)
+
+    @property
+    def limit_s(self) -> float:
+        """Of one program: longer than any group waits."""
+        return 2 * self.timeout_s + 30
+
+    def stacks(self, rank: int) -> Path:
+        """Where a rank that hangs writes in what."""
+        return self.folder / f"rank-{rank}.stacks"
 
     @property
     def progress(self) -> Path:

@@ -51,9 +51,6 @@ class Plant:
                 memory.buffer[-1] ^= 1
 
 
-PLANTS = ("oracle", "operation", "result", "stray", "crash", "hang")
-
-
 def _change(effects: Effects) -> None:
     for index, one in enumerate(effects.held):
         if one.after is not None and one.after.size:

@@ -54,9 +54,12 @@ def _then(work: dist.Work) -> None:
 
 
 def _poll(work: dist.Work) -> None:
-    while not work.is_completed():
+    """Looks before it waits: who only looks would take the CPU from those it waits for."""
+    if not work.is_completed():
         os.sched_yield()
+    work.is_completed()
     work.wait()
+    assert work.is_completed() and work.is_success(), "waited for, and not completed"
 
 
 WAITS: dict[str, Callable[[Any], Any]] = {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from datetime import timedelta
@@ -29,8 +30,11 @@ def run(plan: Plan, rank: int, init_method: str = "env://") -> bool:
         world_size=plan.ranks,
     )
     plant = Plant(plan.plant) if plan.plant else None
+    stacks = plan.stacks(rank).open("w")
     for position, item in enumerate(plan.items):
         plan.reach(rank, position)
+        # Ends this process, whatever it hangs in.
+        faulthandler.dump_traceback_later(plan.limit_s, exit=True, file=stacks)
         try:
             wrong = execute(item.program(), rank, plant)
         except Trouble as trouble:
@@ -39,6 +43,7 @@ def run(plan: Plan, rank: int, init_method: str = "env://") -> bool:
         for step, what in wrong:
             Report(rank, position, str(step), what, False).write(plan)
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
     plan.reach(rank, len(plan.items))
     return True
 
