@@ -62,6 +62,17 @@ LAUNCHER := tpurun
 programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn)
 	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) $(ARGS)
 
+SEED := 0
+PROGRAMS := 300
+.PHONY: differential
+differential: $(INSTALLED) ## PROGRAMS=300 random programs of collectives against numpy, from SEED=0 on (ARGS=--help)
+	@$(PY) -m tests.differential --seed $(SEED) --programs $(PROGRAMS) $(ARGS)
+
+# Others than the night before; what fails says how to repeat it.
+.PHONY: nightly
+nightly: ## what takes too long for every change: 10,000 random programs, other ones every day
+	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
+
 .PHONY: soak
 soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
 	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)

@@ -1,4 +1,4 @@
-"""Some random programs of collectives against numpy; `make differential` runs many more."""
+"""Some random programs of collectives against numpy; `make nightly` runs many more."""
 
 import re
 import subprocess
@@ -6,14 +6,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from differential import generate
-from differential.formats import FORMATS, INTEGERS, Format
+from differential.formats import FORMATS
 from differential.order import POST, WAIT, actions
-from differential.program import Program
+from differential.program import Program, Step
+from differential.shrink import shrunk
 
 ROOT = Path(__file__).parents[1]
 FIRST = 1_000_000
@@ -25,35 +24,31 @@ def run(*arguments: str | int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
 
-def assert_right(done: subprocess.CompletedProcess[str], programs: int) -> None:
+def test_programs():
+    done = run("--seed", FIRST, "--programs", 300)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert f"{programs} programs, {programs} right, 0 wrong" in done.stdout, text
+    assert "300 programs, 300 right, 0 wrong" in done.stdout, text
 
 
-def test_programs_on_forked_ranks():
-    assert_right(run("--seed", FIRST, "--programs", 240, "--launcher", "fork"), 240)
+def victims(seed: int) -> list[Step]:
+    """The steps that are done wrong on purpose."""
+    return [step for step in generate.program(seed).steps if step.kind == "all_reduce"]
 
 
-def test_programs_under_tpurun():
-    seeds = [seed for seed in range(FIRST + 240, FIRST + 1000) if generate.ranks_of(seed) == 5][:60]
-    done = run(
-        "--seed", seeds[0], "--programs", seeds[-1] - seeds[0] + 1, "--ranks", 5, "--launcher", "tpurun"
+def is_fit(seed: int) -> bool:
+    """Whether one of several steps is an all_reduce, of all, in which each error can be made."""
+    program, steps = generate.program(seed), victims(seed)
+    return (
+        generate.world_of(seed) == ("fork", 3)
+        and len(program.steps) > 4
+        and [(step.form, step.dtype, step.op) for step in steps] == [("plain", "float32", "SUM")]
+        and len(program.groups[steps[0].group].ranks) == 3
+        and 0 not in steps[0].shapes[0]
     )
-    assert_right(done, 60)
 
 
-# A program of several steps, among which one all_reduce of more than nothing.
-VICTIM = next(
-    seed
-    for seed in range(FIRST, 2 * FIRST)
-    if (one := generate.program(seed)).ranks == 3
-    and len(one.steps) > 4
-    and [(step.kind, step.form, step.dtype, step.op) for step in one.steps if step.kind == "all_reduce"]
-    == [("all_reduce", "plain", "float32", "SUM")]
-    and len(one.groups[next(step.group for step in one.steps if step.kind == "all_reduce")].ranks) == 3
-)
-WHERE = next(step for step in generate.program(VICTIM).steps if step.kind == "all_reduce")
+VICTIM = next(filter(is_fit, range(FIRST, 2 * FIRST)))
 
 
 @pytest.mark.parametrize(
@@ -69,40 +64,38 @@ WHERE = next(step for step in generate.program(VICTIM).steps if step.kind == "al
 )
 def test_an_error_made_on_purpose_is_found_and_the_program_shrunk_to_it(plant: str, says: str):
     timeout_s = 2 if plant == "hang" else 30
-    # Beside others, which are right and stay so.
-    done = run(
-        *["--seed", VICTIM, "--programs", 1, "--ranks", 3, "--launcher", "fork"],
-        *["--plant", plant, "--timeout", timeout_s],
-    )
+    done = run("--seed", VICTIM, "--programs", 1, "--plant", plant, "--timeout", timeout_s)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 programs, 0 right, 1 wrong" in done.stdout
     assert re.search(says, done.stdout), done.stdout
-    shown = [line for line in done.stdout.splitlines() if line.startswith("    ")]
-    assert shown == [f"  {WHERE}".rstrip()], done.stdout
+    (where,) = victims(VICTIM)
+    shown = [line for line in done.stdout.splitlines() if re.match(r" {4,}\d", line)]
+    assert shown == [f"  {where}"], done.stdout
     replay = re.search(r"replay: python -m tests.differential (.*)", done.stdout)[1].split()
-    assert replay[:4] == ["--replay", str(VICTIM), "--steps", str(WHERE.index)]
+    assert replay[:4] == ["--replay", str(VICTIM), "--steps", str(where.index)]
     assert run(*replay, "--timeout", timeout_s).returncode == 1
 
 
 def test_the_program_that_ends_its_job_is_named_and_the_others_run():
-    done = run("--seed", VICTIM - 20, "--programs", 40, "--ranks", 3, "--launcher", "fork", "--no-shrink")
-    total = int(re.search(r"(\d+) programs, (\d+) right, 0 wrong", done.stdout)[1])
-    planted = run(
-        *["--seed", VICTIM - 20, "--programs", 40, "--ranks", 3, "--launcher", "fork", "--no-shrink"],
-        *["--plant", "crash"],
-    )
-    wrong = sum(
-        any(step.kind == "all_reduce" for step in generate.program(seed).steps)
-        for seed in range(VICTIM - 20, VICTIM + 20)
-        if generate.ranks_of(seed) == 3
-    )
-    assert f"{total} programs, {total - wrong} right, {wrong} wrong" in planted.stdout, planted.stdout
+    seeds = [seed for seed in range(VICTIM, VICTIM + 40) if generate.world_of(seed).ranks == 3]
+    done = run("--seed", VICTIM, "--programs", 40, "--ranks", 3, "--no-shrink", "--plant", "crash")
+    wrong = [seed for seed in seeds if victims(seed)]
+    assert 0 < len(wrong) < len(seeds)
+    assert f"{len(seeds)} programs, {len(seeds) - len(wrong)} right, {len(wrong)} wrong" in done.stdout
+    assert set(re.findall(r"--replay (\d+)", done.stdout)) == set(map(str, wrong))
+
+
+def test_as_many_steps_are_kept_as_fail_together():
+    def failing(choices: list[tuple[int, ...]]) -> list[bool]:
+        return [{2, 5} <= set(choice) for choice in choices]
+
+    assert shrunk(range(8), failing) == (2, 5)
 
 
 def test_a_seed_is_a_program():
     for seed in range(200):
         assert generate.program(seed) == generate.program(seed)
-        assert generate.program(seed).ranks == generate.ranks_of(seed)
+        assert generate.program(seed).ranks == generate.world_of(seed).ranks
 
 
 def test_everything_is_drawn():
@@ -111,7 +104,9 @@ def test_everything_is_drawn():
         (kind, form) for kind, (_, forms) in generate.KINDS.items() for form in forms
     }
     assert {step.dtype for step in steps} == set(FORMATS)
-    assert min(Counter(generate.ranks_of(seed) for seed in range(3000)).values()) > 100
+    drawn = Counter(map(generate.world_of, range(3000)))
+    assert set(drawn) == set(generate.WORLDS)
+    assert min(drawn.values()) > 100
 
 
 def test_groups_are_used_in_one_order_and_everything_is_waited_for_once():
@@ -132,30 +127,3 @@ def test_groups_are_used_in_one_order_and_everything_is_waited_for_once():
 
 def posted(program: Program, mine: list, group: int) -> tuple[int, ...]:
     return tuple(step.index for what, step in mine if what == POST and step.group == group)
-
-
-SMALL = [form for form in FORMATS.values() if form.name.startswith("float") and form.bytes <= 2]
-
-
-@pytest.mark.parametrize(
-    "form", [form for form in SMALL if form.family != "opaque"], ids=lambda one: one.name
-)
-def test_small_floats_are_what_torch_says(form: Format):
-    codes = np.arange(1 << 8 * form.bytes).astype(form.raw)
-    numbers = torch.from_numpy(codes.copy()).view(getattr(torch, form.name)).float().numpy()
-    assert np.array_equal(form.decode(codes), numbers, equal_nan=True)
-    finite = np.isfinite(numbers)
-    assert np.array_equal(form.encode(numbers)[finite], codes[finite])
-    random = np.random.default_rng(1)
-    wild = np.frombuffer(random.bytes(4_000_000), np.float32)
-    near = random.normal(0, 1, 100_000).astype(np.float32)
-    middles = ((numbers[finite][1:] + numbers[finite][:-1]) / 2).astype(np.float32)
-    for floats in (wild, near, middles):
-        rounded = torch.from_numpy(floats.copy()).to(getattr(torch, form.name))
-        ours = form.decode(form.encode(floats))
-        assert np.array_equal(ours, rounded.float().numpy(), equal_nan=True)
-
-
-def test_integers_are_those_of_torch():
-    for form in INTEGERS:
-        assert torch.empty(0, dtype=getattr(torch, form.name)).itemsize == form.bytes

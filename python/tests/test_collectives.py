@@ -243,6 +243,24 @@ def scatter() -> None:
                     equal(output, values(dist.get_rank() + 5))
 
 
+def lazy_signs() -> None:
+    """Views whose numbers have another sign than their memory: the numbers are what counts."""
+    size, me = dist.get_world_size(), dist.get_rank()
+    real = [values(rank) for rank in range(size)]
+    complex_ = [values(rank, torch.complex64) * (1 + 2j) for rank in range(size)]
+    for numbers, mine in [
+        (real, torch._neg_view(-real[me])),
+        (complex_, torch.conj_physical(complex_[me]).conj()),
+    ]:
+        output = torch.empty_like(numbers[me])
+        dist.reduce_scatter(output, [mine] * size)
+        equal(output, sum(numbers))
+        outputs = [torch.empty_like(output) for _ in range(size)] if me == 0 else None
+        dist.gather(mine, outputs)
+        for rank, gathered in enumerate(outputs or []):
+            equal(gathered, numbers[rank])
+
+
 def all_to_all() -> None:
     for group, members in groups():
         index = members.index(dist.get_rank())
@@ -322,6 +340,7 @@ BODIES = [
     broadcast,
     complex_sum,
     gather,
+    lazy_signs,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,

@@ -96,6 +96,11 @@ def bad_arguments() -> None:
             TypeError,
             "all_reduce: expected a dtype that can be reduced, got float8_e8m0fnu",
         ),
+        (
+            lambda: dist.all_reduce(torch.ones(1).expand(4)),
+            ValueError,
+            "all_reduce: expected an output whose elements lie apart in memory, got strides [0]",
+        ),
     ]
     for call, kind, *parts in calls:
         one_line(ranks.failure_of(call), kind, *parts)

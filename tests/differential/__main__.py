@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+from tests.fault_matrix.start import FOREIGN
+
 from . import jobs
-from .generate import ranks_of
-from .jobs import Failure, Runner
-from .plan import PLANTS, Item
+from .generate import World, world_of
+from .jobs import Failure
+from .plan import Item
+from .plants import PLANTS
 from .shrink import shrunk
 
 MOST_SHRUNK = 5
@@ -19,18 +25,14 @@ MOST_SHRUNK = 5
 
 def main() -> int:
     options = parse()
-    began = time.monotonic()
     items = [Item(seed, options.steps) for seed in options.seeds]
     if options.list:
-        for item in items:
-            print(item.program())
+        print(*[item.program() for item in items], sep="\n")
         return 0
-    failed = 0
-    with jobs.workplace() as folder:
-        for launcher in jobs.LAUNCHERS if options.launcher == "both" else [options.launcher]:
-            mine = share(items, launcher, options.launcher)
-            with jobs.runner(launcher, folder) as runner:
-                failed += Session(options, launcher, runner, folder / launcher).run(mine)
+    prepare()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tpurun-differential-") as folder:
+        failed = Session(options, Path(folder)).run(items)
     took = time.monotonic() - began
     print(
         f"{len(items)} programs, {len(items) - failed} right, {failed} wrong, "
@@ -40,74 +42,74 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def share(items: list[Item], launcher: str, chosen: str) -> list[Item]:
-    """Of two launchers each gets every second program of each number of ranks."""
-    if chosen != "both":
-        return items
-    seen: Counter[int] = Counter()
-    mine = []
-    for item in items:
-        ranks = ranks_of(item.seed)
-        if jobs.LAUNCHERS[seen[ranks] % 2] == launcher:
-            mine.append(item)
-        seen[ranks] += 1
-    return mine
+def prepare() -> None:
+    """Ranks are forked from here: they have one thread, and obey no other job."""
+    for name in [name for name in os.environ if FOREIGN.fullmatch(name)]:
+        del os.environ[name]
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    torch.set_num_threads(1)
 
 
 class Session:
-    """Programs under one launcher."""
+    """Runs programs and tells of them."""
 
-    def __init__(self, options: argparse.Namespace, launcher: str, runner: Runner, folder: Path) -> None:
-        self.options, self.launcher, self.runner, self.folder = options, launcher, runner, folder
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
         self.shrinks = 0
 
-    def run(self, items: list[Item]) -> int:
+    def run(self, items: Sequence[Item]) -> int:
         """How many failed."""
         failed = 0
-        for ranks in sorted({ranks_of(item.seed) for item in items}):
-            some = [item for item in items if ranks_of(item.seed) == ranks]
-            began = time.monotonic()
-            for failure in self._failures(some, ranks, self.folder):
+        for world in sorted(set(map(self._world, items))):
+            some = [item for item in items if self._world(item) == world]
+            for failure in self._failures(some, world, Progress(world, len(some))):
                 failed += 1
-                self._show(failure, ranks)
-            took = time.monotonic() - began
-            print(
-                f"{self.launcher:>6}, {ranks} ranks: {len(some)} programs, {len(some) / took:.1f} per second",
-                flush=True,
-            )
+                self._show(failure, world)
         return failed
 
-    def _failures(self, items: list[Item], ranks: int, folder: Path):
-        return jobs.run(
-            items, ranks, self.runner, folder, timeout_s=self.options.timeout, plant=self.options.plant
-        )
+    def _world(self, item: Item) -> World:
+        world = world_of(item.seed)
+        return world._replace(launcher=self.options.launcher or world.launcher)
 
-    def _show(self, failure: Failure, ranks: int) -> None:
+    def _failures(self, items: Sequence[Item], world: World, progress=lambda done: None) -> Iterator[Failure]:
+        timeout_s, plant = self.options.timeout, self.options.plant
+        return jobs.run(items, world, self.folder, timeout_s=timeout_s, plant=plant, progress=progress)
+
+    def _show(self, failure: Failure, world: World) -> None:
         if self.shrinks < MOST_SHRUNK and self.options.shrink:
             self.shrinks += 1
-            failure = self._smaller(failure, ranks)
-        item = failure.item
-        steps = "" if item.kept is None else " --steps " + ",".join(map(str, item.kept))
-        plant = f" --plant {self.options.plant}" if self.options.plant else ""
-        print(item.program(), failure, sep="\n")
-        print(
-            f"  replay: python -m tests.differential --replay {item.seed}{steps} "
-            f"--launcher {self.launcher}{plant}",
-            flush=True,
-        )
+            failure = self._smaller(failure, world)
+        item, options = failure.item, self.options
+        words = ["--replay", item.seed]
+        words += [] if item.kept is None else ["--steps", ",".join(map(str, item.kept))]
+        words += ["--launcher", options.launcher] if options.launcher else []
+        words += ["--plant", options.plant] if options.plant else []
+        print(failure)
+        print("  replay: python -m tests.differential", *words, flush=True)
 
-    def _smaller(self, failure: Failure, ranks: int) -> Failure:
+    def _smaller(self, failure: Failure, world: World) -> Failure:
         seed = failure.item.seed
         found = {failure.item: failure}
 
         def failing(choices: list[tuple[int, ...]]) -> list[bool]:
             items = [Item(seed, choice) for choice in choices]
-            folder = self.folder / f"shrink-{seed}-{len(choices)}"
-            found.update({one.item: one for one in self._failures(items, ranks, folder)})
+            found.update({one.item: one for one in self._failures(items, world)})
             return [item in found for item in items]
 
         steps = shrunk([step.index for step in failure.item.program().steps], failing)
         return found.get(Item(seed, steps), failure)
+
+
+class Progress:
+    """A line for each job."""
+
+    def __init__(self, world: World, total: int) -> None:
+        self.world, self.total = world, total
+        self.began = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        rate = done / (time.monotonic() - self.began)
+        print(f"{self.world}: {done} of {self.total} programs, {rate:.1f} per second", flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -115,10 +117,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--programs", type=int, default=300, help="how many [300]")
     parser.add_argument("--seed", type=int, default=0, help="of the first; the next ones follow it [0]")
     parser.add_argument("--replay", type=int, metavar="SEED", help="this program alone")
-    parser.add_argument("--steps", type=steps, help="only these steps of it, as in 0,3")
+    parser.add_argument("--steps", type=numbers, help="only these steps of it, as in 0,3")
     parser.add_argument("--ranks", type=numbers, help="only programs of these numbers of ranks, as in 2,5")
     parser.add_argument(
-        "--launcher", choices=[*jobs.LAUNCHERS, "both"], default="both", help="who starts the ranks [both]"
+        "--launcher", choices=jobs.LAUNCHERS, help="who starts the ranks [what each seed says]"
     )
     parser.add_argument("--timeout", type=float, default=60, help="of all groups, in seconds [60]")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="show programs as they are")
@@ -128,20 +130,14 @@ def parse() -> argparse.Namespace:
     last = options.seed + options.programs
     options.seeds = range(options.seed, last) if options.replay is None else [options.replay]
     if options.ranks:
-        options.seeds = [seed for seed in options.seeds if ranks_of(seed) in options.ranks]
-    if options.replay is not None and options.launcher == "both":
-        options.launcher = "fork"
+        options.seeds = [seed for seed in options.seeds if world_of(seed).ranks in options.ranks]
     if options.steps and options.replay is None:
         parser.error("expected --replay with --steps")
     return options
 
 
-def steps(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
-
-
-def numbers(text: str) -> set[int]:
-    return {int(part) for part in text.split(",")}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from .messages import messages
-from .objects import objects
 from .posted import Posted, Team, Tensors, reduce_op
 from .program import Step
 from .refusals import refused
@@ -171,10 +170,6 @@ def _all_to_all_single(step: Step, team: Team, tensors: Tensors) -> Any:
     return dist.all_to_all_single(tensors["out0"], tensors["in0"], received, sent, team.group, step.is_async)
 
 
-def _permute(step: Step, team: Team, tensors: Tensors) -> Any:
-    return _returned(functional.permute_tensor(tensors["in0"], list(step.rows), team.group))
-
-
 def _barrier(step: Step, team: Team, tensors: Tensors) -> Any:
     if step.form == "monitored":
         return team.group.monitored_barrier()
@@ -198,9 +193,7 @@ CALLS: dict[str, Callable[[Step, Team, Tensors], Any]] = {
     "reduce_scatter_single_coalesced": _reduce_scatter_single_coalesced,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
-    "permute": _permute,
     "barrier": _barrier,
     "messages": messages,
-    "objects": objects,
     "refused": refused,
 }

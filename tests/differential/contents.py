@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from .formats import BOOL, COMPLEX, FLOAT, FORMATS, INTEGER, OPAQUE, Complex, Format
+from .formats import BOOL, COMPLEX, FLOAT, FORMATS, INTEGER, OPAQUE, Format
 
 BITS = "bits"
 """Every bit pattern: infinities, NaNs, subnormals, the largest numbers."""
@@ -69,7 +69,7 @@ def _elements(form: Format, mode: str, random: np.random.Generator) -> np.ndarra
     if form.family == INTEGER:
         low = -3 if np.issubdtype(form.raw, np.signedinteger) else 0
         return random.integers(low, 4, POOL).astype(form.raw)
-    if isinstance(form, Complex):
+    if form.half is not None:
         return _numbers(mode, 2 * POOL, random).astype(form.half.raw).view(form.raw)
     assert form.family in (FLOAT, COMPLEX)
     return form.encode(_numbers(mode, POOL, random).astype(form.decode(np.zeros(1, form.raw)).dtype))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 
-import torch
 import torch.distributed as dist
 
 from .calls import post
@@ -21,83 +20,80 @@ from .posted import Posted, Team
 from .program import Group, Program, Step
 
 
-class Trouble(Exception):
-    """Something is not as the program says; `step` is where."""
-
-    def __init__(self, step: Step | None, what: str) -> None:
-        super().__init__(what)
-        self.step = step
-
-
-def execute(program: Program, rank: int, plant: Plant | None = None) -> list[tuple[Step, str]]:
-    """Runs it; returns the steps that left wrong bytes, with what is wrong. Raises `Trouble` where the ranks
-    can not go on together."""
+def execute(program: Program, rank: int, plant: Plant | None = None) -> tuple[list[tuple[str, str]], bool]:
+    """What is wrong, by step, and whether the ranks can not go on together."""
+    wrong: list[tuple[str, str]] = []
+    where = ""
     try:
         with environment(program.settings):
             teams = [team(group, rank) for group in program.groups]
-    except Exception as error:
-        raise Trouble(None, f"making groups: {type(error).__name__}: {error}") from error
-    run = Run(program, teams, rank, plant)
-    for what, step in actions(program, rank):
-        try:
-            run.post(step) if what == POST else run.wait(step)
-        except AssertionError as error:
-            run.wrong.append((step, str(error)))
-        except Exception as error:
-            raise Trouble(step, f"{type(error).__name__}: {error}") from error
-    run.look_again()
-    try:
+        run = Run(program, teams, rank, plant, wrong)
+        for act, step in actions(program, rank):
+            where = str(step)
+            run.act(act, step)
+        where = ""
+        run.look_again()
         part(program, teams)
     except Exception as error:
-        raise Trouble(None, f"at the end: {type(error).__name__}: {error}") from error
-    return run.wrong
+        return [*wrong, (where, f"{type(error).__name__}: {error}")], True
+    return wrong, False
 
 
 class Run:
-    """What one rank has posted."""
+    """What one rank has posted. What it finds wrong it adds to `wrong`."""
 
-    def __init__(self, program: Program, teams: list[Team | None], rank: int, plant: Plant | None) -> None:
-        self.program, self.teams, self.rank, self.plant = program, teams, rank, plant
+    def __init__(
+        self,
+        program: Program,
+        teams: list[Team | None],
+        rank: int,
+        plant: Plant | None,
+        wrong: list[tuple[str, str]],
+    ) -> None:
+        self.program, self.teams, self.rank, self.plant, self.wrong = program, teams, rank, plant, wrong
         self.pending: dict[int, tuple[Posted, Memory, Effects]] = {}
         self.done: list[tuple[Step, Memory]] = []
-        self.wrong: list[tuple[Step, str]] = []
+
+    def act(self, act: str, step: Step) -> None:
+        """Posts a step, or waits for it."""
+        try:
+            self.post(step) if act == POST else self.wait(step)
+        except AssertionError as error:
+            self.wrong.append((str(step), str(error)))
 
     def post(self, step: Step) -> None:
         team = self.teams[step.group]
         effects = Oracle(self.program, step, team.place).effects()
-        meant = step
-        if self.plant is not None:
-            step = self.plant.before(step, team.place, effects)
+        posted = step if self.plant is None else self.plant.before(step, team.place, effects)
         memory = Memory(step, effects, Random(mixed(self.program.seed, step.index, self.rank)))
-        self.pending[step.index] = post(step, team, memory.tensors), memory, effects
+        self.pending[step.index] = post(posted, team, memory.tensors), memory, effects
         if not step.is_async:
-            self.wait(meant)
+            self.wait(step)
 
     def wait(self, step: Step) -> None:
         posted, memory, effects = self.pending.pop(step.index)
         posted.wait(step.wait if step.is_async else "work")
         if effects.candidates:
-            self._settle(posted, memory, effects, step)
-        self.done.append((step, memory))
+            self._settle(posted, memory, effects)
         if self.plant is not None:
             self.plant.after(step, self.teams[step.group].place, memory)
         if problem := memory.problem() or _problem_of_returned(posted, effects, step):
-            self.wrong.append((step, problem))
+            self.wrong.append((str(step), problem))
+        else:
+            self.done.append((step, memory))
 
-    def _settle(self, posted: Posted, memory: Memory, effects: Effects, step: Step) -> None:
+    def _settle(self, posted: Posted, memory: Memory, effects: Effects) -> None:
         """Now that it is known which message came from whom."""
         sources = posted.sources()
         assert sorted(sources) == sorted(effects.candidates), f"received from {sources}"
-        names = [one.name for one in effects.held]
-        for name, source in zip(names, sources, strict=True):
-            memory.expect(name, effects.candidates[source])
+        for one, source in zip(effects.held, sources, strict=True):
+            memory.expect(one, effects.candidates[source])
 
     def look_again(self) -> None:
         """Whether anything was written to that was right before."""
-        known = {step.index for step, _ in self.wrong}
         for step, memory in self.done:
-            if step.index not in known and (problem := memory.problem()):
-                self.wrong.append((step, f"after it was done: {problem}"))
+            if problem := memory.problem():
+                self.wrong.append((str(step), f"after it was done: {problem}"))
 
 
 def _problem_of_returned(posted: Posted, effects: Effects, step: Step) -> str:
@@ -107,7 +103,7 @@ def _problem_of_returned(posted: Posted, effects: Effects, step: Step) -> str:
     if len(posted.returned) != len(effects.returned):
         return f"expected {len(effects.returned)} tensors, got {len(posted.returned)}"
     for index, (tensor, (shape, wanted)) in enumerate(zip(posted.returned, effects.returned, strict=True)):
-        if tuple(tensor.shape) != shape or tensor.dtype != getattr(torch, form.name):
+        if tuple(tensor.shape) != shape or tensor.dtype != form.dtype:
             return f"returned {index}: expected {shape}, got {tuple(tensor.shape)} of {tensor.dtype}"
         if not same(form, tensor, wanted):
             return f"returned {index}: expected {wanted[:4]}.., got {tensor.flatten()[:4]}.."
@@ -128,7 +124,7 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 def team(group: Group, rank: int) -> Team | None:
     """Makes the group; all ranks come here."""
     made = MAKERS[group.how](group, rank)
-    return Team.of(made, group, rank) if rank in group.ranks else None
+    return Team(made, group.ranks, group.ranks.index(rank)) if rank in group.ranks else None
 
 
 def _local(group: Group, rank: int) -> dist.ProcessGroup:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from random import Random
+from typing import NamedTuple
 
 from . import contents, shapes
 from .formats import BOOL, COMPLEX, FLOAT, FORMATS, INTEGER, OPAQUE
 from .program import Group, Message, Program, Step
 from .reduction import OPS
 
-MOST_RANKS = 8
 MOST_STEPS = 10
+
+
+class World(NamedTuple):
+    """How many ranks, and who starts them; of `fork` nobody but us."""
+
+    launcher: str
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks by {self.launcher}"
+
+
+# How often each is drawn: few ranks more often than many, which take the machine longer.
+WORLDS = {
+    World("fork", 2): 5,
+    World("fork", 3): 4,
+    World("fork", 4): 4,
+    World("fork", 6): 2,
+    World("tpurun", 3): 2,
+    World("tpurun", 5): 2,
+    World("tpurun", 8): 1,
+}
 
 # Forms of each kind of step, and how often it is drawn.
 KINDS = {
@@ -30,29 +52,27 @@ KINDS = {
     "reduce_scatter_single_coalesced": (3, ("manager", "functional")),
     "all_to_all": (3, ("plain",)),
     "all_to_all_single": (5, ("plain", "plain", "functional")),
-    "permute": (1, ("functional",)),
     "barrier": (2, ("plain", "monitored")),
     "messages": (6, ("nonblocking", "batch", "blocking", "any_source")),
-    "objects": (1, ("all_gather", "broadcast", "gather", "scatter", "messages")),
     "refused": (1, ("op", "root", "dtypes", "room", "count", "overlapping")),
 }
 FUNCTIONAL_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
-def program(seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> Program:
-    """The program of this seed. `kinds` limits what is drawn."""
+def program(seed: int) -> Program:
+    """The program of this seed."""
     random = Random(seed)
-    ranks = ranks_of(seed)
+    ranks = world_of(seed).ranks
     groups = _groups(random, ranks)
     settings = _settings(random)
     meets = random.random() < 0.7
-    steps = _Steps(random, groups, settings, kinds).draw(random.randint(1, MOST_STEPS))
+    steps = _Steps(random, groups, settings).draw(random.randint(1, MOST_STEPS))
     return Program(seed, ranks, groups, steps, settings, meets)
 
 
-def ranks_of(seed: int) -> int:
-    """How many ranks it has: few more often than many, which take the machine longer."""
-    return Random(f"ranks {seed}").choice([2, 2, 3, 3, 4, 4, 5, 6, 7, 8])
+def world_of(seed: int) -> World:
+    """What it runs in."""
+    return Random(f"world {seed}").choices(list(WORLDS), list(WORLDS.values()))[0]
 
 
 def _settings(random: Random) -> dict[str, str]:
@@ -90,18 +110,15 @@ def _groups(random: Random, ranks: int) -> tuple[Group, ...]:
 
 
 class _Steps:
-    def __init__(
-        self, random: Random, groups: tuple[Group, ...], settings: dict[str, str], kinds: tuple[str, ...]
-    ) -> None:
+    def __init__(self, random: Random, groups: tuple[Group, ...], settings: dict[str, str]) -> None:
         self.random = random
         self.groups = groups
         # Others than the flat algorithm may combine in another order.
         self.is_any_order = "TPURUN_ALGORITHM" in settings
-        self.kinds = kinds
 
     def draw(self, count: int) -> tuple[Step, ...]:
-        weights = [KINDS[kind][0] for kind in self.kinds]
-        return tuple(self.step(i, self.random.choices(self.kinds, weights)[0]) for i in range(count))
+        weights = [weight for weight, _ in KINDS.values()]
+        return tuple(map(self.step, range(count), self.random.choices(list(KINDS), weights, k=count)))
 
     def step(self, index: int, kind: str) -> Step:
         random = self.random
@@ -111,7 +128,7 @@ class _Steps:
         form = random.choice(KINDS[kind][1])
         self.size = len(self.groups[group].ranks)
         details = getattr(self, f"_{kind}", self._alike)(kind, form)
-        is_async = random.random() < 0.5 and kind not in ("objects", "refused") and form != "monitored"
+        is_async = random.random() < 0.5 and kind != "refused" and form != "monitored"
         if form == "blocking":
             is_async = False
         return Step(
@@ -246,18 +263,8 @@ class _Steps:
 
     _all_to_all_single = _all_to_all
 
-    def _permute(self, kind: str, form: str) -> dict:
-        details = self._moved()
-        places = self.random.sample(range(self.size), self.size)
-        return details | {
-            "shapes": ((shapes.count(self.random, FORMATS[details["dtype"]].bytes, 2),),),
-            "rows": tuple(places),
-        }
-
     def _barrier(self, kind: str, form: str) -> dict:
         return {}
-
-    _objects = _barrier
 
     def _refused(self, kind: str, form: str) -> dict:
         return {"shapes": ((4,),), "mode": contents.WHOLE}

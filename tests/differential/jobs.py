@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from .plan import Item, Plan, Report
+from . import rank as ranked
+from .generate import World
+from .plan import Finding, Item, Plan, findings
 
 TESTS = Path(__file__).parents[1]
-TPURUN = Path(sys.executable).with_name("tpurun")
-# What a shell or another job may have set, and what a job would obey.
-FOREIGN = re.compile(
-    r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|TORCHELASTIC_.*|RANK|WORLD_SIZE|MASTER_.*"
-)
-LAUNCHERS = ("fork", "tpurun")
+TPURUN, TORCHRUN = (Path(sys.executable).with_name(name) for name in ("tpurun", "torchrun"))
+MOST = 250
+"""Programs of one job."""
 SHOWN = 4
 
 
@@ -30,143 +27,104 @@ class Failure:
     """A program that did not do what it says."""
 
     item: Item
-    reports: list[Report]
+    findings: list[Finding]
 
     def __str__(self) -> str:
-        lines = [f"  rank {one.rank}, step {one.step}: {one.what}" for one in self.reports[:SHOWN]]
-        more = len(self.reports) - SHOWN
-        return "\n".join([*lines, *[f"  and {more} more"] * (more > 0)])
-
-
-class Runner(Protocol):
-    """Starts the ranks of a plan and returns when they have ended; says how when they had to be ended."""
-
-    def run(self, plan: Plan) -> str: ...
+        more = len(self.findings) - SHOWN
+        lines = [f"  {one}" for one in self.findings[:SHOWN]] + [f"  and {more} more"] * (more > 0)
+        return "\n".join([str(self.item.program()), *lines])
 
 
 def run(
     items: Sequence[Item],
-    ranks: int,
-    runner: Runner,
+    world: World,
     folder: Path,
     *,
     timeout_s: float,
     plant: str | None = None,
-    done: Callable[[int], None] = lambda count: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Failure]:
-    """All these programs, of the same number of ranks; those behind one that ended its job in another job."""
-    rest, jobs = list(items), 0
-    while rest:
-        plan = Plan(folder / f"{ranks}-{jobs}", ranks, rest, timeout_s, plant)
-        plan.write()
-        failures = list(failures_of(plan, runner.run(plan)))
-        over = _end(plan, failures)
-        done(over)
-        yield from (failure for at, failure in failures if at < over)
-        rest, jobs = rest[over:], jobs + 1
-
-
-def failures_of(plan: Plan, ending: str) -> Iterator[tuple[int, Failure]]:
-    """With their positions in the plan, in order."""
-    reports = sorted(Report.read(plan), key=lambda one: (one.position, one.rank))
-    if not any(one.is_over for one in reports):
-        first = min(plan.positions())
-        if first < len(plan.items):
-            rank = plan.positions().index(first)
-            reports.append(
-                Report(rank, first, "", f"never came to an end: {_stack(plan, rank) or ending}", True)
-            )
-    over = min((one.position for one in reports if one.is_over), default=len(plan.items))
-    for position in sorted({one.position for one in reports}):
-        if position <= over:
-            here = [one for one in reports if one.position == position]
-            yield position, Failure(plan.items[position], here)
-
-
-def _end(plan: Plan, failures: list[tuple[int, Failure]]) -> int:
-    """How many programs of the plan are judged."""
-    for at, failure in failures:
-        if any(one.is_over for one in failure.reports):
-            return at + 1
-    return len(plan.items)
-
-
-@contextmanager
-def runner(launcher: str, folder: Path) -> Iterator[Runner]:
-    if launcher == "tpurun":
-        yield Launched()
-        return
-    forks = Forks(folder / "forks.log")
-    try:
-        yield forks
-    finally:
-        forks.close()
-
-
-@contextmanager
-def workplace() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tpurun-differential-") as folder:
-        yield Path(folder)
-
-
-def environment() -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)}
-    return ours | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def _stack(plan: Plan, rank: int) -> str:
-    """What a rank was in when its time was over."""
-    path = plan.stacks(rank)
-    return " ".join(path.read_text().split())[:1000] if path.exists() else ""
-
-
-class Launched:
-    """Jobs of `tpurun`."""
-
-    def run(self, plan: Plan) -> str:
-        log = plan.folder / "run"
-        command = [TPURUN, "-n", plan.ranks, "--log-dir", log, "-m", "differential.rank", plan.path]
-        with (plan.folder / "output").open("w") as output:
-            job = subprocess.run(
-                [str(word) for word in command],
-                cwd=TESTS,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        if job.returncode == 0:
-            return ""
-        report = plan.folder / "run" / "report.txt"
-        text = report.read_text() if report.exists() else (plan.folder / "output").read_text()
-        return " ".join(text.split())[:500]
-
-
-class Forks:
-    """Jobs of ranks that are forked from one process of this runner."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "differential.forked"],
-            cwd=TESTS,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
+    """All these programs; those behind one that ended its job in another job. `progress` gets how many are
+    done."""
+    done = 0
+    while done < len(items):
+        plan = Plan(
+            Path(tempfile.mkdtemp(dir=folder)), world.ranks, items[done : done + MOST], timeout_s, plant
         )
-
-    def run(self, plan: Plan) -> str:
-        print(plan.path, file=self.server.stdin, flush=True)
-        if not self.server.stdout.readline():
-            raise RuntimeError(f"the process that forks the ranks has died: {_last_words(self.log)}")
-        return _last_words(self.log)
-
-    def close(self) -> None:
-        self.server.stdin.close()
-        self.server.wait()
+        plan.write()
+        judged, failures = judge(plan, LAUNCHERS[world.launcher](plan))
+        yield from failures
+        done += judged
+        progress(done)
 
 
-def _last_words(log: Path) -> str:
-    return " ".join(log.read_text().split())[-500:]
+def judge(plan: Plan, ending: str) -> tuple[int, list[Failure]]:
+    """How many programs were run, and those that failed."""
+    by_rank = [findings(plan, rank) for rank in range(plan.ranks)]
+    failures = []
+    for at, item in enumerate(plan.items):
+        found = [one for mine in by_rank if at < len(mine) for one in mine[at]]
+        missing = [rank for rank, mine in enumerate(by_rank) if at >= len(mine)]
+        is_last = at + 1 == len(plan.items)
+        if not any(one.is_over for one in found) and (missing or (ending and is_last)):
+            found.append(_bad_end(plan, missing[0] if missing else None, ending))
+        found.sort(key=lambda one: not one.is_over)
+        failures += [Failure(item, found)] * bool(found)
+        if found and found[0].is_over:
+            return at + 1, failures
+    return len(plan.items), failures
+
+
+def _bad_end(plan: Plan, rank: int | None, ending: str) -> Finding:
+    where = "" if rank is None else _folded(plan.stack(rank))
+    return Finding(rank, "", f"came to no good end: {where or ending}", True)
+
+
+def tpurun(plan: Plan) -> str:
+    """Runs a plan under `tpurun`; how it ended, if not well."""
+    ending = _command(plan, TPURUN, "-n", plan.ranks, "--log-dir", plan.folder / "run")
+    report = plan.folder / "run" / "report.txt"
+    return ending and (_folded(report) or ending)
+
+
+def torchrun(plan: Plan) -> str:
+    """Runs a plan under torchrun."""
+    return _command(plan, TORCHRUN, "--standalone", "--nproc-per-node", plan.ranks)
+
+
+def _command(plan: Plan, *launcher: str | int | Path) -> str:
+    output = plan.folder / "output"
+    command = [*launcher, "-m", "differential.rank", plan.path]
+    with output.open("w") as file:
+        job = subprocess.run(
+            [str(word) for word in command], cwd=TESTS, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+    return _folded(output) if job.returncode else ""
+
+
+def _folded(path: Path) -> str:
+    return " ".join(path.read_text().split())[-1000:] if path.exists() else ""
+
+
+def fork(plan: Plan) -> str:
+    """Runs a plan without any launcher."""
+    pids = [_start(plan, rank) for rank in range(plan.ranks)]
+    endings = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return "" if not any(endings) else f"the ranks ended with {endings}"
+
+
+def _start(plan: Plan, rank: int) -> int:
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    code = 1
+    try:
+        code = 0 if ranked.run(plan, rank, f"file://{plan.folder}/store") else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+LAUNCHERS = {"fork": fork, "tpurun": tpurun, "torchrun": torchrun}

@@ -57,9 +57,8 @@ class Memory:
                 self._write(self.expected, one, one.after)
         self.tensors = {one.name: self._tensor(one) for one in effects.held}
 
-    def expect(self, name: str, after: np.ndarray) -> None:
+    def expect(self, one: Held, after: np.ndarray) -> None:
         """What was not known before: the content of this tensor."""
-        one = next(one for one in self.held if one.name == name)
         self._write(self.expected, one, after)
 
     def problem(self) -> str:
@@ -128,7 +127,7 @@ class Memory:
 
     def _tensor(self, one: Held) -> torch.Tensor:
         start, strides = self._views[one.name]
-        typed = torch.from_numpy(self.buffer).view(getattr(torch, one.form.name))
+        typed = torch.from_numpy(self.buffer).view(one.form.dtype)
         tensor = typed.as_strided(one.shape, strides, start // one.form.bytes)
         if self.layouts[one.name] == NEGATED:
             return tensor.conj() if one.form.family == COMPLEX else torch._neg_view(tensor)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from .contents import mixed
 from .oracle import involves
+from .order import shuffled
 from .posted import Posted, Team, Tensors
 from .program import Message, Step
 
@@ -22,24 +23,10 @@ def messages(step: Step, team: Team, tensors: Tensors) -> Posted:
     """This rank's part of a step."""
     mine = [(index, one) for index, one in enumerate(step.messages) if involves(one, team.place)]
     if step.form in ("nonblocking", "batch"):
-        mine = _in_some_order(step, team.place, mine)
+        # Those of one pair and tag in the order that both know.
+        lanes = [(one.source, one.target, one.tag) for _, one in mine]
+        mine = shuffled(mine, lanes, Random(mixed(step.index, team.place, len(mine))))
     return FORMS[step.form](step, team, [(one, tensors[f"message{index}"]) for index, one in mine])
-
-
-def _in_some_order(step: Step, place: int, mine: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
-    """Shuffled, but those of the same pair and tag in the order that both know."""
-    shuffled = mine.copy()
-    Random(mixed(step.index, place, len(mine))).shuffle(shuffled)
-    in_order = {lane: iter([one for one in mine if _lane(one[1]) == lane]) for lane in map(_lane_of, mine)}
-    return [next(in_order[_lane(message)]) for _, message in shuffled]
-
-
-def _lane(message: Message) -> tuple[int, int, int]:
-    return message.source, message.target, message.tag
-
-
-def _lane_of(numbered: tuple[int, Message]) -> tuple[int, int, int]:
-    return _lane(numbered[1])
 
 
 Parts = list[tuple[Message, torch.Tensor]]

@@ -6,7 +6,6 @@ Places are ranks of the step's group. Where tensors of a step are named, `calls.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -229,12 +228,6 @@ class Oracle:
         else:
             effects.give("out0", self.form, (gotten, *inner), after)
 
-    def _permute(self, effects: Effects) -> None:
-        (shape,) = self.step.shapes
-        effects.take("in0", self.form, shape, self.value(0, self.place, prod(shape)))
-        source = self.step.rows.index(self.place)
-        effects.returned.append((shape, self.value(0, source, prod(shape))))
-
     def _messages(self, effects: Effects) -> None:
         for index, message in enumerate(self.step.messages):
             form = FORMATS[message.dtype]
@@ -253,13 +246,6 @@ class Oracle:
 
     def _barrier(self, effects: Effects) -> None:
         """Moves nothing."""
-
-    _objects = _barrier
-
-
-def starts(counts: list[int]) -> list[int]:
-    """Where each of these begins when they lie one behind the other."""
-    return [0, *accumulate(counts[:-1])]
 
 
 def involves(message: Message, place: int) -> bool:

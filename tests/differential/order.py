@@ -7,9 +7,10 @@ any time. None of that can deadlock: a rank waits only for what all ranks post b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from random import Random
+from typing import Any
 
 from .contents import mixed
 from .program import Program, Step
@@ -25,11 +26,12 @@ def actions(program: Program, rank: int) -> list[Action]:
     pending: list[Step] = []
     for stretch in _stretches(program.steps):
         mine = [step for step in stretch if rank in program.groups[step.group].ranks]
-        posts = [(POST, step) for step in _merged(mine, random)]
+        posts = [(POST, step) for step in shuffled(mine, [step.group for step in mine], random)]
         now = [step for step in pending if random.random() < 0.4]
         random.shuffle(now)
         pending = [step for step in pending if step not in now] + [step for step in mine if step.is_async]
-        done += _interleaved(posts, [(WAIT, step) for step in now], random)
+        waits = [(WAIT, step) for step in now]
+        done += shuffled(posts + waits, [POST] * len(posts) + [WAIT] * len(waits), random)
     random.shuffle(pending)
     return done + [(WAIT, step) for step in pending]
 
@@ -43,18 +45,9 @@ def _stretches(steps: Sequence[Step]) -> Iterator[list[Step]]:
             yield from ([step] for step in together)
 
 
-def _merged(steps: Iterable[Step], random: Random) -> list[Step]:
-    """Shuffled, but those of one group in order."""
-    steps = list(steps)
-    lanes = [step.group for step in steps]
-    random.shuffle(lanes)
-    by_lane = {lane: iter([step for step in steps if step.group == lane]) for lane in lanes}
-    return [next(by_lane[lane]) for lane in lanes]
-
-
-def _interleaved(posts: list[Action], waits: list[Action], random: Random) -> list[Action]:
-    """Both in their own order."""
-    sides = [posts] * len(posts) + [waits] * len(waits)
-    random.shuffle(sides)
-    iterators = {id(posts): iter(posts), id(waits): iter(waits)}
-    return [next(iterators[id(side)]) for side in sides]
+def shuffled(things: Sequence[Any], lanes: Sequence[Any], random: Random) -> list[Any]:
+    """In another order, but those of one lane in their own. `lanes` names that of each."""
+    in_order = {
+        lane: iter([one for one, its in zip(things, lanes, strict=True) if its == lane]) for lane in lanes
+    }
+    return [next(in_order[lane]) for lane in random.sample(lanes, len(lanes))]

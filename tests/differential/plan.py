@@ -1,19 +1,14 @@
-"""What one job does: programs of the same number of ranks. Kept in a file, for the ranks to read."""
+"""What one job does, and what its ranks say about it: files in a folder of its own."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 from . import generate
 from .program import Program
-
-PLANTS = ("oracle", "operation", "result", "stray", "crash", "hang")
-"""Errors that can be made on purpose, see `plants.py`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """The programs of one job."""
+    """The programs of one job, all of the same number of ranks."""
 
     folder: Path
     """Where the plan lies and the ranks write."""
@@ -44,8 +39,6 @@ class Plan:
         return self.folder / "plan.json"
 
     def write(self) -> None:
-        self.folder.mkdir(parents=True)
-        self.progress.write_bytes(bytes(8 * self.ranks))
         plan = asdict(self) | {"folder": None, "items": [[one.seed, one.kept] for one in self.items]}
         self.path.write_text(json.dumps(plan))
 
@@ -57,46 +50,37 @@ class Plan:
 
     @property
     def limit_s(self) -> float:
-        """Of one program: longer than any group waits."""
-        return 2 * self.timeout_s + 30
+        """Of one program: longer than any operation waits."""
+        return self.timeout_s + 10
 
-    def stacks(self, rank: int) -> Path:
-        """Where a rank that hangs writes in what."""
-        return self.folder / f"rank-{rank}.stacks"
+    def log(self, rank: int) -> Path:
+        """Of one rank: a line for each program that it has come to the end of."""
+        return self.folder / f"rank-{rank}.jsonl"
 
-    @property
-    def progress(self) -> Path:
-        return self.folder / "progress"
-
-    def positions(self) -> list[int]:
-        """Which program each rank is in; as many as there are when it is done."""
-        bits = self.progress.read_bytes()
-        return [int.from_bytes(bits[8 * rank : 8 * rank + 8], "little") for rank in range(self.ranks)]
-
-    @cached_property
-    def _progress_fd(self) -> int:
-        return os.open(self.progress, os.O_WRONLY | os.O_CLOEXEC)
-
-    def reach(self, rank: int, position: int) -> None:
-        os.pwrite(self._progress_fd, position.to_bytes(8, "little"), 8 * rank)
+    def stack(self, rank: int) -> Path:
+        """Where a rank is that did not come to the end in time."""
+        return self.folder / f"rank-{rank}.stack"
 
 
 @dataclass(frozen=True)
-class Report:
-    """Something that one rank found wrong."""
+class Finding:
+    """Something that is wrong."""
 
-    rank: int
-    position: int
+    rank: int | None
+    """None where it is the job as a whole."""
     step: str
+    """Empty where it is no step's."""
     what: str
     is_over: bool
     """The ranks could not go on."""
 
-    def write(self, plan: Plan) -> None:
-        with open(plan.folder / f"rank-{self.rank}.jsonl", "a") as file:
-            file.write(json.dumps(asdict(self)) + "\n")
+    def __str__(self) -> str:
+        who = "the job" if self.rank is None else f"rank {self.rank}"
+        return f"{who}, step {self.step}: {self.what}" if self.step else f"{who}: {self.what}"
 
-    @staticmethod
-    def read(plan: Plan) -> list[Report]:
-        lines = [line for path in plan.folder.glob("rank-*.jsonl") for line in path.read_text().splitlines()]
-        return [Report(**json.loads(line)) for line in lines]
+
+def findings(plan: Plan, rank: int) -> list[list[Finding]]:
+    """By program, as far as the rank came."""
+    path = plan.log(rank)
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [[Finding(rank, *one) for one in json.loads(line)] for line in lines]

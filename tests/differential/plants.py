@@ -13,6 +13,8 @@ from .memory import Memory
 from .oracle import Effects
 from .program import Step
 
+PLANTS = ("oracle", "operation", "result", "stray", "crash", "hang")
+
 
 class Plant:
     """One kind of error, of one rank of a group, in steps of one kind."""

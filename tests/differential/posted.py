@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from .program import Group, Step
+from .program import Step
 
 Tensors = dict[str, torch.Tensor]
 
@@ -24,10 +24,6 @@ class Team:
     ranks: tuple[int, ...]
     """By their numbers in the world."""
     place: int
-
-    @staticmethod
-    def of(group: dist.ProcessGroup, members: Group, rank: int) -> Team:
-        return Team(group, members.ranks, members.ranks.index(rank))
 
 
 @dataclass

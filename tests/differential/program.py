@@ -87,7 +87,7 @@ class Step:
         return " ".join(words)
 
 
-MOVES_NOTHING = ("barrier", "objects", "refused")
+MOVES_NOTHING = ("barrier", "refused")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")
 ROOTED = ("broadcast", "reduce", "gather", "gather_single", "scatter")
 

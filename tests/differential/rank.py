@@ -1,11 +1,9 @@
-"""One rank of a job: runs the programs of a plan, and writes down what is wrong.
-
-``rank.py PLAN`` under a launcher; `forked.py` calls `run`.
-"""
+"""One rank of a job: runs the programs of a plan, and writes down what is wrong."""
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import sys
 from datetime import timedelta
@@ -14,38 +12,34 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .execute import Trouble, execute
-from .plan import Plan, Report
+from .execute import execute
+from .plan import Plan
 from .plants import Plant
 
 
 def run(plan: Plan, rank: int, init_method: str = "env://") -> bool:
     """Whether the rank came to the end."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "tpu_dist",
-        init_method,
-        timeout=timedelta(seconds=plan.timeout_s),
-        rank=rank,
-        world_size=plan.ranks,
-    )
+    # Open to the end of the process, which may hang as well.
+    stack = plan.stack(rank).open("w")
+    limit(plan, stack)
+    timeout = timedelta(seconds=plan.timeout_s)
+    dist.init_process_group("tpu_dist", init_method, timeout=timeout, rank=rank, world_size=plan.ranks)
     plant = Plant(plan.plant) if plan.plant else None
-    stacks = plan.stacks(rank).open("w")
-    for position, item in enumerate(plan.items):
-        plan.reach(rank, position)
-        # Ends this process, whatever it hangs in.
-        faulthandler.dump_traceback_later(plan.limit_s, exit=True, file=stacks)
-        try:
-            wrong = execute(item.program(), rank, plant)
-        except Trouble as trouble:
-            Report(rank, position, str(trouble.step or ""), str(trouble), True).write(plan)
-            return False
-        for step, what in wrong:
-            Report(rank, position, str(step), what, False).write(plan)
+    with plan.log(rank).open("w") as log:
+        for item in plan.items:
+            limit(plan, stack)
+            wrong, is_over = execute(item.program(), rank, plant)
+            print(json.dumps([[step, what, is_over] for step, what in wrong]), file=log, flush=True)
+            if is_over:
+                return False
     dist.destroy_process_group()
-    faulthandler.cancel_dump_traceback_later()
-    plan.reach(rank, len(plan.items))
     return True
+
+
+def limit(plan: Plan, stack) -> None:
+    """Ends this process when it takes too long, whatever it hangs in."""
+    faulthandler.dump_traceback_later(plan.limit_s, exit=True, file=stack)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from functools import reduce as fold
 
 import numpy as np
 
-from .formats import BOOL, COMPLEX, FLOAT, INTEGER, Complex, Format
+from .formats import BOOL, COMPLEX, FLOAT, INTEGER, Format
 
 BITWISE = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
 OPS = {
@@ -21,7 +21,6 @@ OPS = {
     COMPLEX: ("SUM", "AVG", "PRODUCT", "PREMUL_SUM"),
 }
 """What is defined for each family of formats."""
-ALL_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", *BITWISE, "PREMUL_SUM")
 
 
 def reduced(form: Format, op: str, operands: Sequence[np.ndarray], factor: float) -> np.ndarray:
@@ -31,7 +30,7 @@ def reduced(form: Format, op: str, operands: Sequence[np.ndarray], factor: float
             return _bools(op, operands)
         if form.family == INTEGER:
             return _integers(op, operands)
-        if isinstance(form, Complex):
+        if form.half is not None:
             return _complexes(form, op, operands, factor)
         return form.encode(_floats(op, [form.decode(operand) for operand in operands], factor))
 
@@ -80,7 +79,7 @@ _COMBINE = {
 }
 
 
-def _complexes(form: Complex, op: str, operands: Sequence[np.ndarray], factor: float) -> np.ndarray:
+def _complexes(form: Format, op: str, operands: Sequence[np.ndarray], factor: float) -> np.ndarray:
     halves = [np.ascontiguousarray(operand).view(form.half.raw).reshape(-1, 2) for operand in operands]
     total = fold(_times, halves) if op == "PRODUCT" else _floats(op, halves, factor)
     return form.half.encode(total).view(form.raw).reshape(-1)
