@@ -41,14 +41,16 @@ class Format:
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
         """The numbers, in the type that arithmetic is done in."""
-        return torch.from_numpy(np.array(raw)).view(self.dtype).float().numpy() if self.is_narrow else raw
+        if not self.is_narrow:
+            return raw
+        return torch.from_numpy(raw.copy()).reshape(-1, 1).view(self.dtype).float().numpy().reshape(raw.shape)
 
     def encode(self, numbers: np.ndarray) -> np.ndarray:
         """Floats, rounded once."""
         raw = numbers
         if self.is_narrow:
-            rounded = torch.from_numpy(np.array(numbers)).to(self.dtype)
-            raw = np.frombuffer(rounded.view(torch.uint8).numpy().tobytes(), self.raw)
+            rounded = torch.from_numpy(numbers.copy()).reshape(-1, 1).to(self.dtype)
+            raw = rounded.view(torch.uint8).numpy().view(self.raw).reshape(numbers.shape)
         return np.where(np.isnan(numbers), self.raw.type(self.nan), raw)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
@@ -234,14 +235,20 @@ class _Steps:
 
     def _all_gather_single(self, kind: str, form: str) -> dict:
         details = self._moved()
-        return details | self._single() | {"shapes": (self._shape(details["dtype"], self.size),)}
+        draw = self._gathered(form, details["dtype"])
+        return details | self._single() | {"shapes": (draw(details["dtype"], self.size),)}
+
+    def _gathered(self, form: str, dtype: str) -> Callable[[str, int], tuple[int, ...]]:
+        """Where torch gathers complex numbers as pairs of reals, it fails for a single one without a row."""
+        return self._rowed if form == "functional" and dtype.startswith("complex") else self._shape
 
     def _gather_single(self, kind: str, form: str) -> dict:
         return self._all_gather_single(kind, form) | {"is_in_place": False}
 
     def _all_gather_single_coalesced(self, kind: str, form: str) -> dict:
         details = self._moved()
-        return details | self._single() | {"shapes": self._several(details["dtype"], self._shape)}
+        draw = self._gathered(form, details["dtype"])
+        return details | self._single() | {"shapes": self._several(details["dtype"], draw)}
 
     def _reduce_scatter_single(self, kind: str, form: str) -> dict:
         details = self._reduction(form)

@@ -82,9 +82,9 @@ def _bad_end(plan: Plan, rank: int | None, ending: str) -> Finding:
 
 def tpurun(plan: Plan) -> str:
     """Runs a plan under `tpurun`; how it ended, if not well."""
-    ending = _command(plan, TPURUN, "-n", plan.ranks, "--log-dir", plan.folder / "run")
-    report = plan.folder / "run" / "report.txt"
-    return ending and (_folded(report) or ending)
+    log = plan.folder / "run"
+    ending = _command(plan, TPURUN, "-n", plan.ranks, "--preload", "torch._dynamo", "--log-dir", log)
+    return ending and (_folded(log / "report.txt") or ending)
 
 
 def torchrun(plan: Plan) -> str:
@@ -93,13 +93,12 @@ def torchrun(plan: Plan) -> str:
 
 
 def _command(plan: Plan, *launcher: str | int | Path) -> str:
-    output = plan.folder / "output"
     command = [*launcher, "-m", "differential.rank", plan.path]
-    with output.open("w") as file:
+    with plan.output.open("w") as file:
         job = subprocess.run(
             [str(word) for word in command], cwd=TESTS, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
-    return _folded(output) if job.returncode else ""
+    return _folded(plan.output) if job.returncode else ""
 
 
 def _folded(path: Path) -> str:
@@ -110,7 +109,7 @@ def fork(plan: Plan) -> str:
     """Runs a plan without any launcher."""
     pids = [_start(plan, rank) for rank in range(plan.ranks)]
     endings = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    return "" if not any(endings) else f"the ranks ended with {endings}"
+    return f"the ranks ended with {endings} {_folded(plan.output)}" if any(endings) else ""
 
 
 def _start(plan: Plan, rank: int) -> int:
@@ -119,6 +118,7 @@ def _start(plan: Plan, rank: int) -> int:
         return pid
     code = 1
     try:
+        os.dup2(os.open(plan.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
         code = 0 if ranked.run(plan, rank, f"file://{plan.folder}/store") else 1
     except BaseException:
         traceback.print_exc()

@@ -49,6 +49,11 @@ class Plan:
         return Plan(items=items, **plan)
 
     @property
+    def output(self) -> Path:
+        """What the ranks print."""
+        return self.folder / "output"
+
+    @property
     def limit_s(self) -> float:
         """Of one program: longer than any operation waits."""
         return self.timeout_s + 10

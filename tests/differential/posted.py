@@ -55,7 +55,7 @@ def _poll(work: dist.Work) -> None:
         os.sched_yield()
     work.is_completed()
     work.wait()
-    assert work.is_completed() and work.is_success(), "waited for, and not completed"
+    assert work.is_completed(), "waited for, and not completed"
 
 
 WAITS: dict[str, Callable[[Any], Any]] = {

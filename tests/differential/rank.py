@@ -10,6 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+
+# What functional collectives import at their first call, in every rank: seconds, unless before the fork.
+import torch._dynamo
 import torch.distributed as dist
 
 from .execute import execute
