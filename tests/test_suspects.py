@@ -66,6 +66,9 @@ for _ in until("suspect cleared"):
 """
 
 
+LINE = r"program\.py:\d+"
+
+
 def suspects(done: Finished) -> list[str]:
     return [line for line in done.err.splitlines() if line.startswith("tpurun: suspect:")]
 
@@ -74,7 +77,7 @@ def suspects(done: Finished) -> list[str]:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("loop", r"computing in user code \(\d+ % CPU\) at program\.py:\d+ in (until <- program\.py:\d+ in )?loop"),
+        ("loop", rf"computing in user code \(\d+ % CPU\) at {LINE} in (until <- {LINE} in )?loop"),
         ("sleep", r"sleeping at program\.py:\d+ in sleep"),
         ("library", r"computing in native code \(\d+ % CPU\) at program\.py:\d+ in library"),
     ],
