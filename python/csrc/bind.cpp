@@ -32,6 +32,10 @@ PYBIND11_MODULE(_C, module) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"), py::arg("name"),
            py::arg("timeout"), py::arg("epoch") = 0, py::call_guard<py::gil_scoped_release>())
       .def("survivors", &Pg::survivors, py::arg("lost"), py::arg("timeout"))
+      // Torch calls it on the ranks that a new group is not for when there is a device_id; splitting needs
+      // none of them here.
+      .def(
+          "perform_nocolor_split", [](const Pg&, const py::object&) {}, py::arg("device"))
       .def_property_readonly("epoch", [](const Pg& self) { return self.members().epoch; })
       .def_property_readonly("group_id",
                              [](const Pg& self) {

@@ -39,6 +39,9 @@ CollectiveError::CollectiveError(const TpurunError& error)
       status_(static_cast<TpurunStatus>(error.status)),
       ranks_(error.ranks, error.ranks + std::min<size_t>(error.rank_count, std::size(error.ranks))) {}
 
+CollectiveError::CollectiveError(TpurunStatus status, std::string text, std::vector<uint32_t> ranks)
+    : torch::PyTorchError(std::move(text)), status_(status), ranks_(std::move(ranks)) {}
+
 PyObject* CollectiveError::python_type() {
   try {
     const auto module = pybind11::module_::import("tpurun.errors");

@@ -16,6 +16,10 @@ namespace tpurun {
 class CollectiveError : public torch::PyTorchError {
  public:
   explicit CollectiveError(const TpurunError& error);
+  // `ranks` are the guilty, by their rank in the world.
+  CollectiveError(TpurunStatus status, std::string text, std::vector<uint32_t> ranks);
+  TpurunStatus status() const { return status_; }
+  const std::vector<uint32_t>& ranks() const { return ranks_; }
   PyObject* python_type() override;
 
  private:

@@ -63,9 +63,7 @@ void InFlight::finish() noexcept {
     if (!error) {
       copy_back();
     }
-    if (at_end_) {
-      at_end_();
-    }
+    end_event();
   } catch (...) {
     error = std::current_exception();
   }
@@ -93,6 +91,12 @@ void InFlight::settle(c10::ivalue::Future& future, const std::exception_ptr& err
 void InFlight::copy_back() {
   if (operation_.copies_back()) {
     std::call_once(copied_back_, [this] { operation_.copy_back(); });
+  }
+}
+
+void InFlight::end_event() {
+  if (at_end_) {
+    std::call_once(event_ended_, at_end_);
   }
 }
 

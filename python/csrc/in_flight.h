@@ -24,7 +24,7 @@ class InFlight {
 
   Operation& operation() { return operation_; }
 
-  // Called at the end on the callback thread; set before the post.
+  // Called at the end, once, on whichever thread needs it first; set before the post.
   void at_end(std::function<void()> callback) { at_end_ = std::move(callback); }
 
   // The TpurunDone of the engine: records the outcome, and hands over everything that could block.
@@ -35,6 +35,9 @@ class InFlight {
 
   // Copies staged results home, once, on whichever thread needs them first.
   void copy_back();
+
+  // Ends the profiler's event, once: before anybody who waited goes on, and may end the profiler.
+  void end_event();
 
   // The rank a receive matched; waits until the engine has said so.
   int source();
@@ -58,6 +61,7 @@ class InFlight {
   Operation operation_;
   std::function<void()> at_end_;
   std::once_flag copied_back_;
+  std::once_flag event_ended_;
   std::atomic<int> shares_{2};
   std::atomic<bool> recorded_{false};
 

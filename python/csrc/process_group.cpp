@@ -1,11 +1,13 @@
 #include "process_group.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "call_site.h"
 #include "errors.h"
 #include "gil.h"
+#include "sparse.h"
 #include "store.h"
 #include "work.h"
 
@@ -148,6 +150,24 @@ TpurunMembers ProcessGroup::members() const {
   return members;
 }
 
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<Options>& opts) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) {
+    return nullptr;
+  }
+  const auto parent = members();
+  std::vector<int32_t> global_ranks;
+  for (const int rank : ranks) {
+    global_ranks.push_back(
+        static_cast<int32_t>(parent.global_ranks[checked_rank("split_group", rank, "member")]));
+  }
+  return c10::make_intrusive<ProcessGroup>(store, static_cast<int>(own - ranks.begin()),
+                                           static_cast<int>(ranks.size()), global_ranks, opts->group_name,
+                                           opts->timeout, parent.epoch);
+}
+
 void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   tpurun_comm_set_timeout(comm_.get(), checked_timeout(timeout));
   options_->timeout = timeout;
@@ -248,11 +268,33 @@ WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
 
 WorkPtr ProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   Operation operation(TPURUN_ALL_REDUCE, OpType::ALLREDUCE, "tpu_dist:all_reduce");
-  only(tensors, operation.name(), "input");
+  if (only(tensors, operation.name(), "input").is_sparse()) {
+    return allreduce_sparse(tensors, opts);
+  }
   operation.shape_of(tensors, Shapes::kMustMatch);
   operation.in_place(tensors);
   operation.reduce_with(opts.reduceOp);
   return post(std::move(operation), opts);
+}
+
+WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const auto& tensor = only(tensors, "all_reduce_sparse", "input");
+  const auto timeout = opts.timeout.count() > 0 ? opts.timeout : options_->timeout;
+  // The last of its operations may be posted when nobody else has this group any more.
+  auto self = c10::intrusive_ptr<ProcessGroup>::unsafe_reclaim_from_nonowning(this);
+  auto post_later = [self, timeout, site = call_site()](Operation operation) -> WorkPtr {
+    auto work = c10::make_intrusive<PendingWork>(self->rank_, std::move(operation), timeout);
+    work->post(self->comm_.get(), site);
+    return work;
+  };
+  auto work = sum_sparse(tensor, opts.reduceOp, rank_, size_, sparse_sums_++, std::move(post_later));
+  if (coalesces()) {
+    const std::lock_guard lock(batch_mutex_);
+    batch_->works.push_back(work);
+  } else if (!opts.asyncOp) {
+    work->wait(kNoTimeout);
+  }
+  return work;
 }
 
 WorkPtr ProcessGroup::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
@@ -461,7 +503,7 @@ WorkPtr ProcessGroup::recv(Tensors& tensors, int source, int tag) {
 }
 
 WorkPtr ProcessGroup::recvAnysource(Tensors& tensors, int tag) {
-  Operation operation(TPURUN_RECV, OpType::RECVANYSOURCE, "tpu_dist:recvAnysource");
+  Operation operation(TPURUN_RECV, OpType::RECVANYSOURCE, "tpu_dist:recvAnySource");
   operation.tag(tag);
   operation.output(only(tensors, operation.name(), "output"));
   operation.shape_of(tensors, Shapes::kMayDiffer);
@@ -474,8 +516,36 @@ WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& opts) {
 
 void ProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_for_all_ranks*/) {
   // Every failure of the engine names all the ranks that are missing, so there is nothing else to collect.
-  post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:monitored_barrier"), Call::kBlocking,
-       opts.timeout);
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
+  if (timeout.count() <= 0) {
+    throw CollectiveError(TPURUN_TIMEOUT,
+                          c10::str("Rank ", rank_, " timed out in monitoredBarrier: expected a timeout ",
+                                   "above 0, got ", timeout.count(), " ms"),
+                          {});
+  }
+  try {
+    post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:monitored_barrier"), Call::kBlocking, timeout);
+  } catch (const CollectiveError& error) {
+    if (error.status() != TPURUN_TIMEOUT || error.ranks().empty()) {
+      throw;
+    }
+    throw CollectiveError(TPURUN_TIMEOUT,
+                          c10::str(error.what(), "; ", names_of(error.ranks()),
+                                   " failed to pass monitoredBarrier in ", timeout.count(), " ms"),
+                          error.ranks());
+  }
+}
+
+// In the words of torch's own monitored barrier, by their numbers in this group.
+std::string ProcessGroup::names_of(const std::vector<uint32_t>& world_ranks) const {
+  const auto group = members();
+  const auto* begin = group.global_ranks;
+  std::string names = world_ranks.size() == 1 ? "Rank " : "Ranks ";
+  for (size_t i = 0; i < world_ranks.size(); ++i) {
+    names +=
+        (i == 0 ? "" : ", ") + std::to_string(std::find(begin, begin + group.size, world_ranks[i]) - begin);
+  }
+  return names;
 }
 
 }  // namespace tpurun

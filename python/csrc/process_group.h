@@ -3,6 +3,7 @@
 // The virtual functions carry the names of torch 2.12; newer versions forward their own names to these.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -45,6 +46,11 @@ class ProcessGroup final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   bool supportsCoalescing() const override { return true; }
+  bool supportsSplitting() const override { return true; }
+  // The group of some of the ranks of this one, which all its members must call; null for the others.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& opts) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   uint64_t getSequenceNumberForGroup() override;
@@ -55,6 +61,7 @@ class ProcessGroup final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
@@ -102,6 +109,7 @@ class ProcessGroup final : public c10d::Backend {
   }
   WorkPtr post(Operation operation, Call call, std::chrono::milliseconds timeout);
   bool coalesces();
+  std::string names_of(const std::vector<uint32_t>& world_ranks) const;
   int checked_rank(const char* op, int64_t rank, const char* role) const;
 
   c10::intrusive_ptr<ProcessGroupOptions> options_;
@@ -109,6 +117,7 @@ class ProcessGroup final : public c10d::Backend {
   std::unique_ptr<TpurunComm, FreeComm> comm_;
   std::mutex batch_mutex_;
   std::unique_ptr<Batch> batch_;
+  std::atomic<uint32_t> sparse_sums_{0};
 };
 
 }  // namespace tpurun

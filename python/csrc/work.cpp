@@ -69,6 +69,7 @@ bool PendingWork::isCompleted() {
   if (in_flight_->operation().copies_back() && isSuccess()) {
     in_flight_->copy_back();
   }
+  in_flight_->end_event();
   return true;
 }
 
@@ -92,6 +93,9 @@ bool PendingWork::wait(std::chrono::milliseconds timeout) {
   const auto threads = tpurun_work_is_done(handle_) == 0 ? python_threads() : 0;
   const auto status =
       without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), threads, &error); });
+  if (tpurun_work_is_done(handle_) != 0) {
+    in_flight_->end_event();
+  }
   throw_unless_ok(status, error);
   in_flight_->copy_back();
   in_flight_->await_future();
