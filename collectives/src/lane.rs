@@ -451,7 +451,7 @@ impl Lane {
         }
         if Instant::now() >= meet.deadline {
             let (name, came, note) = (self.name(meet), self.came(missing), segment.note());
-            let text = format!("Timed out after {:?} in {name}: {came}{note}", meet.timeout);
+            let text = format!("Timed out after {:?} in {name}: by the timeout {came}{note}", meet.timeout);
             return Some(Verdict::new(FailureKind::Timeout, text).blaming(missing));
         }
         None

@@ -248,7 +248,7 @@ fn who_does_not_come_is_named_when_the_time_is_up() {
         outcomes[0].text(),
         format!(
             "Timed out after 300ms in operation 0 of test, all_reduce(i64[4], sum) at test.py:1: \
-             2 of 3 ranks came, missing rank 1 ({})",
+             by the timeout 2 of 3 ranks came, missing rank 1 ({})",
             who()
         )
     );
