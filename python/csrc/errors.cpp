@@ -69,4 +69,6 @@ void throw_unless_ok(TpurunStatus status, const TpurunError& error) {
   }
 }
 
+bool is_failure(TpurunStatus status) { return status != TPURUN_OK && status != TPURUN_INVALID_USAGE; }
+
 }  // namespace tpurun

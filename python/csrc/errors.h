@@ -31,4 +31,7 @@ std::exception_ptr failure(const TpurunError& error);
 
 void throw_unless_ok(TpurunStatus status, const TpurunError& error);
 
+// Whether an operation failed, rather than being refused before anybody else could know of it.
+bool is_failure(TpurunStatus status);
+
 }  // namespace tpurun

@@ -168,6 +168,16 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(const c10::intrusive_ptr<c
                                            opts->timeout, parent.epoch);
 }
 
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::shrink(const std::vector<int64_t>& excluded, int /*flags*/,
+                                                       const c10::intrusive_ptr<Options>& opts) {
+  const auto group = members();
+  std::vector<uint32_t> lost;
+  for (const int64_t rank : excluded) {
+    lost.push_back(group.global_ranks[checked_rank("shrink_group", rank, "excluded")]);
+  }
+  return survivors(lost, opts ? opts->timeout : options_->timeout);
+}
+
 void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   tpurun_comm_set_timeout(comm_.get(), checked_timeout(timeout));
   options_->timeout = timeout;
@@ -190,6 +200,7 @@ c10d::ErrorType ProcessGroup::getError() {
 }
 
 void ProcessGroup::abort() {
+  hooks_->run();
   const std::string reason = "rank " + std::to_string(rank_) + " aborted the process group";
   without_gil([&] { tpurun_comm_abort(comm_.get(), reason.data(), reason.size()); });
 }
@@ -232,12 +243,15 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
     TpurunError error;
     TpurunWork* none = nullptr;
     const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
+    if (is_failure(status)) {
+      hooks_->run();
+    }
     throw_unless_ok(status, error);
     operation.copy_back();
     work->finish(tpurun_comm_seq(comm_.get()));
     return work;
   }
-  auto work = c10::make_intrusive<PendingWork>(rank_, std::move(operation), timeout);
+  auto work = c10::make_intrusive<PendingWork>(rank_, std::move(operation), timeout, hooks_);
   work->post(comm_.get(), site);
   if (batched) {
     const std::lock_guard lock(batch_mutex_);
@@ -283,7 +297,7 @@ WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOp
   // The last of its operations may be posted when nobody else has this group any more.
   auto self = c10::intrusive_ptr<ProcessGroup>::unsafe_reclaim_from_nonowning(this);
   auto post_later = [self, timeout, site = call_site()](Operation operation) -> WorkPtr {
-    auto work = c10::make_intrusive<PendingWork>(self->rank_, std::move(operation), timeout);
+    auto work = c10::make_intrusive<PendingWork>(self->rank_, std::move(operation), timeout, self->hooks_);
     work->post(self->comm_.get(), site);
     return work;
   };

@@ -13,6 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "abort_hooks.h"
 #include "compat.h"
 #include "operation.h"
 #include "tpurun.h"
@@ -51,6 +52,16 @@ class ProcessGroup final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& opts) override;
+  bool supportsShrinking() const TPURUN_OVERRIDE_SINCE_2_14 { return true; }
+  // The group of those that are left, see `survivors`; the excluded, by their ranks in it, do not call.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& excluded, int flags,
+                                           const c10::intrusive_ptr<Options>& opts)
+      TPURUN_OVERRIDE_SINCE_2_14;
+#ifdef C10D_BACKEND_HAS_HOOKS
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override { hooks_->add(id, std::move(hook)); }
+  void unregisterAbortHook(int64_t id) override { hooks_->remove(id); }
+#endif
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   uint64_t getSequenceNumberForGroup() override;
@@ -113,6 +124,7 @@ class ProcessGroup final : public c10d::Backend {
   int checked_rank(const char* op, int64_t rank, const char* role) const;
 
   c10::intrusive_ptr<ProcessGroupOptions> options_;
+  std::shared_ptr<AbortHooks> hooks_ = std::make_shared<AbortHooks>();
   c10::intrusive_ptr<c10d::Store> store_;  // the engine's bootstrap may come back to it
   std::unique_ptr<TpurunComm, FreeComm> comm_;
   std::mutex batch_mutex_;

@@ -34,10 +34,12 @@ c10::intrusive_ptr<c10::ivalue::Future> FinishedWork::getFuture() {
   return future;
 }
 
-PendingWork::PendingWork(int rank, Operation operation, std::chrono::milliseconds timeout)
+PendingWork::PendingWork(int rank, Operation operation, std::chrono::milliseconds timeout,
+                         std::shared_ptr<const AbortHooks> hooks)
     : c10d::Work(rank, operation.type(), operation.title(), shown_to_profiler(operation)),
       in_flight_(new InFlight(std::move(operation))),
-      timeout_(timeout) {
+      timeout_(timeout),
+      hooks_(std::move(hooks)) {
   if (recordFunctionEndCallback_) {
     in_flight_->at_end(std::exchange(recordFunctionEndCallback_, nullptr));
   }
@@ -93,8 +95,12 @@ bool PendingWork::wait(std::chrono::milliseconds timeout) {
   const auto threads = tpurun_work_is_done(handle_) == 0 ? python_threads() : 0;
   const auto status =
       without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), threads, &error); });
+  // A wait that is over before the operation is has failed nothing.
   if (tpurun_work_is_done(handle_) != 0) {
     in_flight_->end_event();
+    if (is_failure(status)) {
+      hooks_->run();
+    }
   }
   throw_unless_ok(status, error);
   in_flight_->copy_back();

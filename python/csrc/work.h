@@ -1,10 +1,12 @@
 // The handles that torch gets for posted operations.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "abort_hooks.h"
 #include "compat.h"
 #include "in_flight.h"
 #include "operation.h"
@@ -38,7 +40,8 @@ class FinishedWork final : public c10d::Work {
 // An operation the engine works on.
 class PendingWork final : public c10d::Work {
  public:
-  PendingWork(int rank, Operation operation, std::chrono::milliseconds timeout);
+  PendingWork(int rank, Operation operation, std::chrono::milliseconds timeout,
+              std::shared_ptr<const AbortHooks> hooks);
   ~PendingWork() override;
 
   // Posts it; throws what the engine refuses.
@@ -59,6 +62,7 @@ class PendingWork final : public c10d::Work {
   InFlight* in_flight_;
   TpurunWork* handle_ = nullptr;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<const AbortHooks> hooks_;
 };
 
 // What endCoalescing returns: done when all are.

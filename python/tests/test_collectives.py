@@ -14,6 +14,7 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 DTYPES = [*FLOATS, *INTEGERS]
 MOVED = [*DTYPES, torch.bool, torch.uint16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 BOTH = (False, True)  # blocking, async
 
 
@@ -113,6 +114,93 @@ def complex_sum() -> None:
     tensor = values(dist.get_rank(), torch.complex64) * (1 + 2j)
     dist.all_reduce(tensor)
     equal(tensor, sum(values(rank, torch.complex64) for rank in range(size)) * (1 + 2j))
+
+
+def narrow_floats() -> None:
+    """Sums are rounded once, from what single precision gives."""
+    size = dist.get_world_size()
+    for dtype in EIGHT_BITS:
+        rows = [(values(rank) / 4 + 0.25).to(dtype) for rank in range(size)]
+        wide = torch.stack([row.float() for row in rows])
+        results = {dist.ReduceOp.SUM: wide.sum(0), dist.ReduceOp.MAX: wide.amax(0)}
+        for op, expected in results.items():
+            tensor = rows[dist.get_rank()].clone()
+            dist.all_reduce(tensor, op)
+            equal(tensor, expected.to(dtype))
+
+
+def under_newer_names() -> None:
+    """Torch 2.15 has shorter names for collectives on single tensors, older ones the longer alone."""
+    size, me = dist.get_world_size(), dist.get_rank()
+    for suffix in ("_single", "_into_tensor"):
+        if gather := getattr(dist, f"all_gather{suffix}", None):
+            whole = torch.empty(size * 2)
+            gather(whole, torch.full((2,), float(me)))
+            equal(whole, torch.arange(float(size)).repeat_interleave(2))
+        if gather := getattr(dist, f"gather{suffix}", None):
+            whole = torch.empty(size * 2) if me == 0 else None
+            gather(torch.full((2,), float(me)), whole, dst=0)
+            if whole is not None:
+                equal(whole, torch.arange(float(size)).repeat_interleave(2))
+    for suffix in ("_single", "_tensor"):
+        if scatter := getattr(dist, f"reduce_scatter{suffix}", None):
+            own = torch.empty(2)
+            scatter(own, torch.arange(float(size)).repeat_interleave(2))
+            equal(own, torch.full((2,), float(me * size)))
+
+
+def logical() -> None:
+    size = dist.get_world_size()
+    rows = torch.stack([values(rank).bool() for rank in range(size)])
+    results = {
+        dist.ReduceOp.SUM: rows.any(0),
+        dist.ReduceOp.MAX: rows.any(0),
+        dist.ReduceOp.PRODUCT: rows.all(0),
+        dist.ReduceOp.MIN: rows.all(0),
+    }
+    for op, expected in results.items():
+        tensor = rows[dist.get_rank()].clone()
+        dist.all_reduce(tensor, op)
+        equal(tensor, expected)
+
+
+def unsigned() -> None:
+    size = dist.get_world_size()
+    for dtype, top in ((torch.uint16, 2**16 - 1), (torch.uint32, 2**32 - 1)):
+        tensor = torch.tensor([dist.get_rank(), top], dtype=torch.int64).to(dtype)
+        dist.all_reduce(tensor)
+        expected = [sum(range(size)), top * size % (top + 1)]
+        assert tensor.to(torch.int64).tolist() == expected
+        tensor = torch.tensor([dist.get_rank(), top], dtype=torch.int64).to(dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        assert tensor.to(torch.int64).tolist() == [size - 1, top]
+
+
+def nothing() -> None:
+    """Tensors without elements, in all places at once and in some."""
+    size = dist.get_world_size()
+    for shape in ((0,), (0, 3), (3, 0)):
+        none = torch.empty(shape)
+        several = [torch.empty(shape) for _ in range(size)]
+        whole = torch.empty(size * shape[0], *shape[1:])
+        root = dist.get_rank() == 0
+        for async_op in BOTH:
+            finish(dist.all_reduce(none, async_op=async_op))
+            finish(dist.broadcast(none, 0, async_op=async_op))
+            finish(dist.reduce(none, 0, async_op=async_op))
+            finish(dist.all_gather(several, none, async_op=async_op))
+            finish(dist.all_gather_into_tensor(whole, none, async_op=async_op))
+            finish(dist.reduce_scatter(none, several, async_op=async_op))
+            finish(dist.reduce_scatter_tensor(none, whole, async_op=async_op))
+            finish(dist.gather(none, several if root else None, 0, async_op=async_op))
+            finish(dist.scatter(none, several if root else None, 0, async_op=async_op))
+            finish(dist.all_to_all(several, [none.clone() for _ in range(size)], async_op=async_op))
+            finish(dist.all_to_all_single(whole, whole.clone(), async_op=async_op))
+        assert none.shape == shape
+    parts = [torch.empty(rank) for rank in range(size)]
+    dist.all_gather(parts, torch.full((dist.get_rank(),), float(dist.get_rank())))
+    for rank, part in enumerate(parts):
+        equal(part, torch.full((rank,), float(rank)))
 
 
 def broadcast() -> None:
@@ -341,12 +429,17 @@ BODIES = [
     complex_sum,
     gather,
     lazy_signs,
+    logical,
+    narrow_floats,
+    nothing,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
     reduce_scatter_uneven,
     scatter,
     tensors_that_need_care,
+    under_newer_names,
+    unsigned,
 ]
 
 

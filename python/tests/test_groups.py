@@ -1,5 +1,7 @@
 """Groups: overlapping, in opposite orders, destroyed and made again; objects; DDP against Gloo."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,6 +34,48 @@ def groups_made_by_their_members_alone() -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=group)
     assert tensor.item() == len(members)
+
+
+def timeout_of(group: dist.ProcessGroup | None = None) -> timedelta:
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu")).options._timeout
+
+
+def split_in_two() -> None:
+    me, size = dist.get_rank(), dist.get_world_size()
+    halves = [list(range(0, size, 2)), list(range(1, size, 2))[::-1]]
+    group = dist.split_group(split_ranks=halves, timeout=timedelta(seconds=7))
+    mine = halves[me % 2]
+    assert dist.get_process_group_ranks(group) == mine
+    assert dist.get_rank(group) == mine.index(me)
+    assert timeout_of(group) == timedelta(seconds=7)
+    tensor = torch.tensor([me])
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == sum(mine)
+    # The part of a part.
+    part = dist.split_group(parent_pg=group, split_ranks=[[1, 0]])
+    tensor = torch.tensor([me])
+    dist.broadcast(tensor, group=part, group_src=0)
+    assert tensor.item() == mine[1]
+
+
+def split_for_some() -> None:
+    group = dist.split_group(split_ranks=[[0, 1]])
+    if dist.get_rank() < 2:
+        dist.barrier(group)
+        assert timeout_of(group) == timeout_of()
+    else:
+        assert group in (None, dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def subgroups_inherit_the_timeout() -> None:
+    assert timeout_of() == ranks.TIMEOUT
+    assert timeout_of(dist.new_group([0, 1])) == ranks.TIMEOUT
+    assert timeout_of(dist.new_group([0, 1], use_local_synchronization=True)) == ranks.TIMEOUT
+    for given in (timedelta(seconds=9), timedelta(minutes=30)):
+        assert timeout_of(dist.new_group(timeout=given)) == given
+    # Other backends keep their own default.
+    assert timeout_of(dist.new_group(backend="gloo")) == timedelta(minutes=30)
+    dist.barrier()  # Gloo minds when others leave while it connects
 
 
 def a_rank_elsewhere_does_not_disturb() -> None:
@@ -69,7 +113,7 @@ def names_and_lifecycle() -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert backend.name() == "tpu_dist"
     assert backend.supports_coalescing
-    assert not backend.supports_splitting
+    assert backend.supports_splitting
     for _ in range(3):
         group = dist.new_group()
         dist.barrier(group)
@@ -125,6 +169,15 @@ def losses(hook: str | None) -> list[float]:
 def test_groups(body) -> None:
     ranks.run(2, body)
     ranks.run(4, body)
+
+
+@pytest.mark.parametrize("body", [split_in_two, split_for_some], ids=lambda body: body.__name__)
+def test_split_groups(body) -> None:
+    ranks.run(4, body)
+
+
+def test_subgroups_inherit_the_timeout() -> None:
+    ranks.run(2, subgroups_inherit_the_timeout)
 
 
 def test_names_and_lifecycle() -> None:

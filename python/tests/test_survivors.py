@@ -221,3 +221,33 @@ def dying_on_the_way(rank: int, after_s: float) -> float:
 @pytest.mark.parametrize("after_ms", [1, 3, 10, 30])
 def test_a_rank_dies_while_the_others_agree(after_ms: int) -> None:
     assert run_some(4, {0, 1, 3}, dying_on_the_way, after_ms / 1000) == {0: 3.0, 1: 3.0, 3: 3.0}
+
+
+def shrunk_by_torch(rank: int, is_dead: bool) -> tuple[int, int, list[int]]:
+    """torch.distributed's own call, which makes a world of the others."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        if is_dead:
+            die()
+        store.wait(["done"], ranks.TIMEOUT)
+        return (-1, -1, [])
+    if is_dead:
+        assert type(ranks.failure_of(total)) is tpurun.RankLostError
+    dist.shrink_group([1])
+    assert total() == 3
+    # Groups of the new world know who was who in the first one.
+    group = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        assert total(group) == 2
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    own = group._get_backend(torch.device("cpu")).global_ranks if dist.get_rank() < 2 else []
+    dist.barrier()
+    if rank == 0:
+        store.set("done", "")
+    return dist.get_rank(), backend.epoch, own
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_torch_shrinks_groups(is_dead: bool) -> None:
+    results = run_some(4, {0, 2, 3}, shrunk_by_torch, is_dead)
+    assert results == {0: (0, 1, [0, 2]), 2: (1, 1, [0, 2]), 3: (2, 1, [])}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import glob
 import importlib.util
+import re
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,10 +33,40 @@ def register() -> None:
         # CPU tensors only: torch refuses a device name nobody has claimed, and claiming one changes what
         # CPU-only programs do. Gloo stays the default backend of the CPU.
         dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    _inherit_timeouts(dist.distributed_c10d)
     # The engine records what every rank does. Torch's recorder would hook each call for 2 to 5 us more.
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(recorders, set):
         recorders.update(NAMES)
+
+
+def _inherit_timeouts(c10d: Any) -> None:
+    """Make groups that are given no timeout have that of the world, instead of half an hour."""
+    default = getattr(c10d, "_get_default_timeout", None)
+    if default is None:
+        return
+
+    def of_the_world(backend: str) -> timedelta:
+        world = _native_world()
+        if world is None or not any(name in NAMES for name in re.split("[:,]", str(backend))):
+            return default(backend)
+        return world.options._timeout
+
+    c10d._get_default_timeout = of_the_world
+
+
+def _native_world() -> Any:
+    """This rank's end of the world, if that is of this backend."""
+    import torch
+    import torch.distributed as dist
+
+    if _native is None or not dist.is_initialized():
+        return None
+    try:
+        world = dist.group.WORLD._get_backend(torch.device("cpu"))
+    except RuntimeError:  # a world without CPU tensors
+        return None
+    return world if isinstance(world, _native.ProcessGroup) else None
 
 
 def create(options: Any, pg_options: Any) -> Backend:
@@ -42,6 +74,9 @@ def create(options: Any, pg_options: Any) -> Backend:
     native = load_native()
     if isinstance(pg_options, native.ProcessGroup):
         return pg_options  # survivors, who have met already
+    world = _native_world()
+    if world is not None and world.epoch > _epoch:
+        adopt(world)  # torch.distributed.shrink_group made it
     timeout = options.timeout if pg_options is None else pg_options._timeout
     return native.ProcessGroup(
         options.store,
