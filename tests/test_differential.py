@@ -38,10 +38,11 @@ def victims(seed: int) -> list[Step]:
 
 def is_fit(seed: int) -> bool:
     """Whether one of several steps is an all_reduce, of all, in which each error can be made."""
+    if generate.world_of(seed) != ("fork", 3):
+        return False
     program, steps = generate.program(seed), victims(seed)
     return (
-        generate.world_of(seed) == ("fork", 3)
-        and len(program.steps) > 4
+        len(program.steps) > 4
         and [(step.form, step.dtype, step.op) for step in steps] == [("plain", "float32", "SUM")]
         and len(program.groups[steps[0].group].ranks) == 3
         and 0 not in steps[0].shapes[0]

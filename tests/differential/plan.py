@@ -81,7 +81,8 @@ class Finding:
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
-        return f"{who}, step {self.step}: {self.what}" if self.step else f"{who}: {self.what}"
+        what = " ".join(self.what.split())
+        return f"{who}, step {self.step}: {what}" if self.step else f"{who}: {what}"
 
 
 def findings(plan: Plan, rank: int) -> list[list[Finding]]:
