@@ -32,7 +32,11 @@ def bad_arguments() -> None:
     x = torch.ones(4)
     group = dist.group.WORLD
     calls = [
-        (lambda: dist.all_reduce(x.to_sparse()), ValueError, "all_reduce: ", "dense", "Sparse"),
+        (
+            lambda: dist.all_reduce(x.to_sparse(), dist.ReduceOp.MAX),
+            ValueError,
+            "all_reduce_sparse: expected the reduce op SUM",
+        ),
         (
             lambda: group.broadcast(x, size),
             ValueError,
