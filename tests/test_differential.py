@@ -1,9 +1,9 @@
 """Some random programs of collectives against numpy; `make nightly` runs many more."""
 
 import re
-import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,22 +13,30 @@ from differential.formats import FORMATS
 from differential.order import POST, WAIT, actions
 from differential.program import Program, Step
 from differential.shrink import shrunk
+from jobs import Finished, Job
 
 ROOT = Path(__file__).parents[1]
 FIRST = 1_000_000
-LIMIT_S = 300
+# Two minutes on two cores that do nothing else.
+LIMIT_S = 600
 
 
-def run(*arguments: str | int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.differential", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+@pytest.fixture
+def fuzz(start: Callable[..., Job]) -> Callable[..., Finished]:
+    """Runs the command to its end."""
+    command = (sys.executable, "-m", "tests.differential")
+
+    def fuzz(*arguments: str | int) -> Finished:
+        job = start(*map(str, arguments), command=command, env={"PYTHONPATH": str(ROOT)})
+        return job.wait(LIMIT_S)
+
+    return fuzz
 
 
-def test_programs():
-    done = run("--seed", FIRST, "--programs", 300)
-    text = done.stdout + done.stderr
-    assert done.returncode == 0, text
-    assert "300 programs, 300 right, 0 wrong" in done.stdout, text
+def test_programs(fuzz):
+    done = fuzz("--seed", FIRST, "--programs", 300)
+    assert done.code == 0, done.out + done.err
+    assert "300 programs, 300 right, 0 wrong" in done.out, done.out + done.err
 
 
 def victims(seed: int) -> list[Step]:
@@ -63,27 +71,27 @@ VICTIM = next(filter(is_fit, range(FIRST, 2 * FIRST)))
         ("hang", r"CollectiveTimeoutError: .*rank \d"),
     ],
 )
-def test_an_error_made_on_purpose_is_found_and_the_program_shrunk_to_it(plant: str, says: str):
+def test_an_error_made_on_purpose_is_found_and_the_program_shrunk_to_it(fuzz, plant: str, says: str):
     timeout_s = 2 if plant == "hang" else 30
-    done = run("--seed", VICTIM, "--programs", 1, "--plant", plant, "--timeout", timeout_s)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 programs, 0 right, 1 wrong" in done.stdout
-    assert re.search(says, done.stdout), done.stdout
+    done = fuzz("--seed", VICTIM, "--programs", 1, "--plant", plant, "--timeout", timeout_s)
+    assert done.code == 1, done.out + done.err
+    assert "1 programs, 0 right, 1 wrong" in done.out
+    assert re.search(says, done.out), done.out
     (where,) = victims(VICTIM)
-    shown = [line for line in done.stdout.splitlines() if re.match(r" {4,}\d", line)]
-    assert shown == [f"  {where}"], done.stdout
-    replay = re.search(r"replay: python -m tests.differential (.*)", done.stdout)[1].split()
+    shown = [line for line in done.out.splitlines() if re.match(r" {4,}\d", line)]
+    assert shown == [f"  {where}"], done.out
+    replay = re.search(r"replay: python -m tests.differential (.*)", done.out)[1].split()
     assert replay[:4] == ["--replay", str(VICTIM), "--steps", str(where.index)]
-    assert run(*replay, "--timeout", timeout_s).returncode == 1
+    assert fuzz(*replay, "--timeout", timeout_s).code == 1
 
 
-def test_the_program_that_ends_its_job_is_named_and_the_others_run():
+def test_the_program_that_ends_its_job_is_named_and_the_others_run(fuzz):
     seeds = [seed for seed in range(VICTIM, VICTIM + 40) if generate.world_of(seed).ranks == 3]
-    done = run("--seed", VICTIM, "--programs", 40, "--ranks", 3, "--no-shrink", "--plant", "crash")
+    done = fuzz("--seed", VICTIM, "--programs", 40, "--ranks", 3, "--no-shrink", "--plant", "crash")
     wrong = [seed for seed in seeds if victims(seed)]
     assert 0 < len(wrong) < len(seeds)
-    assert f"{len(seeds)} programs, {len(seeds) - len(wrong)} right, {len(wrong)} wrong" in done.stdout
-    assert set(re.findall(r"--replay (\d+)", done.stdout)) == set(map(str, wrong))
+    assert f"{len(seeds)} programs, {len(seeds) - len(wrong)} right, {len(wrong)} wrong" in done.out
+    assert set(re.findall(r"--replay (\d+)", done.out)) == set(map(str, wrong))
 
 
 def test_as_many_steps_are_kept_as_fail_together():
