@@ -148,8 +148,10 @@ impl World<'_> {
     /// The finished ranks without which this can not end.
     fn finished(&self, rank: u32, comm_id: u64, kind: WaitKind) -> BTreeSet<u32> {
         match self.needs(rank, comm_id, kind) {
-            Needs::All(needs) => needs.into_iter().filter(|other| self.is_out(*other, comm_id)).collect(),
-            Needs::Any(needs) if needs.iter().all(|other| self.is_out(*other, comm_id)) => needs,
+            Needs::All(needs) => {
+                needs.into_iter().filter(|other| self.is_out(*other, comm_id, kind)).collect()
+            }
+            Needs::Any(needs) if needs.iter().all(|other| self.is_out(*other, comm_id, kind)) => needs,
             _ => BTreeSet::new(),
         }
     }
@@ -211,10 +213,11 @@ impl World<'_> {
     }
 
     fn is_doomed(&self, rank: u32, stuck: &BTreeMap<u32, Evidence>) -> bool {
-        let is_hopeless = |other: &u32, comm_id| stuck.contains_key(other) || self.is_out(*other, comm_id);
+        let is_hopeless =
+            |other: &u32, comm_id, kind| stuck.contains_key(other) || self.is_out(*other, comm_id, kind);
         let never_ends = |(comm_id, kind)| match self.needs(rank, comm_id, kind) {
-            Needs::All(needs) => needs.iter().any(|other| is_hopeless(other, comm_id)),
-            Needs::Any(needs) => needs.iter().all(|other| is_hopeless(other, comm_id)),
+            Needs::All(needs) => needs.iter().any(|other| is_hopeless(other, comm_id, kind)),
+            Needs::Any(needs) => needs.iter().all(|other| is_hopeless(other, comm_id, kind)),
             Needs::Unknown => false,
         };
         let view = &self.views[rank as usize];
@@ -317,9 +320,11 @@ impl World<'_> {
         self.ended.get(rank as usize).copied().unwrap_or(false)
     }
 
-    /// Whether `rank` will never take part in this communicator again.
-    fn is_out(&self, rank: u32, comm_id: u64) -> bool {
-        self.is_ended(rank) || self.lane(rank, comm_id).is_some_and(|lane| lane.closed)
+    /// Whether `rank` will never do its part in what others of this communicator wait for. Who has destroyed a
+    /// group may come to create the next one of that name.
+    fn is_out(&self, rank: u32, comm_id: u64, kind: WaitKind) -> bool {
+        let has_left = || self.lane(rank, comm_id).is_some_and(|lane| lane.closed);
+        self.is_ended(rank) || kind != WaitKind::Creation && has_left()
     }
 }
 

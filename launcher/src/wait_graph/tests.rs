@@ -228,6 +228,18 @@ fn a_group_that_somebody_never_comes_to_create() {
 }
 
 #[test]
+fn a_group_that_is_made_again_under_its_name() {
+    let mut scene = Scene::new(2, &[&[0, 1]]);
+    scene.known.members.clear();
+    scene.wait(0, 0, WaitKind::Creation);
+    // Rank 1 has destroyed the first one, and computes before it comes to the second.
+    scene.lane(1, 0).closed = true;
+    assert_eq!(scene.world().waits_for_finished(|_| false), None);
+    scene.ended[1] = true;
+    assert!(scene.world().waits_for_finished(|_| false).is_some());
+}
+
+#[test]
 fn messages_that_nobody_sends_or_takes() {
     let two = || Scene::new(3, &[&[0, ME, 2]]);
     let mut both_receive = two();
