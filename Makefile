@@ -2,7 +2,7 @@
 # build and .cache; `make clean` removes them.
 #
 #   PYTHON=python3.12   the interpreter to build for (3.11 or newer)
-#   ARGS=...            what `make demo`, `make bench` and the tests pass on
+#   ARGS=...            what `make demo`, `make bench`, `make conformance` and the tests pass on
 #   SECONDS=...         how long `make soak` goes on
 
 SHELL := /bin/bash
@@ -15,7 +15,7 @@ SECONDS ?= 300
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-PACKAGES := torch numpy scikit-build-core cmake ninja pytest ruff clang-format
+PACKAGES := torch numpy scikit-build-core cmake ninja pytest ruff clang-format expecttest
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 # Stamps live in what they vouch for: who deletes .venv deletes them, too.
@@ -72,6 +72,12 @@ differential: $(INSTALLED) ## PROGRAMS=300 random programs of collectives agains
 .PHONY: nightly
 nightly: ## what takes too long for every change: 10,000 random programs, other ones every day
 	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
+
+# ARGS come last, so that they may choose other suites and start methods.
+.PHONY: conformance
+conformance: $(INSTALLED) ## PyTorch's own test suites on this backend; writes docs/conformance.md
+	@$(PY) -m tests.conformance --starts all --out docs $(ARGS)
+	@$(PY) -m tests.conformance --suites c10d,helpers --debug DETAIL --out docs
 
 .PHONY: soak
 soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right

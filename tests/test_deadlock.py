@@ -91,3 +91,26 @@ def test_the_timeout_of_the_command_line_ends_what_can_not_be_proven(run, script
     done = run("-n", "3", "--timeout", "3s", script(program.format(wait=wait)))
     assert "Timed out after 3s in operation" in done.out, done.out
     assert "blames (2,)" in done.out
+
+
+AGAIN = """
+import os, time
+import torch
+import torch.distributed as dist
+
+for world in range(2):
+    if world == 1 and os.environ["RANK"] == "1":
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            pass
+    dist.init_process_group("tpu_dist")
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+print("fine")
+"""
+
+
+def test_who_comes_late_to_the_next_world_has_not_left_it(run, script):
+    done = run("-n", "3", "--timeout", "120s", script(AGAIN))
+    assert done.code == 0, done.err
+    assert done.out.count("fine") == 3
