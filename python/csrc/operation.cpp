@@ -117,8 +117,7 @@ at::Tensor Operation::writable(const at::Tensor& tensor, Access access) {
   TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, name(),
                     ": expected an output whose elements lie apart in memory, got strides ", tensor.strides(),
                     " for sizes ", tensor.sizes(), "; pass a clone() of it");
-  auto copy = access == Access::kReadWrite ? plain_copy(tensor)
-                                           : at::empty(tensor.sizes(), tensor.options());
+  auto copy = access == Access::kReadWrite ? plain_copy(tensor) : at::empty(tensor.sizes(), tensor.options());
   staged_.push_back({tensor, copy});
   return copy;
 }
