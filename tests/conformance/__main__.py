@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from ..choices import names_of
 from .page import page
 from .plan import Outcome, Plan
 from .results import Result, Run, read_all
@@ -95,18 +96,6 @@ def parse() -> argparse.Namespace:
     if options.tests and options.out is not None:
         parser.error("expected --out with all tests of a suite, given some")
     return options
-
-
-def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        given = list(known) if text == "all" else text.split(",")
-        if unknown := set(given) - set(known):
-            raise argparse.ArgumentTypeError(
-                f"expected some of {', '.join(known)}, given {', '.join(unknown)}"
-            )
-        return given
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from ..choices import names_of
 from . import other, start
 from .cells import FAULTS, MODES, OPS, Cell, cells
 from .judge import Judged
@@ -81,18 +82,6 @@ def numbers(text: str) -> list[int]:
     if min(given) < 2:
         raise argparse.ArgumentTypeError(f"expected numbers of at least 2 ranks, given {text}")
     return given
-
-
-def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        given = list(known) if text == "all" else text.split(",")
-        if unknown := set(given) - set(known):
-            raise argparse.ArgumentTypeError(
-                f"expected some of {', '.join(known)}, given {', '.join(unknown)}"
-            )
-        return given
-
-    return parse
 
 
 if __name__ == "__main__":
