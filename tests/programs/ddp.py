@@ -23,6 +23,7 @@ from .training import (
     parameters,
     sgd,
     shares,
+    step_beside,
     train,
 )
 
@@ -134,11 +135,7 @@ def no_sync(case: Case) -> None:
         # After the first backward pass the ranks agree on other buckets, whatever comes next.
         assert step == 1 or backend._get_sequence_number_for_group() == before, "no_sync communicates"
         (mse(wrapped(pieces[-1][0]), pieces[-1][1]) / parts).backward()
-        other.zero_grad()
-        mse(alone(x), y).backward()
-        all_same("gradient of", gradients(model), gradients(alone), ROUNDING)
-        optimizer.step()
-        other.step()
+        step_beside(alone, model, (x, y), optimizer, other)
     all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from .case import Case, program
 from .compare import ROUNDING, ROUNDING_F32, all_same, same
 from .fsdp2 import WIDTHS, sharded
-from .training import Batch, batches, gradients, mlp, mse, parameters, sgd, shares
+from .training import Batch, batches, gradients, mlp, mse, parameters, sgd, shares, step_beside
 
 
 def data(dtype: torch.dtype = torch.float64, **options: object) -> list[Batch]:
@@ -123,11 +123,7 @@ def accumulated(
         for part, piece in enumerate(zip(mine.chunk(parts), target.chunk(parts), strict=True)):
             silence(model, part == parts - 1)
             (mse(model(piece[0]), piece[1]) / parts).backward()
-        other.zero_grad()
-        mse(alone(x), y).backward()
-        all_same("gradient of", gradients(model), gradients(alone), ROUNDING)
-        optimizer.step()
-        other.step()
+        step_beside(alone, model, (x, y), optimizer, other)
     all_same("after the last step:", parameters(model), parameters(alone), ROUNDING)
 
 

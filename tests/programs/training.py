@@ -105,6 +105,16 @@ def train(
     return history
 
 
+def step_beside(alone: nn.Module, model: nn.Module, batch: Batch, *optimizers: Optimizer) -> None:
+    """Takes a whole batch through `alone`, whose gradients `model` must have by now; then all step."""
+    x, y = batch
+    alone.zero_grad()
+    mse(alone(x), y).backward()
+    all_same("gradient of", gradients(model), gradients(alone), ROUNDING)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     """All of each gradient that there is."""
     return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
