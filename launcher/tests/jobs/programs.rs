@@ -25,7 +25,7 @@ fn ranks_are_numbered_in_the_order_of_the_programs() {
 fn a_job_file_says_the_same() {
     let mut sandbox = Sandbox::new();
     sandbox.variable("COLOUR", "grey");
-    sandbox.file("jobs/work/name", "").file(
+    sandbox.file("jobs/place/name", "").file(
         "jobs/job.toml",
         r#"
         [job]
@@ -35,7 +35,7 @@ fn a_job_file_says_the_same() {
         name = "eval"
         command = ["sh", "-c", "echo $COLOUR $@ `ls`", "sh", ":"]
         env = { COLOUR = "green" }
-        cwd = "work"
+        cwd = "place"
         [[program]]
         ranks = 2
         command = ["sh", "-c", "echo $COLOUR"]
