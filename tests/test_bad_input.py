@@ -118,7 +118,7 @@ four = torch.ones(4)
 
 # In a world of two; each is wrong on both ranks, or on the root, rank 0.
 CALLS = {
-    "sparse": "dist.all_reduce(torch.eye(4).to_sparse())",
+    "most of sparse": "dist.all_reduce(torch.eye(4).to_sparse(), dist.ReduceOp.MAX)",
     "another device": "dist.all_gather([torch.empty(4, device='meta')] * 2, four)",
     "gather to three": "dist.all_gather([torch.empty(4)] * 3, four)",
     "gather at root": "dist.gather(four, [torch.empty(4)] * 3 if rank == 0 else None, 0)",
