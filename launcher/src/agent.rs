@@ -400,8 +400,9 @@ impl Agent {
             is_hurried: is_urgent,
         });
         if !is_urgent {
-            running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
+            // First, while they still do what they did.
             self.record_flight(reason);
+            running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
         }
     }
 
