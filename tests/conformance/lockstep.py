@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .meeting import LIMIT_S
-from .plan import Outcome, Plan, together
+from .plan import SKIPPED, Outcome, Plan, together
 from .ranked import Rank
 
 # For a whole test, until the last rank is back from it.
@@ -42,7 +42,8 @@ def run(plan: Plan, rank: int) -> None:
     ranked = Rank(plan, rank)
     for index, test in enumerate(plan.tests):
         own = dist.PrefixStore(f"conformance {index}", store)
-        if report(plan, rank, ranked.run(test, own), own).ends:
+        outcome = report(plan, rank, ranked.run(test, own), own)
+        if outcome.ends or (ranked.suite.is_fresh and outcome.kind != SKIPPED):
             break
     # Rank 0 may host the store.
     store.set(f"left {rank}", "")

@@ -82,6 +82,8 @@ class Rank:
                 world_size=self.plan.ranks,
                 timeout=timedelta(seconds=timeout_s),
             )
+            # A test that ends at once shall not disturb those that still connect (Gloo, under DETAIL).
+            meeting.sync()
         set_rng_seed()
         with named_gloo(getattr(self.case, "module", None), test):
             getattr(instance, test)()

@@ -95,7 +95,9 @@ def outcomes(plan: Plan, start: str, fruitless: int = 0) -> Iterator[Outcome]:
 
 def after(plan: Plan, count: int) -> Plan:
     """What is left after so many tests."""
-    return replace(plan, folder=plan.folder / "rest", tests=plan.tests[count:])
+    left = plan.tests[count:]
+    name = plan.folder.name.partition("-")[0]
+    return replace(plan, folder=plan.folder.with_name(f"{name}-{len(left)}"), tests=left)
 
 
 def tail(plan: Plan) -> str:

@@ -29,6 +29,8 @@ class Suite:
     about: str
     has_group: bool = True
     """Its tests expect a process group; otherwise they make their own."""
+    is_fresh: bool = False
+    """Each of its tests needs processes that have run no other one."""
     concerns: Callable[[type[unittest.TestCase], str], bool] = lambda case, test: True
     """Which of its tests have a process group at all."""
 
@@ -171,8 +173,10 @@ SUITES = {
                 f"{_INTERNAL}.distributed.rpc_utils.{source}",
                 _RANKS_BESIDE_RPC.get(name, 4),
                 partial(beside_rpc, source),
-                "Those of its tests that have a process group beside their RPC agents.",
+                "Those of its tests that have a process group beside their RPC agents. What agents leave "
+                "in a process disturbs the next test, so each has processes of its own under every launcher.",
                 has_group=False,
+                is_fresh=True,
                 concerns=begins_a_group,
             )
             for name, source in _BESIDE_RPC.items()
