@@ -183,6 +183,11 @@ void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
+void ProcessGroup::addEphemeralTimeout(const std::chrono::milliseconds& by) {
+  TORCH_CHECK_VALUE(by.count() >= 0, "expected a timeout extension of 0 or more, got ", by.count(), " ms");
+  extensions_.add(by);
+}
+
 uint64_t ProcessGroup::getSequenceNumberForGroup() { return tpurun_comm_seq(comm_.get()); }
 
 c10d::ErrorType ProcessGroup::getError() {
@@ -234,12 +239,14 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
   if (timeout.count() <= 0) {
     timeout = options_->timeout;
   }
+  timeout += extensions_.total();
   const std::string site = call_site();
   const bool batched = coalesces();
   if (call == Call::kBlocking && !batched) {
     TpurunOp record = operation.record(rank_, site, timeout.count());
     record.python_threads = python_threads();
     auto work = c10::make_intrusive<FinishedWork>(rank_, operation, timeout);
+    extensions_.began(work);
     TpurunError error;
     TpurunWork* none = nullptr;
     const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
@@ -253,6 +260,7 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
   }
   auto work = c10::make_intrusive<PendingWork>(rank_, std::move(operation), timeout, hooks_);
   work->post(comm_.get(), site);
+  extensions_.began(work);
   if (batched) {
     const std::lock_guard lock(batch_mutex_);
     batch_->works.push_back(work);

@@ -16,6 +16,7 @@
 #include "abort_hooks.h"
 #include "compat.h"
 #include "operation.h"
+#include "timeout_extensions.h"
 #include "tpurun.h"
 
 namespace tpurun {
@@ -46,6 +47,7 @@ class ProcessGroup final : public c10d::Backend {
   const std::string getBackendName() const override { return "tpu_dist"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& by) TPURUN_OVERRIDE_SINCE_2_14;
   bool supportsCoalescing() const override { return true; }
   bool supportsSplitting() const override { return true; }
   // The group of some of the ranks of this one, which all its members must call; null for the others.
@@ -129,6 +131,7 @@ class ProcessGroup final : public c10d::Backend {
   std::unique_ptr<TpurunComm, FreeComm> comm_;
   std::mutex batch_mutex_;
   std::unique_ptr<Batch> batch_;
+  TimeoutExtensions extensions_;
   std::atomic<uint32_t> sparse_sums_{0};
 };
 

@@ -228,6 +228,25 @@ def timeout_can_be_changed() -> None:
     assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
 
 
+def timeout_can_be_extended_for_once() -> None:
+    group, other = dist.new_group(timeout=SHORT), dist.new_group(timeout=SHORT)
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        group._add_ephemeral_timeout(ranks.TIMEOUT)
+        extended = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        alone = ranks.failure_of(lambda: dist.barrier(group=other))
+        assert type(alone) is tpurun.CollectiveTimeoutError, f"{type(alone)}: {alone}"
+        store.set("as long as usual", "")
+        extended.wait()
+        later = ranks.failure_of(lambda: dist.barrier(group=group))
+        assert type(later) is tpurun.CollectiveTimeoutError, f"{type(later)}: {later}"
+        store.set("gave up", "")
+    else:
+        store.wait(["as long as usual"], ranks.TIMEOUT)
+        dist.all_reduce(torch.ones(2), group=group)
+        store.wait(["gave up"], ranks.TIMEOUT)
+
+
 def abort_wakes_everybody() -> None:
     group = dist.new_group()
     store = dist.distributed_c10d._get_default_store()
@@ -303,6 +322,10 @@ def test_timeout_of_a_wait() -> None:
 
 def test_timeout_can_be_changed() -> None:
     ranks.run(2, timeout_can_be_changed)
+
+
+def test_timeout_can_be_extended_for_once() -> None:
+    ranks.run(2, timeout_can_be_extended_for_once)
 
 
 def test_abort() -> None:
