@@ -19,7 +19,7 @@ FINE = "fine"
 WHOLE = "whole"
 """Small whole numbers: all is exact, in whatever order."""
 UNITS = "units"
-"""Powers of two and zero: products are exact, too."""
+"""Powers of two and zero, and Gaussian integers on no axis: products are exact, too."""
 CONSTANT = "constant"
 """One small number for the whole tensor, so that one element in memory can stand for all."""
 
@@ -69,6 +69,10 @@ def _elements(form: Format, mode: str, random: np.random.Generator) -> np.ndarra
     if form.family == INTEGER:
         low = -3 if np.issubdtype(form.raw, np.signedinteger) else 0
         return random.integers(low, 4, POOL).astype(form.raw)
+    if form.half is not None and mode == UNITS:
+        # Where a part of a product is zero, its sign depends on the order. No power of 1+2i has such a part.
+        parts = random.choice(np.array([[1, 2], [-2, 1], [-1, -2], [2, -1]]), POOL)
+        return parts.astype(form.half.raw).view(form.raw)[:, 0]
     if form.half is not None:
         return _numbers(mode, 2 * POOL, random).astype(form.half.raw).view(form.raw)
     assert form.family in (FLOAT, COMPLEX)
