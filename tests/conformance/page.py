@@ -114,8 +114,14 @@ NO_SUITES = """\
 
 ## What c10d leaves to a backend, and this one does not have
 
-Torch asks before it uses these, and does without: allocation of tensors by the backend
-(`supports_tensor_alloc`), one-sided windows (`supports_window`), time estimates
-(`_supports_time_estimate`), `reconfigure` (`tpurun.reform` and `torch.distributed.shrink_group` go on without
-lost ranks), completion hooks, and merging groups of different worlds. Extensions of a timeout for one
-operation (`_add_ephemeral_timeout`) are ignored; `dist.set_timeout` is not."""
+Torch asks before it uses these, and does without:
+
+- allocation of tensors by the backend (`supports_tensor_alloc`): there is no memory yet in which a
+  collective would be faster than in any other;
+- time estimates (`_supports_time_estimate`): they would be of this host's memory, and no model of a pod
+  exists yet;
+- `reconfigure`: who is left is known to the launcher, so `tpurun.reform` and `torch.distributed.shrink_group`
+  go on without lost ranks;
+- completion hooks: most operations are done before their post returns, and who asks what was done when has
+  `tpurun trace`;
+- one-sided windows (`supports_window`) and merging groups of different worlds."""
