@@ -47,11 +47,17 @@ def check_redistribution(case: Any) -> None:
     case.assertEqual(tensor.redistribute(mesh, [Replicate()]).to_local(), whole)
 
 
-class Process(MultiProcessTestCase):
-    @property
-    def world_size(self) -> int:
-        return RANKS
+class Ranked:
+    """What the classes ask for: how many ranks, and those that keep their processes, on what backend."""
 
+    world_size = RANKS
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return BACKEND
+
+
+class Process(Ranked, MultiProcessTestCase):
     def setUp(self) -> None:
         super().setUp()
         self._spawn_processes()
@@ -73,11 +79,7 @@ class Process(MultiProcessTestCase):
         dist.barrier()
 
 
-class Distributed(DistributedTestBase):
-    @property
-    def world_size(self) -> int:
-        return RANKS
-
+class Distributed(Ranked, DistributedTestBase):
     def backend(self, device: str) -> str:
         return BACKEND
 
@@ -86,13 +88,7 @@ class Distributed(DistributedTestBase):
         check_sum(self)
 
 
-class Continuous(MultiProcContinuousTest):
-    world_size = RANKS
-
-    @classmethod
-    def backend_str(cls) -> str:
-        return BACKEND
-
+class Continuous(Ranked, MultiProcContinuousTest):
     def test_sum(self) -> None:
         check_sum(self)
 
@@ -100,11 +96,7 @@ class Continuous(MultiProcContinuousTest):
         check_sum(self)
 
 
-class Tensors(DTensorTestBase):
-    @property
-    def world_size(self) -> int:
-        return RANKS
-
+class Tensors(Ranked, DTensorTestBase):
     def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
         # Its own has a list of backends by name.
         dist.init_process_group(
@@ -116,13 +108,7 @@ class Tensors(DTensorTestBase):
         check_redistribution(self)
 
 
-class TensorsContinuous(DTensorContinuousTestBase):
-    world_size = RANKS
-
-    @classmethod
-    def backend_str(cls) -> str:
-        return BACKEND
-
+class TensorsContinuous(Ranked, DTensorContinuousTestBase):
     def test_redistribution(self) -> None:
         check_redistribution(self)
 
@@ -131,11 +117,7 @@ class TensorsContinuous(DTensorContinuousTestBase):
         self._test_op(mesh, torch.mm, torch.randn(8, 12), torch.randn(12, 4))
 
 
-class ShardedTensors(ShardedTensorTestBase):
-    @property
-    def world_size(self) -> int:
-        return RANKS
-
+class ShardedTensors(Ranked, ShardedTensorTestBase):
     def test_chunks(self) -> None:
         self.init_comms(init_rpc=False, backend=BACKEND)
         placements = [f"rank:{rank}/cpu" for rank in range(self.world_size)]

@@ -41,7 +41,7 @@ GLOOS_WORDS = "asserts Gloo's words, which are others on every rank; here all ra
 # Tests that can not pass on any backend but the one they are about, and why.
 NOT_APPLICABLE = {
     "test_monitored_barrier_gloo": GLOOS_WORDS,
-    "test_monitored_barrier_failure_order": (GLOOS_WORDS),
+    "test_monitored_barrier_failure_order": GLOOS_WORDS,
     "test_ddp_logging_data_cpu": "asserts a name that DDP's log has only for PyTorch's own backends",
     "test_barrier_timeout_arg": "asserts Gloo's words for a timeout of 1 ms; here who left is told at once",
 }
