@@ -84,15 +84,17 @@ impl Place {
             );
             return Err(Failure::new(FailureKind::Transport, text));
         }
-        open_of_process(self.pid, u32::try_from(self.fd).unwrap_or(u32::MAX))
+        open_of_process("the shared segment of rank 0", self.pid, u32::try_from(self.fd).unwrap_or(u32::MAX))
     }
 }
 
-/// Opens what another process has open.
-pub(crate) fn open_of_process(pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
+/// Opens what another process has open: `what` it says it is.
+pub(crate) fn open_of_process(what: &str, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
     let path = format!("/proc/{pid}/fd/{fd}");
-    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
-        let text = format!("cannot open the shared segment of rank 0 at {path}: {error}");
+    // Whatever it is: opening must not wait for anybody, nor give us a terminal.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| {
+        let text = format!("cannot open {what} at {path}: {error}");
         // A process that is gone takes its descriptors along: the group has lost a rank.
         let kind =
             if error == rustix::io::Errno::NOENT { FailureKind::RankLost } else { FailureKind::Transport };

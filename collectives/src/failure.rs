@@ -57,6 +57,11 @@ impl Failure {
         Self { ranks: ranks.into(), ..self }
     }
 
+    /// A panic caught where it must not go on: a bug of ours.
+    pub fn of_panic(panic: &(dyn Any + Send)) -> Self {
+        Self::new(FailureKind::Internal, bug(panic))
+    }
+
     /// What went wrong, as a number.
     pub fn kind(&self) -> FailureKind {
         self.kind

@@ -118,11 +118,17 @@ pub struct COp {
 }
 
 impl CError {
-    fn of(failure: &Failure) -> Self {
-        let text = head(failure.text(), ERROR_TEXT_BYTES);
-        let ranks = &failure.ranks()[..failure.ranks().len().min(ERROR_RANKS)];
+    /// What a failed operation says.
+    pub fn of(failure: &Failure) -> Self {
+        Self::new(failure.kind() as i32, failure.text(), failure.ranks())
+    }
+
+    /// A status other than success, a text and the guilty ranks, cut to what there is room for.
+    pub fn new(status: i32, text: &str, ranks: &[u32]) -> Self {
+        let text = head(text, ERROR_TEXT_BYTES);
+        let ranks = &ranks[..ranks.len().min(ERROR_RANKS)];
         let mut error = Self {
-            status: failure.kind() as i32,
+            status,
             bytes: text.len() as u32,
             text: [0; ERROR_TEXT_BYTES],
             rank_count: ranks.len() as u32,
@@ -131,6 +137,21 @@ impl CError {
         error.text[..text.len()].copy_from_slice(text.as_bytes());
         error.ranks[..ranks.len()].copy_from_slice(ranks);
         error
+    }
+
+    /// Makes `error` say that nothing failed.
+    ///
+    /// # Safety
+    /// It is valid for writes; it may be uninitialised.
+    pub unsafe fn write_ok(error: *mut Self) {
+        // SAFETY: the caller's promise.
+        let status = unsafe { &raw mut (*error).status };
+        // SAFETY: the caller's promise.
+        unsafe { status.write(OK) };
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { &raw mut (*error).bytes };
+        // SAFETY: the caller's promise.
+        unsafe { bytes.write(0) };
     }
 }
 
@@ -564,8 +585,8 @@ fn answered(status: i32, verb: &str, key: &str) -> Result<(), Failure> {
 
 /// Runs `body` and writes its failure to `error`.
 fn guarded(error: *mut CError, body: impl FnOnce() -> Result<(), Failure>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(body))
-        .unwrap_or_else(|panic| Err(Failure::new(FailureKind::Internal, bug(&*panic))));
+    let outcome =
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Failure::of_panic(&*panic)));
     let Err(failure) = outcome else { return OK };
     let status = failure.kind() as i32;
     if !error.is_null() {

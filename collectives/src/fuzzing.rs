@@ -4,6 +4,7 @@
 //! what is mapped, no wait. `collectives/fuzz` runs them under libFuzzer with AddressSanitizer; the tests
 //! here run the same functions over the seeds in `collectives/fuzz/seeds` and thousands of variations.
 
+mod arena_export;
 mod board_image;
 mod control_frames;
 mod input;
@@ -32,6 +33,7 @@ pub struct Target {
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
+    arena_export::TARGET,
     board_image::TARGET,
     control_frames::TARGET,
     match_keys::TARGET,

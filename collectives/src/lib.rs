@@ -10,6 +10,8 @@
 mod sync;
 
 #[cfg(not(tpurun_loom))]
+pub mod arena;
+#[cfg(not(tpurun_loom))]
 pub mod board;
 #[cfg(not(tpurun_loom))]
 pub mod bootstrap;

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use crate::reduce::{self, Reduction};
 use crate::sync::Word;
@@ -64,11 +64,11 @@ impl Region {
     pub(crate) fn open(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(io::Error::other("the shared segment's size is not sealed"));
+            return Err(io::Error::other("the shared memory's size is not sealed"));
         }
         let size = rustix::fs::fstat(fd.as_fd())?.st_size;
         if u64::try_from(size) != Ok(bytes as u64) {
-            let text = format!("the shared segment has {size} bytes, expected {bytes}");
+            let text = format!("the shared memory has {size} bytes, expected {bytes}");
             return Err(io::Error::other(text));
         }
         Self::map(fd.as_fd(), bytes)
@@ -87,6 +87,31 @@ impl Region {
         Ok(Self { base, bytes })
     }
 
+    /// What this process writes from now on it writes for itself alone: nobody else who maps the memory behind
+    /// `fd` sees it. Where the host refuses that, every write is refused, too (SIGSEGV). Only system calls.
+    pub(crate) fn make_private(&self, fd: impl AsFd) -> io::Result<()> {
+        let base = self.base.as_ptr().cast();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // Not reserved: the whole of it may be more than the host has.
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: replaces exactly this mapping by one of the same bytes, so every pointer into it stays valid.
+        let mapped = unsafe { rustix::mm::mmap(base, self.bytes, access, flags, fd, 0) };
+        if let Err(error) = mapped {
+            // SAFETY: as above.
+            unsafe { rustix::mm::mprotect(base, self.bytes, MprotectFlags::READ) }?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Where `bytes` bytes at `data` are in the region, when all of them are.
+    #[inline]
+    pub(crate) fn offset_of(&self, data: *const u8, bytes: usize) -> Option<usize> {
+        let offset = data.addr().checked_sub(self.base.addr().get())?;
+        let end = offset.checked_add(bytes)?;
+        (end <= self.bytes).then_some(offset)
+    }
+
     /// The atomic (or struct of atomics) at `offset`.
     pub(crate) fn at<T: Shared>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset, size_of::<T>()).cast::<T>();
@@ -97,6 +122,7 @@ impl Region {
     }
 
     /// The first byte of `bytes` bytes at `offset`, for copies and reduce kernels.
+    #[inline]
     pub(crate) fn pointer(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(
@@ -178,7 +204,7 @@ mod tests {
     fn a_segment_of_another_size_is_refused() {
         let (_one, fd) = Region::create("test", 4096).expect("memfds work here");
         let error = Region::open(&fd, 8192).expect_err("the size differs").to_string();
-        assert_eq!(error, "the shared segment has 4096 bytes, expected 8192");
+        assert_eq!(error, "the shared memory has 4096 bytes, expected 8192");
         assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "the size is sealed");
     }
 

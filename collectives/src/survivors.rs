@@ -224,7 +224,11 @@ impl Bootstrap for SegmentBootstrap<'_> {
             let seen = self.segment.bell().rings();
             let place = self.segment.offered(first).load(Ordering::Acquire);
             if (place >> 32) as u32 == self.members.epoch {
-                return open_of_process(self.segment.pid(first), place as u32);
+                return open_of_process(
+                    "the shared segment of rank 0",
+                    self.segment.pid(first),
+                    place as u32,
+                );
             }
             let (who, name) = (self.segment.describe(&[first]), &self.members.name);
             let blamed = [self.segment.world_rank(first)];

@@ -1,0 +1,170 @@
+//! The arena: memory of one process that the other ranks of its host map and read in place (contract C7).
+//!
+//! A sealed memfd of fixed size; pages take memory once they are touched. Its owner hands out an [`Export`],
+//! 32 bytes that say where it is found, and [`PeerArena`] is the other side. What lies where in it is for
+//! the allocator to know (`runtime/`); ranks tell each other ranges by their offsets.
+//!
+//! ```text
+//! data        `bytes` bytes
+//! header      magic, id, bytes: one page behind the data
+//! ```
+
+mod export;
+mod peer;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::FallocateFlags;
+use rustix::rand::GetRandomFlags;
+
+pub use self::export::Export;
+pub use self::peer::PeerArena;
+use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::region::Region;
+
+/// "tpurun-a", little endian.
+const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-a");
+const PAGE: u64 = 4096;
+const HEADER_BYTES: usize = 32;
+/// What a process can address, with room for the arenas of others.
+const MAX_BYTES: u64 = 1 << 44;
+
+/// The arena of this process.
+#[derive(Debug)]
+pub struct Arena {
+    region: Region,
+    fd: OwnedFd,
+    export: Export,
+    forked: AtomicBool,
+}
+
+impl Arena {
+    /// Makes an arena of `bytes` zeroed bytes that take no memory yet.
+    ///
+    /// # Errors
+    /// That so many bytes can not be addressed (1 byte to 16 TiB can), or that the host refuses them.
+    pub fn create(bytes: u64) -> Result<Self, Failure> {
+        let size = size(bytes)
+            .ok_or_else(|| invalid_usage!("expected an arena of 1 byte to 16 TiB, given {bytes} bytes"))?;
+        let refused = |error: std::io::Error| {
+            let text = format!("the host refuses an arena of {bytes} bytes: {error}");
+            Failure::new(FailureKind::Transport, text)
+        };
+        let (region, fd) = Region::create("tpurun-arena", size).map_err(refused)?;
+        let mut id = [0; 16];
+        rustix::rand::getrandom(&mut id, GetRandomFlags::empty()).map_err(|error| refused(error.into()))?;
+        let export = Export { pid: std::process::id(), fd: fd.as_raw_fd() as u32, bytes, id };
+        region.write(size - PAGE as usize, &header(&export));
+        Ok(Self { region, fd, export, forked: AtomicBool::new(false) })
+    }
+
+    /// The size of its data.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.export.bytes
+    }
+
+    /// How another process finds it, as long as this one lives.
+    pub fn export(&self) -> Export {
+        self.export
+    }
+
+    /// Where `bytes` bytes at `data` are in the arena, when all of them are.
+    #[inline]
+    pub fn offset_of(&self, data: *const u8, bytes: u64) -> Option<u64> {
+        let offset = self.region.offset_of(data, usize::try_from(bytes).ok()?)? as u64;
+        (offset <= self.bytes() && bytes <= self.bytes() - offset).then_some(offset)
+    }
+
+    /// The first of `bytes` bytes at `offset`.
+    ///
+    /// # Panics
+    /// When they are not in the arena.
+    #[inline]
+    pub fn pointer(&self, offset: u64, bytes: u64) -> *mut u8 {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes());
+        assert!(end.is_some(), "{bytes} bytes at offset {offset} are outside of the arena");
+        self.region.pointer(offset as usize, bytes as usize)
+    }
+
+    /// Gives the memory of whole pages back to the host: they read as zeroes again.
+    ///
+    /// # Errors
+    /// Of the host.
+    pub fn discard(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.fd, hole, offset, bytes)?)
+    }
+
+    /// In the child of a fork: what the child writes stays its own. Makes system calls only, so it may run in
+    /// a handler of `pthread_atfork`; once done it does nothing.
+    pub fn after_fork_in_child(&self) {
+        if !self.forked.swap(true, Ordering::Relaxed) {
+            // Refused, the mapping is read-only, or as it was: nothing else can be done here.
+            let _ = self.region.make_private(&self.fd);
+        }
+    }
+
+    /// Whether this process is a fork of the one that made the arena.
+    #[inline]
+    pub fn is_forked(&self) -> bool {
+        self.forked.load(Ordering::Relaxed)
+    }
+}
+
+/// The size of the memory behind an arena with this much data.
+fn size(bytes: u64) -> Option<usize> {
+    let fits = (1..=MAX_BYTES).contains(&bytes);
+    fits.then(|| bytes.next_multiple_of(PAGE) + PAGE).and_then(|size| usize::try_from(size).ok())
+}
+
+/// What the page behind the data begins with.
+fn header(export: &Export) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    header[8..24].copy_from_slice(&export.id);
+    header[24..].copy_from_slice(&export.bytes.to_le_bytes());
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_and_pointers_are_each_others_inverse() {
+        let arena = Arena::create(10_000).expect("memfds work here");
+        let base = arena.pointer(0, 10_000).cast_const();
+        assert_eq!(arena.offset_of(base, 10_000), Some(0));
+        assert_eq!(arena.offset_of(base.wrapping_add(9_999), 1), Some(9_999));
+        assert_eq!(arena.offset_of(base.wrapping_add(9_999), 2), None, "the page behind is the header's");
+        assert_eq!(arena.offset_of(base.wrapping_add(10_000), 0), Some(10_000));
+        assert_eq!(arena.offset_of(base.wrapping_sub(1), 1), None);
+        assert_eq!(arena.offset_of(base, u64::MAX), None);
+        assert_eq!(arena.offset_of((&raw const arena).cast(), 1), None);
+    }
+
+    #[test]
+    fn sizes_that_no_process_can_address_are_refused() {
+        for bytes in [0, MAX_BYTES + 1, u64::MAX] {
+            let error = Arena::create(bytes).expect_err("not addressable");
+            assert_eq!(error.kind(), FailureKind::InvalidUsage);
+            assert!(error.text().starts_with("expected an arena of 1 byte to 16 TiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn discarded_pages_are_zero_and_take_no_memory() {
+        let arena = Arena::create(1 << 20).expect("memfds work here");
+        let blocks = || rustix::fs::fstat(&arena.fd).unwrap().st_blocks;
+        let before = blocks();
+        arena.region.write(8192, &[7; 4096]);
+        assert!(blocks() > before);
+        arena.discard(8192, 4096).unwrap();
+        assert_eq!(blocks(), before);
+        let mut read = [1; 4096];
+        arena.region.read(8192, &mut read);
+        assert_eq!(read, [0; 4096]);
+    }
+}
