@@ -23,7 +23,7 @@ VENV_READY := $(VENV)/.tpurun-venv
 PACKAGES_READY := $(VENV)/.tpurun-packages
 INSTALLED := $(VENV)/.tpurun-installed
 
-SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives launcher python \
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives runtime launcher python \
 	-type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so')
 
 export CARGO_HOME := $(CURDIR)/.cache/cargo
@@ -124,7 +124,7 @@ $(PACKAGES_READY): constraints.txt $(VENV_READY)
 
 $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
 	$(call say,compiling the engine and the launcher)
-	@cargo build --release --locked --package tpurun-collectives --package tpurun-launcher
+	@cargo build --release --locked --package tpurun-runtime --package tpurun-launcher
 	$(call say,compiling the torch extension and installing tpurun into .venv (about 2 minutes the first time))
 	@$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
