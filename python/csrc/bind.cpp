@@ -6,6 +6,7 @@
 
 #include "call_site.h"
 #include "callbacks.h"
+#include "device/claim.h"
 #include "process_group.h"
 #include "stacks.h"
 
@@ -47,6 +48,7 @@ PYBIND11_MODULE(_C, module) {
         return std::vector<uint32_t>(members.global_ranks, members.global_ranks + members.size);
       });
 
+  tpurun::device::bind(module);
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
   module.def("tell_gil", &tpurun::tell_gil, py::arg("signal"), py::arg("fd"),
              "Say beside a stack whether its thread holds the interpreter's lock.");

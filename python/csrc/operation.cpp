@@ -88,8 +88,9 @@ void Operation::check(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), name(), ": expected a tensor, got an undefined one");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, name(), ": expected a dense tensor, got layout ",
                     tensor.layout());
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), name(), ": expected a tensor on cpu, got one on ",
-                    tensor.device());
+  // Both are memory of this process.
+  const bool is_reachable = tensor.device().is_cpu() || tensor.device().is_privateuseone();
+  TORCH_CHECK_VALUE(is_reachable, name(), ": expected a tensor on cpu or tpu, got one on ", tensor.device());
   if (dtype_ == at::ScalarType::Undefined) {
     dtype_ = tensor.scalar_type();
   }

@@ -52,10 +52,19 @@ def register_backends() -> None:
     _backend.register()
 
 
+def announce_device() -> None:
+    """Let this process have device ``tpu`` when it asks for it; done by ``import torch`` unless disabled."""
+    from tpurun import _device
+
+    _device.announce()
+    _device.claim_if_named(sys.orig_argv[1:])
+
+
 def _autoload() -> None:
     """The entry point that torch calls at the end of its import. An error here must not break that import."""
     try:
         register_backends()
+        announce_device()
     except Exception as error:
         print(f"tpurun: not available: {type(error).__name__}: {error}", file=sys.stderr)
 

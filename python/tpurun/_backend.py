@@ -23,21 +23,36 @@ def register() -> None:
 
     if not dist.is_available() or all(name.upper() in dist.Backend._plugins for name in NAMES):
         return
-    if _google_tpu_present():
+    if google_tpu_is_here():
         print(
-            "tpurun: torch_tpu and its chips are here; leaving the backends tpu_dist and tpu to it",
+            "tpurun: torch_tpu and its chips are here; leaving device tpu and the backends tpu_dist and tpu to it",
             file=sys.stderr,
         )
         return
-    for name in NAMES:
-        # CPU tensors only: torch refuses a device name nobody has claimed, and claiming one changes what
-        # CPU-only programs do. Gloo stays the default backend of the CPU.
-        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    # CPU tensors only, until somebody claims the device: torch refuses a device name that nobody has. Gloo
+    # stays the default backend of the CPU.
+    _offer(["cpu"])
     _inherit_timeouts(dist.distributed_c10d)
     # The engine records what every rank does. Torch's recorder would hook each call for 2 to 5 us more.
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(recorders, set):
         recorders.update(NAMES)
+
+
+def serve_device() -> None:
+    """Offer the backends for tensors on ``tpu``, too; the first is what such programs get by default."""
+    import torch.distributed as dist
+
+    if dist.is_available():
+        register()
+        _offer(["cpu", "tpu"])
+
+
+def _offer(devices: list[str]) -> None:
+    import torch.distributed as dist
+
+    for name in NAMES:
+        dist.Backend.register_backend(name, create, extended_api=True, devices=devices)
 
 
 def _inherit_timeouts(c10d: Any) -> None:
@@ -143,7 +158,8 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _google_tpu_present() -> bool:
+def google_tpu_is_here() -> bool:
+    """Whether Google's torch_tpu is installed and has chips, so that the names are its own."""
     if importlib.util.find_spec("torch_tpu") is None:
         return False
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))

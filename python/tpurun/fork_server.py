@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from tpurun import run_rank
+from tpurun import _device, run_rank
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,6 +41,7 @@ ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev
 def main() -> None:
     """Imports, answers ``ready`` or ``refuse``, then serves until the agent closes the socket."""
     options = json.loads(sys.argv[1])
+    _device.is_left_to_ranks = True
     # What `-m` put there is for finding this module; the program gets its own entry in the child.
     if not sys.flags.safe_path:
         del sys.path[0]

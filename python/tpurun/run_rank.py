@@ -21,7 +21,7 @@ import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import stacks
+from tpurun import _device, stacks
 
 MAX_MESSAGE_CHARS = 8192
 
@@ -61,6 +61,7 @@ def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: 
     sys.modules["__main__"] = main_module
     try:
         code = load_module(main_module, target) if is_module else load_script(main_module, target)
+        claim_device(arguments)
         exec(code, main_module.__dict__)
     except SystemExit as stop:
         return exit_status(stop)
@@ -70,6 +71,14 @@ def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: 
         sys.excepthook(type(error), error.with_traceback(own), own)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def claim_device(arguments: list[str]) -> None:
+    """What the import of torch does for a program, for one that finds torch imported."""
+    _device.is_left_to_ranks = False
+    if "torch" in sys.modules:
+        _device.announce()
+        _device.claim_if_named(arguments)
 
 
 def finish(status: int) -> None:

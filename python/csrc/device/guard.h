@@ -1,0 +1,18 @@
+// The current device and its streams.
+#pragma once
+
+#include <c10/core/Device.h>
+
+namespace tpurun::device {
+
+// Of this thread.
+c10::Device current_device();
+void set_current_device(c10::DeviceIndex index);  // IndexError beyond device_count()
+
+// Names of one and the same memory: a rank may say tpu:LOCAL_RANK, as scripts do, or just tpu.
+c10::DeviceIndex device_count();
+
+// Makes the guard known to torch; `count` is what device_count() is from now on.
+void install_guard(c10::DeviceIndex count);
+
+}  // namespace tpurun::device

@@ -1,0 +1,35 @@
+// The memory of device `tpu`: an arena of this process, behind torch's allocator interfaces.
+#pragma once
+
+#include <cstddef>
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+namespace tpurun::device {
+
+// Allocates `tpu` storages. Each is a second owner of the bytes of a CPU storage, see twin.h.
+c10::DeviceAllocator& allocator();
+
+// While one lives, CPU memory that this thread asks for comes from the arena: results of CPU kernels that run
+// for the device are device memory.
+class FromArena {
+ public:
+  FromArena() : before_(wanted) { wanted = true; }
+  ~FromArena() { wanted = before_; }
+  FromArena(const FromArena&) = delete;
+  FromArena& operator=(const FromArena&) = delete;
+
+  static bool is_wanted() { return wanted; }
+
+ private:
+  static thread_local bool wanted;
+  bool before_;
+};
+
+// Opens the arena of at most `limit` bytes and puts the allocators in place; once per process.
+void open_memory(std::size_t limit);
+
+// What is held and by which lines of the program, as JSON.
+std::string memory_report();
+
+}  // namespace tpurun::device

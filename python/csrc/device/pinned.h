@@ -1,0 +1,13 @@
+// Host memory that is "pinned" for the device: its bytes can be read by the device as they are, like all host
+// memory here. What counts is that programs that pin see what they would see on the real thing.
+#pragma once
+
+#include <ATen/core/CachingHostAllocator.h>
+
+namespace tpurun::device {
+
+at::HostAllocator& pinned_allocator();
+bool is_pinned(const void* data);
+void install_pinned();
+
+}  // namespace tpurun::device

@@ -1,0 +1,25 @@
+// What there is to do with the arguments and results of one operation, read off its schema once.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/function_schema.h>
+
+namespace tpurun::device {
+
+struct Argument {
+  enum class Kind : uint8_t { kOther, kTensor, kTensors, kOptionalTensors, kDevice, kGenerator };
+  Kind kind = Kind::kOther;
+  bool is_written = false;
+};
+
+struct Schema {
+  explicit Schema(const c10::FunctionSchema& schema);
+
+  std::vector<Argument> arguments;
+  std::size_t results = 0;
+  bool writes = false;  // any of its arguments
+};
+
+}  // namespace tpurun::device

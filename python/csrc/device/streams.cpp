@@ -1,0 +1,185 @@
+#include "streams.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "../gil.h"
+#include "guard.h"
+
+namespace tpurun::device::streams {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Begun = std::vector<std::shared_ptr<Pending>>;
+
+constexpr c10::StreamId kDefault = 0;
+constexpr std::size_t kStreams = 33;  // of a device: the default one, and those handed out in turn
+
+// How many entries all streams have: none is the usual case, and costs one load.
+std::atomic<std::size_t> begun_somewhere{0};
+
+struct State {
+  std::mutex mutex;
+  Begun begun;
+};
+
+struct Device {
+  std::array<State, kStreams> streams;
+  std::atomic<std::size_t> handed_out{0};
+};
+
+std::vector<Device>* devices = nullptr;
+
+State& state_of(c10::Stream stream) {
+  auto& all = devices->at(static_cast<std::size_t>(stream.device_index()));
+  return all.streams.at(static_cast<std::size_t>(stream.id()));
+}
+
+thread_local std::vector<c10::StreamId> current_ids;
+
+c10::Device concrete(c10::Device device) { return device.has_index() ? device : current_device(); }
+
+c10::Stream stream_of(c10::Device device, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, device, id);
+}
+
+void wait_each(const Begun& begun) {
+  for (const auto& pending : begun) {
+    without_gil([&] { pending->wait(); });
+  }
+}
+
+// Also when waiting fails: an error is told once.
+Begun taken(State& state) {
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  begun_somewhere.fetch_sub(state.begun.size(), std::memory_order_relaxed);
+  return std::exchange(state.begun, {});
+}
+
+struct Event {
+  Begun begun;
+  Clock::time_point at;
+};
+
+}  // namespace
+
+void install(c10::DeviceIndex count) { devices = new std::vector<Device>(static_cast<std::size_t>(count)); }
+
+c10::Stream default_of(c10::Device device) { return stream_of(concrete(device), kDefault); }
+
+c10::Stream create(c10::Device device) {
+  device = concrete(device);
+  const std::size_t turn = devices->at(static_cast<std::size_t>(device.index())).handed_out.fetch_add(1);
+  return stream_of(device, static_cast<c10::StreamId>(1 + turn % (kStreams - 1)));
+}
+
+c10::Stream current(c10::Device device) {
+  device = concrete(device);
+  const auto at = static_cast<std::size_t>(device.index());
+  return stream_of(device, at < current_ids.size() ? current_ids[at] : kDefault);
+}
+
+c10::Stream exchange(c10::Stream stream) {
+  const auto before = current(stream.device());
+  const auto at = static_cast<std::size_t>(stream.device_index());
+  if (current_ids.size() <= at) {
+    current_ids.resize(at + 1, kDefault);
+  }
+  current_ids[at] = stream.id();
+  return before;
+}
+
+void add(c10::Stream stream, std::shared_ptr<Pending> pending) {
+  auto& state = state_of(stream);
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  state.begun.push_back(std::move(pending));
+  begun_somewhere.fetch_add(1, std::memory_order_relaxed);
+}
+
+void settle() {
+  if (begun_somewhere.load(std::memory_order_relaxed) != 0) {
+    synchronize(current(current_device()));
+  }
+}
+
+bool is_idle(c10::Stream stream) {
+  auto& state = state_of(stream);
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  return std::all_of(state.begun.begin(), state.begun.end(),
+                     [](const auto& pending) { return pending->is_done(); });
+}
+
+void synchronize(c10::Stream stream) { wait_each(taken(state_of(stream))); }
+
+void synchronize_all() {
+  for (auto& device : *devices) {
+    for (auto& state : device.streams) {
+      wait_each(taken(state));
+    }
+  }
+}
+
+void record(void** event, c10::Stream stream) {
+  if (*event == nullptr) {
+    *event = new Event();
+  }
+  auto& recorded = *static_cast<Event*>(*event);
+  auto& state = state_of(stream);
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  recorded.begun = state.begun;
+  recorded.at = Clock::now();
+}
+
+void wait_for(c10::Stream stream, void* event) {
+  if (event == nullptr) {
+    return;
+  }
+  for (const auto& pending : static_cast<Event*>(event)->begun) {
+    if (!pending->is_done()) {
+      add(stream, pending);
+    }
+  }
+}
+
+bool is_done(void* event) {
+  if (event == nullptr) {
+    return true;
+  }
+  auto& recorded = *static_cast<Event*>(event);
+  if (!std::all_of(recorded.begun.begin(), recorded.begun.end(),
+                   [](const auto& pending) { return pending->is_done(); })) {
+    return false;
+  }
+  if (!recorded.begun.empty()) {
+    recorded.begun.clear();
+    recorded.at = Clock::now();
+  }
+  return true;
+}
+
+void synchronize_event(void* event) {
+  if (event != nullptr) {
+    auto& recorded = *static_cast<Event*>(event);
+    wait_each(recorded.begun);
+    is_done(event);
+  }
+}
+
+double elapsed_ms(void* from, void* to) {
+  TORCH_CHECK(from != nullptr && to != nullptr, "expected two recorded events, got one that was never recorded");
+  TORCH_CHECK(is_done(from) && is_done(to), "expected two events that are over; synchronize them first");
+  const auto took = static_cast<Event*>(to)->at - static_cast<Event*>(from)->at;
+  return std::chrono::duration<double, std::milli>(took).count();
+}
+
+void destroy(void* event) noexcept { delete static_cast<Event*>(event); }
+
+}  // namespace tpurun::device::streams

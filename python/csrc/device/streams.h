@@ -1,0 +1,43 @@
+// Streams and events. Operations run on the calling thread, so a stream is what its collectives have not
+// finished yet: who comes next on the stream waits for them, nobody else does.
+#pragma once
+
+#include <memory>
+
+#include <c10/core/Stream.h>
+
+namespace tpurun::device::streams {
+
+// Something that a stream has begun and that ends by itself.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  virtual bool is_done() const = 0;
+  virtual void wait() = 0;  // throws when it failed
+};
+
+void install(c10::DeviceIndex devices);
+
+c10::Stream default_of(c10::Device device);
+c10::Stream create(c10::Device device);  // one of a few, in turn
+c10::Stream current(c10::Device device);
+c10::Stream exchange(c10::Stream stream);
+
+// What comes next on the stream comes after `pending`.
+void add(c10::Stream stream, std::shared_ptr<Pending> pending);
+// Waits for what the current stream has begun; every operation does, before it begins.
+void settle();
+
+bool is_idle(c10::Stream stream);
+void synchronize(c10::Stream stream);
+void synchronize_all();
+
+// An event is a copy of what a stream had begun when it was recorded.
+void record(void** event, c10::Stream stream);
+void wait_for(c10::Stream stream, void* event);
+bool is_done(void* event);
+void synchronize_event(void* event);
+double elapsed_ms(void* from, void* to);
+void destroy(void* event) noexcept;
+
+}  // namespace tpurun::device::streams

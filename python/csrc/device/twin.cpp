@@ -1,0 +1,76 @@
+#include "twin.h"
+
+#include <utility>
+
+#include "memory.h"
+
+namespace tpurun::device {
+
+namespace {
+
+void release_twin(void* twin) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(twin)); }
+
+// The bits of a tensor's keys that say how to read its elements.
+constexpr c10::DispatchKeySet kReading({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                        c10::DispatchKey::ZeroTensor});
+
+at::Tensor over(c10::Storage storage, const c10::TensorImpl& like, c10::DispatchKey backend) {
+  const c10::DispatchKeySet keys = c10::DispatchKeySet(backend) | (like.key_set() & kReading);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  return tensor;
+}
+
+}  // namespace
+
+c10::DataPtr twin_pointer(c10::intrusive_ptr<c10::StorageImpl> twin, c10::Device device) {
+  void* data = twin->_mutable_data_ptr_no_checks().get();
+  return {data, twin.release(), &release_twin, device};
+}
+
+c10::Storage twin_of(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  if (data.get_deleter() == &release_twin) {
+    auto* twin = static_cast<c10::StorageImpl*>(data.get_context());
+    return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(twin));
+  }
+  // Somebody else's bytes: the twin keeps their owner.
+  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl());
+  c10::DataPtr borrowed(const_cast<void*>(data.get()), owner.release(), &release_twin,
+                        c10::Device(c10::DeviceType::CPU));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                            storage.nbytes(), std::move(borrowed), nullptr,
+                                                            false));
+}
+
+c10::Storage storage_over(const c10::Storage& cpu, c10::Device device) {
+  auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(cpu.unsafeGetStorageImpl());
+  const std::size_t bytes = twin->nbytes();
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            twin_pointer(std::move(twin), device),
+                                                            &allocator(), true));
+}
+
+void follow_twin(c10::StorageImpl& storage, const c10::Storage& twin) {
+  if (storage.data_ptr().get() == twin.data_ptr().get() && storage.nbytes() == twin.nbytes()) {
+    return;
+  }
+  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(twin.unsafeGetStorageImpl());
+  storage.set_data_ptr_noswap(twin_pointer(std::move(owner), storage.device()));
+  storage.set_nbytes(twin.nbytes());
+}
+
+at::Tensor as_cpu(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  at::Tensor cpu = over(twin_of(tensor.storage()), impl, c10::DispatchKey::CPU);
+  if (impl.is_wrapped_number()) {
+    cpu.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return cpu;
+}
+
+at::Tensor on_device(const at::Tensor& cpu, c10::Storage storage) {
+  return over(std::move(storage), *cpu.unsafeGetTensorImpl(), c10::DispatchKey::PrivateUse1);
+}
+
+}  // namespace tpurun::device

@@ -1,0 +1,36 @@
+// A `tpu` storage is a second owner of the bytes of a CPU storage, its twin: going from one to the other copies
+// nothing, needs no table, and each keeps the bytes alive.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+namespace tpurun::device {
+
+// The data pointer of a `tpu` storage over `twin`.
+c10::DataPtr twin_pointer(c10::intrusive_ptr<c10::StorageImpl> twin, c10::Device device);
+
+// The CPU storage over the same bytes.
+c10::Storage twin_of(const c10::Storage& storage);
+
+// A new `tpu` storage over the bytes of a CPU storage.
+c10::Storage storage_over(const c10::Storage& cpu, c10::Device device);
+
+// Follows a twin that has moved or grown.
+void follow_twin(c10::StorageImpl& storage, const c10::Storage& twin);
+
+// A CPU tensor over the same elements.
+at::Tensor as_cpu(const at::Tensor& tensor);
+
+// A `tpu` tensor with the elements of `cpu` in `storage`, which is over the same bytes.
+at::Tensor on_device(const at::Tensor& cpu, c10::Storage storage);
+
+inline at::Tensor on_device(const at::Tensor& cpu, c10::Device device) {
+  return on_device(cpu, storage_over(cpu.storage(), device));
+}
+
+inline bool is_ours(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+}  // namespace tpurun::device

@@ -1,0 +1,282 @@
+"""Device tpu in one process: ordinary tensors, with the results of the CPU.
+
+Every test runs in a process of its own: who has claimed the device has it for good."""
+
+import copy
+import functools
+import io
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import nn
+
+
+def on_device(test: Callable[[], None]) -> Callable[[], None]:
+    """Run a test in a process that has the device, of 256 MiB."""
+
+    @functools.wraps(test)
+    def forked() -> None:
+        def body(rank: int) -> None:
+            os.environ.update(TPURUN_HBM="256MiB", LOCAL_WORLD_SIZE="2")
+            torch.manual_seed(0)
+            torch.tpu.is_available()
+            test()
+
+        ranks.fork(1, body)
+
+    return forked
+
+
+def message_of(kind: type[BaseException], body: Callable[[], Any]) -> str:
+    with pytest.raises(kind) as caught:
+        body()
+    return str(caught.value)
+
+
+def python(code: str, **env: str) -> str:
+    """What a program prints."""
+    words = {name: value for name, value in os.environ.items() if not name.startswith("TPURUN")} | env
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@on_device
+def test_results_are_those_of_the_cpu() -> None:
+    x, y = torch.randn(4, 5), torch.randn(5, 3)
+    a, b = x.to("tpu"), y.tpu()
+    assert a.is_tpu and a.device == torch.device("tpu:0")
+    assert torch.equal((a @ b).cpu(), x @ y)
+    assert torch.equal((a + 1).relu().sum(0).cpu(), (x + 1).relu().sum(0))
+    assert (a.mul_(2) is a) and torch.equal(a.cpu(), x * 2)
+    out = torch.empty(0, device="tpu")
+    assert torch.add(a, 1, out=out) is out
+    assert out.shape == (4, 5) and torch.equal(out.cpu(), x * 2 + 1)
+    assert "device='tpu:0'" in repr(a)
+    assert a.sum().item() == pytest.approx((x * 2).sum().item())
+
+
+@on_device
+def test_views_share_their_base() -> None:
+    base = torch.arange(12, device="tpu").view(3, 4)
+    views = [base[1], base.t(), base[:, ::2], base.view(4, 3), base.unfold(1, 2, 1), base.narrow(0, 1, 2)]
+    assert all(view._is_view() and view.untyped_storage().data_ptr() == base.data_ptr() for view in views)
+    base[1, 2] = 100
+    assert views[0][2].item() == 100 and views[1][2, 1].item() == 100
+    views[1].zero_()
+    assert base.sum().item() == 0
+    parts = torch.randn(6, device="tpu").chunk(3)
+    parts[0].fill_(7)
+    assert parts[0]._base[:2].tolist() == [7, 7]
+    number = torch.view_as_real(torch.ones(2, dtype=torch.complex64, device="tpu"))
+    assert number.tolist() == [[1, 0], [1, 0]]
+
+
+@on_device
+def test_gradients_are_those_of_the_cpu() -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.GELU(), nn.Flatten(), nn.Linear(24, 2))
+    twin = copy.deepcopy(model).to("tpu")
+    optimizers = [torch.optim.AdamW(some.parameters(), lr=0.1) for some in (model, twin)]
+    batch = torch.randn(5, 3, 8)
+    for _ in range(3):
+        for some, data, optimizer in zip((model, twin), (batch, batch.tpu()), optimizers, strict=True):
+            optimizer.zero_grad()
+            some(data).square().mean().backward()
+            optimizer.step()
+    for expected, given in zip(model.parameters(), twin.parameters(), strict=True):
+        assert given.device.type == "tpu"
+        torch.testing.assert_close(given.detach().cpu(), expected.detach())
+
+
+@on_device
+def test_to_keeps_parameters() -> None:
+    model = nn.Linear(2, 2)
+    weight = model.weight
+    model.tpu()
+    assert model.weight is weight and weight.device.type == "tpu"
+
+
+@on_device
+def test_random_numbers_follow_seed_and_offset() -> None:
+    torch.manual_seed(3)
+    state = torch.tpu.get_rng_state()
+    assert state.dtype == torch.uint8 and state.numel() == 16
+    first, second = torch.rand(4, device="tpu"), torch.rand(4, device="tpu")
+    assert not torch.equal(first, second)
+    torch.tpu.set_rng_state(state)
+    assert torch.equal(first, torch.rand(4, device="tpu"))
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.rand(4, device="tpu"))
+    generator = torch.Generator("tpu").manual_seed(5)
+    assert torch.equal(torch.rand(3, generator=generator, device="tpu"), _rand(5)) and generator.initial_seed() == 5
+    wrong = torch.Generator()
+    assert "generator" in message_of(RuntimeError, lambda: torch.rand(3, device="tpu", generator=wrong))
+
+
+def _rand(seed: int) -> torch.Tensor:
+    return torch.rand(3, device="tpu", generator=torch.Generator("tpu").manual_seed(seed))
+
+
+@on_device
+def test_saving_and_loading() -> None:
+    file = io.BytesIO()
+    tensor = torch.randn(3, device="tpu:1")
+    torch.save({"x": tensor, "view": tensor[1:]}, file)
+    for where, kind in ((None, "tpu:1"), ("cpu", "cpu"), ("tpu:0", "tpu:0")):
+        file.seek(0)
+        loaded = torch.load(file, map_location=where)
+        assert loaded["x"].device == torch.device(kind)
+        assert torch.equal(loaded["x"].cpu(), tensor.cpu())
+        assert loaded["view"].untyped_storage().data_ptr() == loaded["x"].untyped_storage().data_ptr()
+    copied = copy.deepcopy(tensor)
+    assert copied.device == tensor.device and torch.equal(copied.cpu(), tensor.cpu())
+
+
+@on_device
+def test_pinned_memory() -> None:
+    plain = torch.ones(1000)
+    pinned = plain.pin_memory()
+    assert pinned.is_pinned() and not plain.is_pinned() and pinned[10:].is_pinned()
+    assert torch.equal(pinned.to("tpu", non_blocking=True).cpu(), plain)
+    loader = torch.utils.data.DataLoader(list(range(6)), batch_size=3, pin_memory=True)
+    assert all(batch.is_pinned() for batch in loader)
+
+
+@on_device
+def test_autocast() -> None:
+    model = nn.Linear(4, 4).tpu()
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        out = model(torch.randn(2, 4, device="tpu"))
+        assert out.dtype == torch.bfloat16
+        assert out.softmax(-1).dtype == torch.float32
+    scaler = torch.amp.GradScaler("tpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(model(torch.randn(2, 4, device="tpu")).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 65536.0
+
+
+@on_device
+def test_streams_and_events() -> None:
+    stream = torch.tpu.Stream()
+    before = torch.tpu.current_stream()
+    assert before == torch.tpu.default_stream()
+    with torch.tpu.stream(stream):
+        assert torch.tpu.current_stream() == stream
+        start, end = torch.tpu.Event(enable_timing=True), torch.tpu.Event(enable_timing=True)
+        start.record()
+        torch.randn(100, 100, device="tpu") @ torch.randn(100, 100, device="tpu")
+        end.record()
+    assert torch.tpu.current_stream() == before
+    end.synchronize()
+    assert end.query() and start.elapsed_time(end) >= 0
+    before.wait_stream(stream)
+    before.wait_event(end)
+    stream.synchronize()
+    torch.tpu.synchronize(device=0)
+    torch.accelerator.synchronize()
+
+
+@on_device
+def test_memory_is_counted() -> None:
+    held = torch.tpu.memory_allocated()
+    tensor = torch.empty(1 << 20, device="tpu")
+    assert torch.tpu.memory_allocated() - held == 4 << 20
+    assert torch.accelerator.memory_allocated() == torch.tpu.memory_allocated()
+    results = tensor.exp()
+    assert torch.tpu.memory_allocated() - held == 8 << 20, "what CPU kernels make is on the device, too"
+    peak = torch.tpu.max_memory_allocated()
+    del tensor, results
+    assert torch.tpu.memory_allocated() == held and torch.tpu.max_memory_allocated() == peak
+    torch.tpu.reset_peak_memory_stats()
+    assert torch.tpu.max_memory_allocated() == held
+    torch.tpu.empty_cache()
+    free, limit = torch.tpu.mem_get_info()
+    assert (limit, free) == (256 << 20, (256 << 20) - held)
+
+
+@on_device
+def test_running_out_of_memory_says_who_holds_it() -> None:
+    hold = torch.empty(50 << 18, device="tpu")
+    text = message_of(torch.OutOfMemoryError, lambda: torch.empty(60 << 20, device="tpu"))
+    assert "asked 240.00 MiB" in text and "test_device.py" in text, text
+    assert hold.numel() and torch.zeros(4, device="tpu").sum().item() == 0
+
+
+@on_device
+def test_wrong_devices_are_named() -> None:
+    text = message_of(IndexError, lambda: torch.ones(1, device="tpu:2"))
+    assert text.startswith("expected a tpu device from 0 to 1")
+    a = torch.ones(2, device="tpu")
+    text = message_of(RuntimeError, lambda: a + torch.ones(2))
+    assert "two devices, tpu:0 and cpu" in text
+    assert torch.equal((a + torch.tensor(1.0)).cpu(), torch.full((2,), 2.0)), "a number may be on the host"
+    assert a[torch.tensor([1])].tolist() == [1.0], "an index, too"
+    message_of(TypeError, a.numpy)
+    message_of(NotImplementedError, lambda: torch.quantize_per_tensor(a, 0.1, 0, torch.qint8))
+
+
+@on_device
+def test_storages_are_resized() -> None:
+    tensor = torch.arange(4.0, device="tpu")
+    storage = tensor.untyped_storage()
+    size = storage.size()
+    storage.resize_(0)
+    assert storage.size() == 0
+    storage.resize_(size)
+    tensor.copy_(torch.arange(4.0))
+    assert tensor.tolist() == [0, 1, 2, 3]
+    assert tensor.resize_(6).shape == (6,)
+    assert tensor[:4].tolist() == [0, 1, 2, 3]
+
+
+@on_device
+def test_a_fork_is_told_so() -> None:
+    tensor = torch.ones(4, device="tpu")
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        tensor.fill_(2)
+        try:
+            torch.empty(1 << 20, device="tpu")
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write)
+    assert "fork" in os.read(read, 1000).decode()
+    assert tensor.tolist() == [1, 1, 1, 1], "what the child writes is its own"
+
+
+def test_a_program_that_never_names_the_device_does_not_get_it() -> None:
+    code = "import torch; print(torch.accelerator.current_accelerator(), torch._C._get_privateuse1_backend_name())"
+    assert python(code) == "None privateuseone"
+
+
+@pytest.mark.parametrize(
+    "code", ['torch.device("tpu")', "torch.tpu.is_available()", 'torch.ones(1, device="tpu").device']
+)
+def test_a_program_that_names_the_device_gets_it(code: str) -> None:
+    assert python(f"import torch; {code}; print(torch.accelerator.current_accelerator())") == "tpu"
+
+
+def test_the_switch_decides() -> None:
+    code = """
+        import torch
+        print(torch.accelerator.current_accelerator())
+        try:
+            torch.tpu.is_available()
+        except RuntimeError as error:
+            print(error)
+    """
+    first, second = python(code, TPURUN_DEVICE="0").splitlines()
+    assert first == "None" and second.startswith("tpurun: device tpu is switched off by TPURUN_DEVICE=0")
+    assert python("import torch; print(torch.accelerator.current_accelerator())", TPURUN_DEVICE="1") == "tpu"

@@ -1,0 +1,140 @@
+"""How a process comes to have device ``tpu``, and why a program that never says ``tpu`` does not get it.
+
+Once torch knows a device of that name, it is the accelerator of the process, and programs that are written for
+whatever accelerator there is change what they do. So the name is claimed by whoever asks for it: a program
+whose own text or arguments say ``tpu``, the first use of ``torch.tpu``, ``tpurun --device tpu``, or
+``TPURUN_DEVICE=1``. ``TPURUN_DEVICE=0`` keeps it from everybody.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+SWITCH = "TPURUN_DEVICE"
+_SAYS_DEVICE = re.compile(r"tpu(:\d*)?")
+# Among arguments: --device tpu, --device=tpu:0, device="tpu" in the text after -c.
+_SAYS_WORD = re.compile(r"""(?:^|[\s=(,'"])tpu(?::\d*)?(?:$|[\s),'"])""")
+_is_claimed = False
+# Where ranks are forked from, the device is theirs to claim.
+is_left_to_ranks = False
+
+
+def announce() -> None:
+    """Put ``torch.tpu`` in place, which claims the device when something of it is used; cheap."""
+    if is_left_to_ranks:
+        return
+    import torch
+
+    from tpurun import _backend
+
+    if hasattr(torch, "tpu") or _backend.google_tpu_is_here():
+        return
+    placeholder = _Unclaimed("torch.tpu")
+    torch.tpu = placeholder
+    sys.modules.setdefault("torch.tpu", placeholder)
+    if os.environ.get(SWITCH, "") not in ("", "0"):
+        claim()
+
+
+def claim_if_named(arguments: list[str]) -> None:
+    """Claim the device when the program that runs as ``__main__`` names it, or its arguments do."""
+    if os.environ.get(SWITCH) == "0" or _is_claimed or is_left_to_ranks:
+        return
+    main = sys.modules.get("__main__")
+    if any(map(_SAYS_WORD.search, arguments)) or _says_tpu(_text_of(getattr(main, "__file__", None))):
+        claim()
+
+
+def claim() -> None:
+    """Give this process device ``tpu``; does nothing when it has it."""
+    global _is_claimed
+    if _is_claimed:
+        return
+    if os.environ.get(SWITCH) == "0":
+        raise RuntimeError(f"tpurun: device tpu is switched off by {SWITCH}=0; unset it to use torch.tpu")
+    import torch
+
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken not in ("privateuseone", "tpu"):
+        raise RuntimeError(
+            f"tpurun: expected that nobody has claimed PyTorch's device for out-of-tree backends, but it is "
+            f"{taken!r} here; uninstall that backend, or set {SWITCH}=0 to run without device tpu"
+        )
+    from tpurun import _backend
+
+    _backend.load_native().claim_device(_devices(), _memory_bytes())
+    _is_claimed = True
+    module = importlib.import_module("tpurun.tpu")
+    sys.modules["torch.tpu"] = module
+    if isinstance(getattr(torch, "tpu", None), _Unclaimed):
+        del torch.tpu
+    torch.utils.rename_privateuse1_backend("tpu")
+    torch._register_device_module("tpu", module)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _backend.serve_device()
+
+
+class _Unclaimed(ModuleType):
+    """Stands for ``torch.tpu`` until something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Not for those who only look around, as import machinery and inspect do.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        claim()
+        return getattr(sys.modules["torch.tpu"], name)
+
+
+def _devices() -> int:
+    """A rank may call its device ``tpu:LOCAL_RANK``, as scripts for other accelerators do."""
+    try:
+        return max(1, min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 127))
+    except ValueError:
+        return 1
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _memory_bytes() -> int:
+    """What TPURUN_HBM says ("16GiB"), else all the memory of the host."""
+    given = os.environ.get("TPURUN_HBM")
+    if given is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", given)
+    if match is None or (size := int(float(match[1]) * _UNITS[match[2]])) < 2**20:
+        raise RuntimeError(f"tpurun: expected TPURUN_HBM (--hbm) as a size of at least 1MiB like 16GiB, got {given!r}")
+    return size
+
+
+def _text_of(path: str | None) -> bytes:
+    if path is None or not path.endswith(".py"):
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _says_tpu(source: bytes) -> bool:
+    """Whether a program names the device: ``"tpu"``, ``"tpu:0"``, ``f"tpu:{i}"``, ``torch.tpu``."""
+    if b"tpu" not in source:
+        return False
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    return any(_names_device(node) for node in ast.walk(tree))
+
+
+def _names_device(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and _SAYS_DEVICE.fullmatch(node.value) is not None
+    return isinstance(node, ast.Attribute) and node.attr == "tpu"

@@ -1,0 +1,215 @@
+"""``torch.tpu``: the device, under the names that TorchTPU has for it.
+
+Device memory is memory of this host, in an arena of the process that the other ranks of the host can map.
+Operations are those of the CPU, on the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch._utils import _get_device_index
+
+from tpurun import _C as _native
+from tpurun.tpu._memory import (
+    empty_cache,
+    get_memory_info,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_report,
+    memory_reserved,
+    memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from tpurun.tpu._random import (
+    default_generators,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from tpurun.tpu._streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_memory_info",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_report",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+
+def is_available() -> bool:
+    """Always: that is what this device is for."""
+    return True
+
+
+def init() -> None:
+    """Nothing is left to do: the device is there from its first use on."""
+
+
+_lazy_init = init
+
+
+def is_initialized() -> bool:
+    """Whether the device can be used; always."""
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return _native.device_is_forked()
+
+
+def device_count() -> int:
+    """How many ``tpu`` devices scripts may name: the ranks of this host (LOCAL_WORLD_SIZE), or 1.
+
+    All of them are the memory of this process; a rank calls its own ``tpu:LOCAL_RANK`` or just ``tpu``.
+    """
+    return _native.device_count()
+
+
+def current_device() -> int:
+    """The index of the device that ``tpu`` without an index means, in this thread."""
+    return torch._C._accelerator_getDeviceIndex()
+
+
+def set_device(device: Any) -> None:
+    """Make a device the current one of this thread; IndexError when there is none of that index."""
+    if (index := _index(device)) >= 0:
+        torch._C._accelerator_setDeviceIndex(index)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait until everything that the device has begun is over."""
+    torch._C._accelerator_synchronizeDevice(_index(device) if device is not None else current_device())
+
+
+def get_device_name(device: Any = None) -> str:
+    """What the device calls itself."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Any = None) -> dict[str, Any]:
+    """As ``torch.accelerator.get_device_capability``: the dtypes that tensors of the device can have."""
+    return torch._C._accelerator_getDeviceCapability(torch.device("tpu", _known(device)))
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """Name, memory in bytes, and number of processors of a device."""
+    _known(device)
+    return DeviceProperties("tpurun host device", _native.device_memory()["limit"], 1)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that ``torch.autocast("tpu")`` can compute in."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Always."""
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceProperties:
+    """What is known about a device."""
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+
+
+class device:
+    """Makes a device the current one for a block; -1 and None change nothing."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = -1 if device is None else _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = torch._C._accelerator_maybeExchangeDevice(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._accelerator_maybeExchangeDevice(self.prev_idx)
+
+
+class device_of(device):
+    """Makes the device of a tensor or storage the current one; others change nothing."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.get_device() if obj.device.type == "tpu" else -1)
+
+
+def _exchange_device(index: int) -> int:
+    return torch._C._accelerator_exchangeDevice(index)
+
+
+def _maybe_exchange_device(index: int) -> int:
+    return torch._C._accelerator_maybeExchangeDevice(index)
+
+
+def _known(given: Any) -> int:
+    index = _index(given) if given is not None else current_device()
+    if not 0 <= index < device_count():
+        raise IndexError(f"expected a tpu device from 0 to {device_count() - 1}, got {given!r}")
+    return index
+
+
+def _index(given: Any) -> int:
+    return _get_device_index(given, optional=True, allow_cpu=False)
