@@ -70,11 +70,12 @@ def claim() -> None:
 
     _backend.load_native().claim_device(_devices(), _memory_bytes())
     _is_claimed = True
+    # From here on it is the accelerator, even of a torch that could have CUDA.
+    torch.utils.rename_privateuse1_backend("tpu")
     module = importlib.import_module("tpurun.tpu")
     sys.modules["torch.tpu"] = module
     if isinstance(getattr(torch, "tpu", None), _Unclaimed):
         del torch.tpu
-    torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _backend.serve_device()

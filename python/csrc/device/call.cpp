@@ -5,6 +5,7 @@
 #include <ATen/core/List.h>
 #include <c10/util/Exception.h>
 
+#include "fallback.h"
 #include "generator.h"
 #include "guard.h"
 #include "memory.h"
@@ -158,6 +159,7 @@ c10::IValue Call::result(c10::IValue value) {
 }
 
 at::Tensor Call::result(const at::Tensor& cpu) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!cpu.defined() || !cpu.is_quantized(), op_.operator_name(), kNoQuantized);
   if (!cpu.defined() || !cpu.is_cpu() || cpu.layout() != at::kStrided) {
     return cpu;
   }

@@ -69,9 +69,7 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(),
-                              ": device tpu has no quantized tensors; expected a tensor of another dtype, or one on "
-                              "the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.operator_name(), kNoQuantized);
 }
 
 // Kernels that are no kernels of the CPU's own, but have to run as a whole: what they are made of would take

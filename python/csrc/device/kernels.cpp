@@ -81,9 +81,9 @@ at::Tensor& set_storage(at::Tensor& tensor, at::Storage storage) {
 // Whether `module.to("tpu")` may put the new data into the same Parameter.
 bool may_be_swapped(const at::Tensor& tensor, const at::Tensor& from) {
   const auto keys = [](const at::Tensor& of) {
-    return of.key_set() - c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::PrivateUse1,
-                                               c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradPrivateUse1,
-                                               c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
+    const c10::DispatchKeySet autocast({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
+    const auto some = of.key_set().remove_backend(c10::BackendComponent::CPUBit) - autocast;
+    return some.remove_backend(c10::BackendComponent::PrivateUse1Bit);
   };
   const auto dense = [](const at::Tensor& of) { return of.layout() == at::kStrided; };
   return dense(tensor) && dense(from) && (from.is_cpu() || is_ours(from)) && keys(tensor) == keys(from);

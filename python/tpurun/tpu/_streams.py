@@ -22,16 +22,20 @@ class Stream(torch.Stream):
         return super().__new__(cls, _device(device), priority=priority, **kwargs)
 
 
-class Event(torch.Event):
-    """A mark in a stream, to wait for or to measure by."""
+class _EventType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Event) and instance.device.type == "tpu"
+
+
+class Event(metaclass=_EventType):
+    """A mark in a stream, to wait for or to measure by: a ``torch.Event``, which can not be derived from."""
 
     def __new__(
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any
-    ) -> Event:
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Any = None
+    ) -> torch.Event:
         if interprocess:
             raise NotImplementedError("tpurun: expected an event of one process; interprocess events do not exist")
-        kwargs.setdefault("device", _device(None))
-        return super().__new__(cls, enable_timing=enable_timing, blocking=blocking, **kwargs)
+        return torch.Event(_device(device), enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: Any = None) -> torch.Stream:
