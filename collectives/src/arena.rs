@@ -14,6 +14,7 @@ mod peer;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FallocateFlags;
 use rustix::rand::GetRandomFlags;
@@ -111,6 +112,18 @@ impl Arena {
     pub fn is_forked(&self) -> bool {
         self.forked.load(Ordering::Relaxed)
     }
+}
+
+static CURRENT: OnceLock<Arc<Arena>> = OnceLock::new();
+
+/// Makes this the arena that the communicators of this process use; the first stays.
+pub fn publish(arena: Arc<Arena>) {
+    let _ = CURRENT.set(arena);
+}
+
+/// The arena of this process, if it has one: that of the process it is a fork of is none.
+pub(crate) fn current() -> Option<Arc<Arena>> {
+    CURRENT.get().filter(|arena| !arena.is_forked()).cloned()
 }
 
 /// The size of the memory behind an arena with this much data.

@@ -4,6 +4,7 @@
 //! may be the same memory, and another process may map it. Every access is one bounded raw copy or kernel.
 #![allow(unsafe_code)]
 
+mod in_place;
 mod staging;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

@@ -1,10 +1,12 @@
 //! Every `TPURUN_*` variable of the engine, read once per communicator.
 
 use std::env;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tpurun_topology::{Algorithm, Topology};
 
+use crate::arena::{self, Arena};
 use crate::failure::{Failure, invalid_usage};
 
 /// What is compared when operations are matched.
@@ -47,6 +49,8 @@ pub struct Config {
     pub timeout: Option<Duration>,
     /// CPUs this process may use: decides whether waiting ranks may spin.
     pub cpus: u32,
+    /// Memory that the other ranks of the host can map: tensors that lie there are used in place.
+    pub arena: Option<Arc<Arena>>,
 }
 
 impl Default for Config {
@@ -59,6 +63,7 @@ impl Default for Config {
             topology: None,
             timeout: None,
             cpus: usable_cpus(),
+            arena: arena::current(),
         }
     }
 }

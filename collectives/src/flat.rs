@@ -6,7 +6,7 @@
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::failure::Failure;
-use crate::lane::{Agreed, Lane, Meet};
+use crate::lane::{Agreed, Lane, Meet, Memory};
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
 
@@ -75,7 +75,11 @@ impl<'a> Flat<'a> {
                         meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
                         if round == 0 && agreed.is_none() {
-                            rounds = lane.match_keys(&meet, rounds)?.rounds;
+                            let agreed = lane.match_keys(&meet, rounds)?;
+                            if agreed.memory == Memory::Mixed {
+                                return self.run(lane, meet, Some(agreed));
+                            }
+                            rounds = agreed.rounds;
                         } else {
                             lane.meet_again(&meet)?;
                         }

@@ -17,6 +17,7 @@ use crate::board::{Recording, WaitKind};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
+use crate::mapped::{self, Mapped, Mapping};
 use crate::match_key::{self, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
@@ -37,6 +38,7 @@ pub(crate) struct Lane {
     config: Config,
     patience: Patience,
     plans: HashMap<Wanted, Arc<Schedule>>,
+    mapping: Mapping,
     presence: Arc<Presence>,
     closing: Arc<AtomicBool>,
     /// Of everything but the operation that plans depend on.
@@ -69,6 +71,8 @@ pub(crate) struct Meet<'a> {
     pub(crate) fold_bytes: usize,
     /// Which of each rank's two windows is folded.
     pub(crate) fold_window: usize,
+    /// Where this rank's tensors are, when they are to be used there.
+    pub(crate) mapped: Option<Mapped>,
     pub(crate) posted: Posting,
 }
 
@@ -88,15 +92,37 @@ pub(crate) struct Agreed {
     pub(crate) rounds: u32,
     /// An all-to-all of different sizes.
     pub(crate) uneven: bool,
+    pub(crate) memory: Memory,
+}
+
+/// What all ranks' tensors go through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Memory {
+    /// The windows of the segment.
+    Windows,
+    /// Nothing: the opening of the meeting has done it all.
+    Arenas,
+    /// The windows, but some thought otherwise: nothing has been done so far.
+    Mixed,
 }
 
 impl Agreed {
     fn encode(self) -> u64 {
-        u64::from(self.rounds) | u64::from(self.uneven) << 32
+        let memory = match self.memory {
+            Memory::Windows => 0,
+            Memory::Arenas => 1,
+            Memory::Mixed => 2,
+        };
+        u64::from(self.rounds) | u64::from(self.uneven) << 32 | memory << 33
     }
 
     fn decode(word: u64) -> Self {
-        Self { rounds: word as u32, uneven: word >> 32 != 0 }
+        let memory = match word >> 33 {
+            0 => Memory::Windows,
+            1 => Memory::Arenas,
+            _ => Memory::Mixed,
+        };
+        Self { rounds: word as u32, uneven: word >> 32 & 1 != 0, memory }
     }
 }
 
@@ -111,12 +137,16 @@ impl Lane {
         let plan_print = planner.fingerprint();
         let patience = Patience::new(segment.size(), config.cpus);
         let plans = HashMap::new();
+        if let Some(arena) = &config.arena {
+            mapped::announce(&segment, arena);
+        }
         Ok(Self {
             segment,
             planner,
             config,
             patience,
             plans,
+            mapping: Mapping::default(),
             presence,
             closing,
             plan_print,
@@ -144,6 +174,7 @@ impl Lane {
             algorithm: None,
             fold_bytes: 0,
             fold_window: 0,
+            mapped: None,
             posted,
         };
         let segment = self.segment.clone();
@@ -160,6 +191,7 @@ impl Lane {
                 algorithm: None,
                 fold_bytes: 0,
                 fold_window: 0,
+                mapped: None,
                 posted,
             })
         }))
@@ -180,7 +212,18 @@ impl Lane {
         meet.algorithm = Some(schedule.algorithm);
         let segment = self.segment.clone();
         if schedule.algorithm == Algorithm::Flat {
-            return Flat::new(&segment, op, &schedule).run(self, meet, None);
+            let flat = Flat::new(&segment, op, &schedule);
+            let parity = self.parity();
+            meet.mapped = self.mapping.take(&segment, self.config.arena.as_ref(), op, parity);
+            if meet.mapped.is_none() {
+                return flat.run(self, meet, None);
+            }
+            let agreed = self.match_keys(&meet, flat.rounds())?;
+            if agreed.memory == Memory::Arenas {
+                return Ok(());
+            }
+            meet.mapped = None;
+            return flat.run(self, meet, Some(agreed));
         }
         // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
         let flat = self.plan(wanted.flat(), op.kind)?;
@@ -212,7 +255,7 @@ impl Lane {
         if cfg!(tpurun_unmatched) {
             // See benches/matching.rs.
             self.meet(meet, About::Data)?;
-            return Ok(Agreed { rounds, uneven: false });
+            return Ok(Agreed { rounds, uneven: false, memory: Memory::Windows });
         }
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
@@ -223,6 +266,7 @@ impl Lane {
                 seq: meet.seq,
                 epoch: self.segment.members().epoch,
                 rounds,
+                mapped: meet.mapped.is_some(),
                 algorithm: meet.algorithm,
                 print: self.plan_print,
                 matching: self.segment.matching(),
@@ -256,12 +300,15 @@ impl Lane {
         self.segment.set_arrived(round);
         match self.segment.meeting().arrive(self.segment.size()) {
             Arrival::Last => {
-                match about {
-                    About::Keys(parity) => self.compare(meet, parity)?,
-                    About::Results(parity) => verify::compare(&self.segment, meet.op, meet.seq, parity)?,
-                    About::Data => {}
-                }
-                self.fold_or_open(meet, round);
+                let memory = match about {
+                    About::Keys(parity) => self.compare(meet, parity)?.memory,
+                    About::Results(parity) => {
+                        verify::compare(&self.segment, meet.op, meet.seq, parity)?;
+                        Memory::Windows
+                    }
+                    About::Data => Memory::Windows,
+                };
+                self.fold_or_open(meet, round, memory)?;
             }
             Arrival::Early => {}
         }
@@ -271,7 +318,7 @@ impl Lane {
     }
 
     /// The last to arrive: all keys must agree. Also decides what only all together know.
-    fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<(), Failure> {
+    fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<Agreed, Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
         let slots: Vec<Slot<'_>> =
             segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
@@ -286,38 +333,55 @@ impl Lane {
         let rounds = slots.iter().map(Slot::rounds).max().unwrap_or(1);
         let uneven = meet.op.kind == OpKind::AllToAll && splits::uneven(segment, parity);
         let agreed: &AtomicU64 = segment.region().at(layout.agreed(parity));
-        agreed.store(Agreed { rounds, uneven }.encode(), Ordering::Relaxed);
-        Ok(())
+        let memory = match slots.iter().filter(|slot| slot.mapped()).count() {
+            0 => Memory::Windows,
+            mapped if mapped == slots.len() => Memory::Arenas,
+            _ => Memory::Mixed,
+        };
+        let found = Agreed { rounds, uneven, memory };
+        agreed.store(found.encode(), Ordering::Relaxed);
+        Ok(found)
     }
 
-    fn fold_or_open(&self, meet: &Meet<'_>, round: u32) {
+    fn fold_or_open(&self, meet: &Meet<'_>, round: u32, memory: Memory) -> Result<(), Failure> {
         let meeting = self.segment.meeting();
-        let pieces = self.pieces(meet.fold_bytes);
+        let work = match (&meet.mapped, memory) {
+            (Some(mapped), Memory::Arenas) => mapped.work_bytes(&self.segment, meet.op)?,
+            (_, Memory::Mixed) => {
+                meeting.open();
+                return Ok(());
+            }
+            _ => meet.fold_bytes * self.segment.size() as usize,
+        };
+        let pieces = self.pieces(work);
         if pieces <= 1 {
-            self.fold(meet, 0, 1, round);
+            self.fold(meet, 0, 1, round)?;
             meeting.open();
-            return;
+            return Ok(());
         }
         meeting.share(round, pieces, self.config.cpus.min(self.segment.size()) - 1);
         while let Some((piece, of)) = meeting.claim(round) {
-            self.fold(meet, piece, of, round);
+            self.fold(meet, piece, of, round)?;
             meeting.piece_done(of);
         }
+        Ok(())
     }
 
     /// Pieces worth waking a helper for: a wake-up costs some microseconds, as does folding 64 KiB.
-    fn pieces(&self, bytes: usize) -> u32 {
+    fn pieces(&self, work: usize) -> u32 {
         const PIECE_WORK: usize = 64 << 10;
-        let work = bytes * self.segment.size() as usize;
         if self.config.cpus < 2 || self.segment.size() < 2 || work < 4 * PIECE_WORK {
             return 1;
         }
         (work / (2 * PIECE_WORK)).clamp(2, 64) as u32
     }
 
-    fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) {
+    fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) -> Result<(), Failure> {
+        if let Some(mapped) = &meet.mapped {
+            return mapped.run(&self.segment, meet.op, piece, of);
+        }
         if meet.fold_bytes == 0 {
-            return;
+            return Ok(());
         }
         const ALIGN: usize = 64;
         let lines = meet.fold_bytes.div_ceil(ALIGN);
@@ -327,6 +391,7 @@ impl Lane {
         let sources = self.segment.ranks().map(|rank| layout.window(rank, meet.fold_window) + from);
         let out = layout.folded(parity) + from;
         self.segment.region().fold(meet.op.reduction(self.segment.size()), sources, out, to - from);
+        Ok(())
     }
 
     fn wait(&mut self, meet: &Meet<'_>, round: u32, about: About) -> Result<(), Failure> {
@@ -355,7 +420,9 @@ impl Lane {
                     break Err(self.poisoned().expect("it stays poisoned"));
                 }
                 Opened::Help { piece, of } => {
-                    self.fold(meet, piece, of, round);
+                    if let Err(failure) = self.fold(meet, piece, of, round) {
+                        break Err(failure);
+                    }
                     meeting.piece_done(of);
                 }
                 Opened::NotYet if !blocked => {

@@ -26,6 +26,8 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 const PAGE: usize = 4096;
 const LEDGER_BYTES: usize = 8;
 const MEMBER_BYTES: usize = 256;
+/// Within a member, behind the words of segment.rs.
+const EXPORT: usize = 208;
 /// A slot: one cache line of key, the rest details for messages.
 pub(crate) const SLOT_BYTES: usize = 384;
 /// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
@@ -105,6 +107,11 @@ impl Layout {
 
     pub(crate) fn member(&self, rank: u32) -> usize {
         4 * PAGE + self.nth(rank) * MEMBER_BYTES
+    }
+
+    /// A word that is not zero when `rank` has said where its arena is, which follows.
+    pub(crate) fn export(&self, rank: u32) -> usize {
+        self.member(rank) + EXPORT
     }
 
     pub(crate) fn slot(&self, rank: u32, parity: usize) -> usize {

@@ -42,6 +42,8 @@ mod lane;
 #[cfg(not(tpurun_loom))]
 mod layout;
 #[cfg(not(tpurun_loom))]
+mod mapped;
+#[cfg(not(tpurun_loom))]
 mod match_key;
 #[cfg(not(tpurun_loom))]
 mod message;

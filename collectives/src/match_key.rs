@@ -34,9 +34,10 @@ const SIZES: usize = 2;
 const SCALE: usize = 3;
 const SITE: usize = 4;
 const SEQ: usize = 5;
-/// Rounds in the lower half, the epoch in the upper one.
+/// Rounds in the lower half and whether tensors are mapped in its highest bit, the epoch in the upper half.
 const ROUNDS: usize = 6;
 const EPOCH_BITS: u64 = 0xffff_ffff << 32;
+const MAPPED: u32 = 1 << 31;
 const PLAN: usize = 7;
 // The second cache line on: details.
 const NDIM: usize = 8;
@@ -55,6 +56,8 @@ pub(crate) struct Planned {
     pub(crate) epoch: u32,
     /// Rounds it takes, as far as this rank knows.
     pub(crate) rounds: u32,
+    /// Whether its tensors are to be used where they are.
+    pub(crate) mapped: bool,
     pub(crate) algorithm: Option<Algorithm>,
     /// Differs where plans can not fit together.
     pub(crate) print: u64,
@@ -101,7 +104,8 @@ impl<'a> Slot<'a> {
         self.store(SCALE, scale);
         self.store(SITE, if planned.matching == Matching::Strict { hash(&op.site) } else { 0 });
         self.store(SEQ, planned.seq);
-        self.store(ROUNDS, u64::from(planned.rounds) | u64::from(planned.epoch) << 32);
+        let rounds = planned.rounds & !MAPPED | if planned.mapped { MAPPED } else { 0 };
+        self.store(ROUNDS, u64::from(rounds) | u64::from(planned.epoch) << 32);
         self.store(PLAN, planned.print);
         self.store(NDIM, u64::from(op.shape.ndim()));
         for (index, dim) in op.shape.dims().iter().enumerate() {
@@ -119,7 +123,12 @@ impl<'a> Slot<'a> {
 
     /// Rounds this rank needs; the last to arrive takes the maximum over all.
     pub(crate) fn rounds(&self) -> u32 {
-        self.load(ROUNDS) as u32
+        self.load(ROUNDS) as u32 & !MAPPED
+    }
+
+    /// Whether this rank's tensors are to be used where they are.
+    pub(crate) fn mapped(&self) -> bool {
+        self.load(ROUNDS) as u32 & MAPPED != 0
     }
 
     /// What came out of an operation, for the meeting that compares results.
@@ -354,7 +363,7 @@ mod tests {
             let rounds = rank as u32 + 1;
             slot.write(
                 &op,
-                &Planned { seq: 7, epoch, rounds, algorithm: None, print: 0, matching: Matching::Strict },
+                &Planned { seq: 7, epoch, rounds, mapped: false, algorithm: None, print: 0, matching: Matching::Strict },
             );
             assert_eq!(slot.rounds(), rounds);
         }

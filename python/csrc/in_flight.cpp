@@ -42,6 +42,7 @@ void InFlight::done(void* in_flight, const TpurunError* error, int32_t source) n
 bool InFlight::record(const TpurunError* error, int32_t source) {
   const std::lock_guard lock(mutex_);
   if (error != nullptr) {
+    operation_.give_up();
     error_ = failure(*error);
   }
   source_ = source;

@@ -84,6 +84,20 @@ const char* Operation::name() const {
   return colon == nullptr ? title_ : colon + 1;
 }
 
+void Operation::give_up() noexcept {
+  const auto keep = [](const at::Tensor& tensor) {
+    if (tensor.device().is_privateuseone()) {
+      c10::raw::intrusive_ptr::incref(tensor.storage().unsafeGetStorageImpl());
+    }
+  };
+  for (const auto* tensors : {&kept_, &profiled_, &results_}) {
+    std::for_each(tensors->begin(), tensors->end(), keep);
+  }
+  for (const auto& staged : staged_) {
+    keep(staged.copy);
+  }
+}
+
 void Operation::check(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), name(), ": expected a tensor, got an undefined one");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, name(), ": expected a dense tensor, got layout ",

@@ -251,6 +251,7 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
     TpurunWork* none = nullptr;
     const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
     if (is_failure(status)) {
+      operation.give_up();
       hooks_->run();
     }
     throw_unless_ok(status, error);

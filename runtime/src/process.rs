@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use tpurun_collectives::{Failure, FailureKind};
+use tpurun_collectives::{Failure, FailureKind, arena};
 
 use crate::error::MemoryError;
 use crate::memory::DeviceMemory;
@@ -40,6 +40,7 @@ pub(crate) fn open(device: u32, limit: u64) -> Result<&'static DeviceMemory, Mem
         };
     }
     let memory = DeviceMemory::open(device, limit)?;
+    arena::publish(memory.arena().clone());
     Ok(MEMORY.get_or_init(|| memory))
 }
 

@@ -2,6 +2,8 @@
 // Every test file uses its part of this.
 #![allow(dead_code, unsafe_code, unreachable_pub)]
 
+pub mod collectives;
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};

@@ -1,0 +1,111 @@
+//! Tensors of several ranks against each other, where one process can reach all of them.
+
+use super::Spans;
+use crate::arena::{Arena, PeerArena};
+use crate::reduce::{self, Reduction};
+
+/// What stays in the first-level cache while it goes to all that want it.
+const TILE: usize = 16 << 10;
+
+impl Spans {
+    /// Where the pieces are in an arena, as offsets and bytes; none when one of them is elsewhere.
+    pub(crate) fn places(&self, arena: &Arena) -> Option<Vec<(u64, u64)>> {
+        let place = |bytes: u64, data| if bytes == 0 { Some(0) } else { arena.offset_of(data, bytes) };
+        let places = self.own().iter().map(|piece| {
+            let bytes = piece.bytes as u64;
+            Some((place(bytes, piece.data)?, bytes))
+        });
+        places.collect()
+    }
+
+    /// Pieces in the arena of another process, to be used for as long as that is mapped; none when they are not
+    /// all in it, or can not be chunks.
+    pub(crate) fn of_peer(arena: &PeerArena, places: &[(u64, u64)], per_chunk: usize) -> Option<Self> {
+        let pieces: Option<Vec<(*mut u8, usize)>> = places
+            .iter()
+            .map(|(offset, bytes)| Some((arena.pointer(*offset, *bytes)?, usize::try_from(*bytes).ok()?)))
+            .collect();
+        let total = places.iter().try_fold(0u64, |total, (_, bytes)| total.checked_add(*bytes));
+        let are_chunks = if per_chunk == 0 { places.is_empty() } else { places.len().is_multiple_of(per_chunk) };
+        if !are_chunks || total.is_none_or(|total| usize::try_from(total).is_err()) {
+            return None;
+        }
+        // SAFETY: mapped memory that the peer lends for this operation, as `Spans::new` demands of it; what it
+        // or anybody else does to it meanwhile changes bytes, which are only ever copied and folded.
+        pieces.map(|pieces| unsafe { Self::new(pieces, per_chunk) })
+    }
+
+    /// Whether a write to one of these pieces could change what a piece of `inputs` is before it is read.
+    pub(crate) fn overlaps(&self, inputs: &Self) -> bool {
+        let ranges = |spans: &Self, is_input: bool| {
+            let pieces = spans.own().iter().filter(|piece| piece.bytes > 0);
+            let range = move |piece: &super::Piece| (piece.data.addr(), piece.data.addr() + piece.bytes, is_input);
+            pieces.map(range).collect::<Vec<_>>()
+        };
+        let mut ranges = [ranges(self, false), ranges(inputs, true)].concat();
+        ranges.sort_unstable();
+        // The furthest end so far, of what is written and of what is read.
+        let mut ends = [0, 0];
+        ranges.into_iter().any(|(start, end, is_input)| {
+            let hit = start < ends[usize::from(!is_input)];
+            let own = &mut ends[usize::from(is_input)];
+            *own = end.max(*own);
+            hit
+        })
+    }
+
+    /// Whether both are the same pieces of memory.
+    pub(crate) fn is_same_memory(&self, other: &Self) -> bool {
+        let places = |spans: &Self| spans.own().iter().map(|piece| (piece.data, piece.bytes)).collect::<Vec<_>>();
+        places(self) == places(other)
+    }
+
+    /// Copies `len` bytes from `offset` on to the same bytes of each of `sinks`.
+    pub(crate) fn copy_to_each(&self, sinks: &[Self], offset: usize, len: usize) {
+        let mut done = 0;
+        while done < len {
+            let tile = TILE.min(len - done);
+            for sink in sinks {
+                self.copy_to(offset + done, sink, offset + done, tile);
+            }
+            done += tile;
+        }
+    }
+
+    /// Folds `len` bytes from `offset` on of `sources`, in this order, into each of `sinks`, which may be some
+    /// of the sources.
+    ///
+    /// # Panics
+    /// When there is no sink, or a piece ends within an element.
+    pub(crate) fn fold_to_each(
+        sources: &[Self],
+        sinks: &[Self],
+        reduction: Reduction,
+        offset: usize,
+        len: usize,
+    ) {
+        let (first, others) = sinks.split_first().expect("a fold has a result");
+        let size = reduction.dtype().size();
+        let mut at = offset;
+        let mut pointers: Vec<*const u8> = Vec::with_capacity(sources.len());
+        while at < offset + len {
+            let (to, room) = first.at(at);
+            let mut run = TILE.min(offset + len - at).min(room);
+            pointers.clear();
+            for source in sources {
+                let (from, available) = source.at(at);
+                run = run.min(available);
+                pointers.push(from);
+            }
+            assert!(run.is_multiple_of(size), "a piece ends within an element");
+            // SAFETY: `at` found `run` bytes behind every pointer; `Spans::new` demands that the pieces are the
+            // same memory or apart.
+            unsafe { reduce::fold(reduction, &pointers, to, run / size) };
+            for other in others {
+                // SAFETY: `to` is readable for `run` bytes.
+                unsafe { other.copy_in(at, to, run) };
+            }
+            at += run;
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Tensors in arenas, which the ranks of a host use where they are.
+#![allow(unsafe_code)]
+
+mod ranks;
+
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ranks::collectives::{chunk, every_collective, me, summed};
+use ranks::{Call, config, with_ranks};
+use tpurun_collectives::arena::Arena;
+use tpurun_collectives::dtype::ReduceOp;
+use tpurun_collectives::{Communicator, Config, FailureKind, Mode, OpKind, Results, Spans};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Staged because they are small, and more than a window.
+const COUNTS: [usize; 4] = [0, 1000, 2048, 30_011];
+
+/// Memory in an arena, never freed.
+struct Device {
+    arena: Arc<Arena>,
+    used: AtomicU64,
+}
+
+impl Device {
+    fn new() -> Self {
+        Self { arena: Arc::new(Arena::create(1 << 30).unwrap()), used: AtomicU64::new(0) }
+    }
+
+    fn config(&self) -> Config {
+        Config { arena: Some(self.arena.clone()), ..config() }
+    }
+
+    fn tensor(&self, values: &[i64]) -> (*mut i64, usize) {
+        let bytes = size_of_val(values) as u64;
+        let offset = self.used.fetch_add(bytes.next_multiple_of(64), Ordering::Relaxed);
+        let data = self.arena.pointer(offset, bytes).cast::<i64>();
+        // SAFETY: nobody else gets this part of the arena.
+        unsafe { from_raw_parts_mut(data, values.len()) }.copy_from_slice(values);
+        (data, values.len())
+    }
+
+    /// Runs a call with its tensors in the arena.
+    fn run(&self, mut call: Call, communicator: &Communicator, mode: Mode) -> Vec<Vec<i64>> {
+        let mut op = call.op();
+        let place = |chunks: &[Vec<i64>]| chunks.iter().map(|chunk| self.tensor(chunk)).collect::<Vec<_>>();
+        let (inputs, outputs) = (place(&call.inputs), place(&call.outputs));
+        (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
+        let work = communicator.post(op, mode).unwrap();
+        communicator.wait(&work, None, 1).expect("no deadline").unwrap();
+        outputs.iter().map(|tensor| read(*tensor)).collect()
+    }
+}
+
+fn spans(tensors: &[(*mut i64, usize)]) -> Spans {
+    // SAFETY: an arena outlives all operations of its test.
+    unsafe { Spans::new(tensors.iter().map(|(data, count)| (data.cast(), count * 8)), 1) }
+}
+
+fn read((data, count): (*mut i64, usize)) -> Vec<i64> {
+    // SAFETY: as above; the operation is over.
+    unsafe { from_raw_parts(data, count) }.to_vec()
+}
+
+#[test]
+fn every_collective_is_right_where_tensors_are() {
+    let device = Device::new();
+    for ranks in [1, 2, 3, 8] {
+        for mode in [|| Mode::Blocking, || Mode::Async(None)] {
+            with_ranks(ranks, &device.config(), TIMEOUT, |communicator| {
+                for count in COUNTS {
+                    every_collective(communicator, count, |call| device.run(call, communicator, mode()));
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn results_are_verified_where_they_are() {
+    let device = Device::new();
+    let config = Config { results: Results::Verified, ..device.config() };
+    with_ranks(3, &config, TIMEOUT, |communicator| {
+        every_collective(communicator, 5000, |call| device.run(call, communicator, Mode::Blocking));
+    });
+}
+
+/// The last to arrive may be of either kind.
+#[test]
+fn ranks_with_tensors_elsewhere_make_all_stage() {
+    let device = Device::new();
+    for elsewhere in [0, 2] {
+        with_ranks(3, &device.config(), TIMEOUT, |communicator| {
+            for count in COUNTS {
+                every_collective(communicator, count, |call| {
+                    if me(communicator).0 == elsewhere {
+                        return call.run(communicator).unwrap();
+                    }
+                    device.run(call, communicator, Mode::Blocking)
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_without_an_arena_make_all_stage() {
+    let (device, handover) = (Device::new(), ranks::Handover::default());
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let members = tpurun_collectives::Membership {
+                name: "some".to_owned(),
+                rank,
+                world_ranks: vec![0, 1, 2],
+                epoch: 0,
+            };
+            let (device, handover) = (&device, &handover);
+            scope.spawn(move || {
+                let config = if rank == 1 { config() } else { device.config() };
+                let communicator = Communicator::create(members, TIMEOUT, config, handover, None, 1).unwrap();
+                every_collective(&communicator, 9000, |call| device.run(call, &communicator, Mode::Blocking));
+            });
+        }
+    });
+}
+
+#[test]
+fn tensors_may_be_results_too() {
+    let device = Device::new();
+    let count = 20_000;
+    with_ranks(3, &device.config(), TIMEOUT, |communicator| {
+        let (rank, ranks) = me(communicator);
+        let run = |kind, inputs: Spans, outputs: Spans| {
+            let mut op = Call::new(kind, vec![vec![0; count]], vec![]).op();
+            (op.inputs, op.outputs) = (inputs, outputs);
+            communicator.post(op, Mode::Blocking).unwrap();
+        };
+        let all = |rank: u32| (0..ranks as usize).map(|c| chunk(rank, c, count)).collect::<Vec<_>>();
+        let tensors = || all(rank).iter().map(|values| device.tensor(values)).collect::<Vec<_>>();
+
+        let own = tensors();
+        run(OpKind::AllReduce, spans(&own[..1]), spans(&own[..1]));
+        assert_eq!(read(own[0]), summed(ranks, 0, count));
+
+        let own = tensors();
+        let me = rank as usize;
+        run(OpKind::AllGather, spans(&own[me..=me]), spans(&own));
+        for (from, tensor) in own.iter().enumerate() {
+            assert_eq!(read(*tensor), chunk(from as u32, from, count));
+        }
+
+        // Over its own part, and over one that another rank still needs.
+        for shift in 0..ranks {
+            let own = tensors();
+            let to = ((rank + shift) % ranks) as usize;
+            run(OpKind::ReduceScatter, spans(&own), spans(&own[to..=to]));
+            assert_eq!(read(own[to]), summed(ranks, me, count), "{shift}");
+        }
+
+        let own = tensors();
+        run(OpKind::AllToAll, spans(&own), spans(&own));
+        for (from, tensor) in own.iter().enumerate() {
+            assert_eq!(read(*tensor), chunk(from as u32, me, count));
+        }
+    });
+}
+
+#[test]
+fn a_mismatch_changes_no_tensor() {
+    let device = Device::new();
+    let failures = with_ranks(3, &device.config(), TIMEOUT, |communicator| {
+        let rank = me(communicator).0;
+        let values = chunk(rank, 0, 9000);
+        let tensor = [device.tensor(&values)];
+        let mut call = Call::new(OpKind::AllReduce, vec![values.clone()], vec![]);
+        call.reduce_op = if rank == 1 { ReduceOp::Max } else { ReduceOp::Sum };
+        let mut op = call.op();
+        (op.inputs, op.outputs) = (spans(&tensor), spans(&tensor));
+        let failure = communicator.post(op, Mode::Blocking).unwrap_err();
+        assert_eq!(read(tensor[0]), values);
+        failure
+    });
+    assert!(failures.iter().all(|failure| failure.kind() == FailureKind::Mismatch && failure.ranks() == [1]));
+}

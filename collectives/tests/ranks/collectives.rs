@@ -1,0 +1,61 @@
+//! What every collective makes of known tensors.
+
+use tpurun_collectives::{Communicator, OpKind};
+
+use super::Call;
+
+pub fn value(rank: u32, chunk: usize, index: usize) -> i64 {
+    i64::from(rank) * 1_000_003 + chunk as i64 * 10_007 + index as i64
+}
+
+pub fn chunk(rank: u32, chunk: usize, count: usize) -> Vec<i64> {
+    (0..count).map(|index| value(rank, chunk, index)).collect()
+}
+
+pub fn summed(ranks: u32, chunk: usize, count: usize) -> Vec<i64> {
+    (0..count).map(|index| (0..ranks).map(|rank| value(rank, chunk, index)).sum()).collect()
+}
+
+pub fn me(communicator: &Communicator) -> (u32, u32) {
+    (communicator.members().rank, communicator.members().size())
+}
+
+pub fn every_collective(communicator: &Communicator, count: usize, call: impl Fn(Call) -> Vec<Vec<i64>>) {
+    let (rank, ranks) = me(communicator);
+    let n = ranks as usize;
+    let empty = || vec![0; count];
+    let per_rank = |rank: u32| (0..n).map(|c| chunk(rank, c, count)).collect::<Vec<_>>();
+
+    let got = call(Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![empty()]));
+    assert_eq!(got, [summed(ranks, 0, count)]);
+    let got = call(Call::new(OpKind::AllGather, vec![chunk(rank, 0, count)], vec![empty(); n]));
+    assert_eq!(got, (0..ranks).map(|r| chunk(r, 0, count)).collect::<Vec<_>>());
+    let got = call(Call::new(OpKind::ReduceScatter, per_rank(rank), vec![empty()]));
+    assert_eq!(got, [summed(ranks, rank as usize, count)]);
+    let got = call(Call::new(OpKind::AllToAll, per_rank(rank), vec![empty(); n]));
+    assert_eq!(got, (0..ranks).map(|r| chunk(r, rank as usize, count)).collect::<Vec<_>>());
+    let got = call(Call::new(OpKind::Barrier, vec![], vec![]));
+    assert!(got.is_empty());
+
+    for root in [0, ranks - 1] {
+        let is_root = rank == root;
+        let when = |here: bool, chunks: Vec<Vec<i64>>| if here { chunks } else { vec![] };
+        let rooted = |kind, inputs, outputs| {
+            let mut rooted = Call::new(kind, inputs, outputs);
+            rooted.root = Some(root);
+            call(rooted)
+        };
+        let got = rooted(
+            OpKind::Broadcast,
+            when(is_root, vec![chunk(root, 0, count)]),
+            when(!is_root, vec![empty()]),
+        );
+        assert_eq!(got, when(!is_root, vec![chunk(root, 0, count)]));
+        let got = rooted(OpKind::Reduce, vec![chunk(rank, 0, count)], when(is_root, vec![empty()]));
+        assert_eq!(got, when(is_root, vec![summed(ranks, 0, count)]));
+        let got = rooted(OpKind::Gather, vec![chunk(rank, 0, count)], when(is_root, vec![empty(); n]));
+        assert_eq!(got, when(is_root, (0..ranks).map(|r| chunk(r, 0, count)).collect()));
+        let got = rooted(OpKind::Scatter, when(is_root, per_rank(root)), vec![empty()]);
+        assert_eq!(got, [chunk(root, rank as usize, count)]);
+    }
+}
