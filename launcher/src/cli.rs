@@ -215,6 +215,12 @@ pub(crate) struct Options {
     /// Compare results that must be equal on all ranks after every collective: finds memory written by others
     #[arg(long)]
     pub(crate) verify_results: bool,
+    /// Give every rank device tpu, or none, whether or not its program names it [default: when it does]
+    #[arg(long, value_name = "tpu|cpu")]
+    pub(crate) device: Option<String>,
+    /// Memory of device tpu that each rank may use, as 512MiB or 16GiB [default: all that the host has]
+    #[arg(long, env = "TPURUN_HBM", hide_env = true, value_name = "16GiB")]
+    pub(crate) hbm: Option<String>,
     /// Longest wait in a collective whose group sets none of its own, as 500ms, 30s or 10m
     #[arg(long, value_name = "30s")]
     pub(crate) timeout: Option<String>,

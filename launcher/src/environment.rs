@@ -28,6 +28,8 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     variables.extend(job.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
     variables.extend(job.topology.as_ref().map(|topology| ("TPURUN_TOPOLOGY", topology.to_string())));
     variables.extend(job.verify_results.then(|| ("TPURUN_VERIFY_RESULTS", "1".to_owned())));
+    variables.extend(job.device.map(|has| ("TPURUN_DEVICE", u32::from(has).to_string())));
+    variables.extend(job.hbm.map(|bytes| ("TPURUN_HBM", bytes.to_string())));
     variables.extend(job.algorithm.map(|algorithm| ("TPURUN_ALGORITHM", algorithm.to_string())));
     variables.extend(job.timeout.map(|timeout| ("TPURUN_TIMEOUT_MS", timeout.as_millis().to_string())));
     named(variables)

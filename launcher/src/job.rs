@@ -40,6 +40,10 @@ pub(crate) struct Job {
     pub(crate) algorithm: Option<Algorithm>,
     /// Whether ranks compare results that must be equal.
     pub(crate) verify_results: bool,
+    /// Whether each rank has device tpu; None when its program decides.
+    pub(crate) device: Option<bool>,
+    /// Bytes of device memory of each rank.
+    pub(crate) hbm: Option<u64>,
     pub(crate) timeout: Option<Duration>,
     /// What happens when a rank fails.
     pub(crate) policy: Policy,
@@ -108,6 +112,8 @@ impl Job {
             topology: options.topology.as_deref().map(|text| parse_topology(text, ranks)).transpose()?,
             verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
+            device: options.device.as_deref().map(parse_device).transpose()?,
+            hbm: options.hbm.as_deref().map(|text| parse_size("--hbm", text)).transpose()?,
             timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
             policy,
             failure_grace: stop_grace.unwrap_or(FAILURE_GRACE),
@@ -246,6 +252,32 @@ pub(crate) fn parse_duration(flag: &str, text: &str) -> Result<Duration, String>
     if (1.0..=3.2e10).contains(&millis) { Ok(Duration::from_millis(millis as u64)) } else { Err(wrong()) }
 }
 
+/// `tpu` or `cpu`: whether ranks have the device.
+fn parse_device(text: &str) -> Result<bool, String> {
+    match text {
+        "tpu" => Ok(true),
+        "cpu" => Ok(false),
+        _ => Err(format!("--device: expected tpu or cpu, given {text}")),
+    }
+}
+
+/// `512MiB`, `16GiB`, `16G`: powers of two; a bare number is bytes.
+fn parse_size(flag: &str, text: &str) -> Result<u64, String> {
+    let wrong = || format!("{flag}: expected a size of 1MiB to 16TiB such as 512MiB or 16GiB, given {text}");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].trim_end_matches('B').trim_end_matches('i') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(wrong()),
+    };
+    let bytes = digits.parse::<f64>().map_err(|_| wrong())? * (1u64 << shift) as f64;
+    let sizes = (1u64 << 20) as f64..=(1u64 << 44) as f64;
+    if sizes.contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
 const MAX_RANKS: u32 = tpurun_collectives::board::MAX_RANKS;
 const FAILURE_GRACE: Duration = Duration::from_millis(1200);
 const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -333,6 +365,18 @@ mod tests {
         assert_eq!(of("1.5s").unwrap(), Duration::from_millis(1500));
         assert_eq!(of("10m").unwrap(), Duration::from_secs(600));
         for text in ["", "s", "-1s", "0", "1e99h", "NaN", "3 s", "3d"] {
+            assert!(of(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let of = |text| parse_size("--hbm", text);
+        assert_eq!(of("16GiB").unwrap(), 16 << 30);
+        assert_eq!(of("1.5G").unwrap(), 3 << 29);
+        assert_eq!(of("512MB").unwrap(), 512 << 20);
+        assert_eq!(of("1048576").unwrap(), 1 << 20);
+        for text in ["", "GiB", "1", "-1G", "16 GiB", "17T", "NaN", "16Gib", "1E"] {
             assert!(of(text).is_err(), "{text}");
         }
     }

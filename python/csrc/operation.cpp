@@ -84,6 +84,15 @@ const char* Operation::name() const {
   return colon == nullptr ? title_ : colon + 1;
 }
 
+std::optional<c10::Device> Operation::device() const {
+  for (const auto* tensors : {&profiled_, &results_}) {
+    if (!tensors->empty() && tensors->front().device().is_privateuseone()) {
+      return tensors->front().device();
+    }
+  }
+  return std::nullopt;
+}
+
 void Operation::give_up() noexcept {
   const auto keep = [](const at::Tensor& tensor) {
     if (tensor.device().is_privateuseone()) {

@@ -63,6 +63,9 @@ class Operation {
   const std::vector<at::Tensor>& profiled() const { return profiled_; }
   const std::vector<at::Tensor>& results() const { return results_; }
 
+  // Where its tensors are, when that is not the host.
+  std::optional<c10::Device> device() const;
+
   // To be called when it failed: ranks that use tensors of the device in place may not have noticed yet, so their
   // memory is never used for anything else.
   void give_up() noexcept;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "call_site.h"
+#include "device/streams.h"
 #include "errors.h"
 #include "gil.h"
 #include "sparse.h"
@@ -211,6 +212,8 @@ void ProcessGroup::abort() {
 }
 
 void ProcessGroup::shutdown() {
+  // Streams may wait for what would end here.
+  device::streams::synchronize_all();
   without_gil([this] { tpurun_comm_shutdown(comm_.get()); });
 }
 
@@ -240,6 +243,9 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
     timeout = options_->timeout;
   }
   timeout += extensions_.total();
+  if (operation.device()) {
+    device::streams::settle();
+  }
   const std::string site = call_site();
   const bool batched = coalesces();
   if (call == Call::kBlocking && !batched) {

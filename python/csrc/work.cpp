@@ -4,6 +4,8 @@
 
 #include <ATen/core/List.h>
 
+#include "device/mode.h"
+#include "device/streams.h"
 #include "errors.h"
 #include "gil.h"
 
@@ -15,6 +17,19 @@ namespace {
 const std::vector<at::Tensor>& shown_to_profiler(const Operation& operation) {
   return operation.profiled().empty() ? operation.results() : operation.profiled();
 }
+
+// Makes a stream wait for an operation.
+class Ticket final : public device::streams::Pending {
+ public:
+  explicit Ticket(c10::intrusive_ptr<PendingWork> work) : work_(std::move(work)) {}
+
+  bool is_done() const override { return work_->isCompleted(); }
+  bool has_failed() const override { return work_->exception() != nullptr; }
+  void wait() override { work_->wait_on_host(kNoTimeout); }
+
+ private:
+  c10::intrusive_ptr<PendingWork> work_;
+};
 
 }  // namespace
 
@@ -91,6 +106,17 @@ std::exception_ptr PendingWork::exception() const {
 }
 
 bool PendingWork::wait(std::chrono::milliseconds timeout) {
+  const auto device = in_flight_->operation().device();
+  if (device && timeout == kNoTimeout && device::eager_mode() == device::EagerMode::kStrict) {
+    using Self = c10::intrusive_ptr<PendingWork>;
+    device::streams::add(device::streams::current(*device), std::make_shared<Ticket>(Self::reclaim_copy(this)));
+  } else {
+    wait_on_host(timeout);
+  }
+  return true;
+}
+
+void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
   TpurunError error;
   const auto threads = tpurun_work_is_done(handle_) == 0 ? python_threads() : 0;
   const auto status =
@@ -105,7 +131,6 @@ bool PendingWork::wait(std::chrono::milliseconds timeout) {
   throw_unless_ok(status, error);
   in_flight_->copy_back();
   in_flight_->await_future();
-  return true;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {

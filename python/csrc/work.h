@@ -50,8 +50,10 @@ class PendingWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
+  // On device tensors, without a timeout and in Strict, what waits is the current stream.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
+  void wait_on_host(std::chrono::milliseconds timeout);
   int sourceRank() const override { return in_flight_->source(); }
   std::vector<at::Tensor> result() override { return in_flight_->operation().results(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

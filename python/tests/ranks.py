@@ -35,12 +35,15 @@ def run(
     backend: str = "tpu_dist",
     timeout: timedelta = TIMEOUT,
     limit_s: float = LIMIT_S,
+    prepare: Callable[[], Any] = lambda: None,
 ) -> list[Any]:
-    """Call ``body(*args)`` on every rank of a new world; returns what it returned, by rank."""
+    """Call ``body(*args)`` on every rank of a new world; returns what it returned, by rank. `prepare` comes
+    before the world."""
     with tempfile.TemporaryDirectory() as folder:
         meeting_place = f"file://{folder}/store"
 
         def ranked(rank: int) -> Any:
+            prepare()
             dist.init_process_group(
                 backend, init_method=meeting_place, rank=rank, world_size=size, timeout=timeout
             )

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import ranks
 import torch
 from torch import nn
+
+import ranks
 
 
 def on_device(test: Callable[[], None]) -> Callable[[], None]:
@@ -116,7 +117,8 @@ def test_random_numbers_follow_seed_and_offset() -> None:
     torch.manual_seed(3)
     assert torch.equal(first, torch.rand(4, device="tpu"))
     generator = torch.Generator("tpu").manual_seed(5)
-    assert torch.equal(torch.rand(3, generator=generator, device="tpu"), _rand(5)) and generator.initial_seed() == 5
+    assert torch.equal(torch.rand(3, generator=generator, device="tpu"), _rand(5))
+    assert generator.initial_seed() == 5
     wrong = torch.Generator()
     assert "generator" in message_of(RuntimeError, lambda: torch.rand(3, device="tpu", generator=wrong))
 
@@ -259,7 +261,10 @@ def test_a_fork_is_told_so() -> None:
 
 
 def test_a_program_that_never_names_the_device_does_not_get_it() -> None:
-    code = "import torch; print(torch.accelerator.current_accelerator(), torch._C._get_privateuse1_backend_name())"
+    code = """
+        import torch
+        print(torch.accelerator.current_accelerator(), torch._C._get_privateuse1_backend_name())
+    """
     without = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert python(code) == without and without.endswith(" privateuseone")
 
@@ -283,3 +288,25 @@ def test_the_switch_decides() -> None:
     first, second = python(code, TPURUN_DEVICE="0").splitlines()
     assert first != "tpu" and second.startswith("tpurun: device tpu is switched off by TPURUN_DEVICE=0")
     assert python("import torch; print(torch.accelerator.current_accelerator())", TPURUN_DEVICE="1") == "tpu"
+
+
+@on_device
+def test_eager_modes() -> None:
+    modes = torch.tpu.EagerMode
+    assert torch.tpu.eager_mode is modes.DEFER_NEVER
+    with torch.tpu.set_eager_mode(modes.DEFER_NEVER_AND_LAUNCH_BLOCKING):
+        assert torch.tpu.eager_mode is modes.DEFER_NEVER_AND_LAUNCH_BLOCKING
+        with torch.tpu.set_eager_mode("DEFER_NEVER"):
+            assert torch.tpu.eager_mode is modes.DEFER_NEVER
+        torch.tpu.eager_mode = modes.DEFER_NEVER
+        assert torch.tpu.eager_mode is modes.DEFER_NEVER_AND_LAUNCH_BLOCKING, "the innermost counts"
+    assert torch.tpu.eager_mode is modes.DEFER_NEVER
+    text = message_of(ValueError, lambda: torch.tpu.set_eager_mode("FUSE"))
+    assert "DEFER_NEVER_AND_LAUNCH_BLOCKING" in text and "'FUSE'" in text
+    message_of(NotImplementedError, lambda: setattr(torch.tpu, "eager_mode", modes.DEFER_AND_FUSE))
+
+
+def test_the_environment_begins_in_a_mode() -> None:
+    code = "import torch; print(torch.tpu.eager_mode.name)"
+    assert python(code, TORCH_TPU_LAUNCH_BLOCKING="1") == "DEFER_NEVER_AND_LAUNCH_BLOCKING"
+    assert python(code) == "DEFER_NEVER"

@@ -25,7 +25,7 @@ def register() -> None:
         return
     if google_tpu_is_here():
         print(
-            "tpurun: torch_tpu and its chips are here; leaving device tpu and the backends tpu_dist and tpu to it",
+            "tpurun: torch_tpu and its chips are here; device tpu, tpu_dist and tpu are left to it",
             file=sys.stderr,
         )
         return

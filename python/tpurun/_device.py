@@ -1,14 +1,15 @@
 """How a process comes to have device ``tpu``, and why a program that never says ``tpu`` does not get it.
 
-Once torch knows a device of that name, it is the accelerator of the process, and programs that are written for
-whatever accelerator there is change what they do. So the name is claimed by whoever asks for it: a program
-whose own text or arguments say ``tpu``, the first use of ``torch.tpu``, ``tpurun --device tpu``, or
+Once torch knows a device of that name, it is the accelerator of the process, and programs that are written
+for whatever accelerator there is change what they do. So the name is claimed by whoever asks for it: a
+program whose own text or arguments say ``tpu``, the first use of ``torch.tpu``, ``tpurun --device tpu``, or
 ``TPURUN_DEVICE=1``. ``TPURUN_DEVICE=0`` keeps it from everybody.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
 import importlib
 import os
 import re
@@ -68,8 +69,11 @@ def claim() -> None:
         )
     from tpurun import _backend
 
-    _backend.load_native().claim_device(_devices(), _memory_bytes())
+    native = _backend.load_native()
+    native.claim_device(_devices(), _memory_bytes())
     _is_claimed = True
+    # The others count on what this process has begun.
+    atexit.register(native.settle_device)
     # From here on it is the accelerator, even of a torch that could have CUDA.
     torch.utils.rename_privateuse1_backend("tpu")
     module = importlib.import_module("tpurun.tpu")
@@ -110,7 +114,9 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", given)
     if match is None or (size := int(float(match[1]) * _UNITS[match[2]])) < 2**20:
-        raise RuntimeError(f"tpurun: expected TPURUN_HBM (--hbm) as a size of at least 1MiB like 16GiB, got {given!r}")
+        raise RuntimeError(
+            f"tpurun: expected TPURUN_HBM (--hbm) as a size of at least 1MiB like 16GiB, got {given!r}"
+        )
     return size
 
 

@@ -15,14 +15,15 @@ def main() -> int:
     chosen = [one for one in all_programs(options.families) if fnmatch(one.name, options.only)]
     if not chosen:
         sys.exit(f"expected a pattern that a program fits, given {options.only}")
-    verdicts = run(chosen, launcher=options.launcher, backend=options.backend)
+    verdicts = run(chosen, launcher=options.launcher, backend=options.backend, device=options.device)
     for verdict in verdicts:
         word = "WRONG" if verdict.problems else "ok"
         print(f"{word:<5} {verdict.seconds:6.1f} s  {verdict.program.name}")
         for problem in verdict.problems:
             print("      " + problem.replace("\n", "\n      "))
     wrong = sum(bool(verdict.problems) for verdict in verdicts)
-    print(f"{len(verdicts)} programs under {options.launcher} on {options.backend}, {wrong} wrong")
+    how = f"under {options.launcher} on {options.backend} and {options.device}"
+    print(f"{len(verdicts)} programs {how}, {wrong} wrong")
     return 1 if wrong else 0
 
 
@@ -30,6 +31,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m programs", description=__doc__)
     parser.add_argument("--launcher", choices=LAUNCHERS, default="tpurun", help="[tpurun]")
     parser.add_argument("--backend", choices=["tpu_dist", "gloo"], default="tpu_dist", help="[tpu_dist]")
+    parser.add_argument("--device", choices=["cpu", "tpu"], default="cpu", help="[cpu]")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'ddp/*' [*]")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="[all]")
     return parser.parse_args()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 FAMILIES = (
@@ -80,6 +81,11 @@ def program(ranks: int, *, makes_worlds: bool = False) -> Callable[[Callable[[Ca
         return Program(name, ranks, body if makes_worlds else in_one_world)
 
     return make
+
+
+def here() -> str:
+    """The device that this rank's program is for, where tensors are made unless it says otherwise."""
+    return torch.get_default_device().type
 
 
 def programs_of(family: str) -> list[Program]:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, zeros
 
-from .case import Case, program
+from .case import Case, here, program
 from .compare import ROUNDING, all_same, same, whole
 from .training import Batch, History, adam, batches, mlp, parameters, shares, train
 
@@ -33,7 +33,7 @@ def sharded(seed: int, **options: object) -> nn.Sequential:
 
 
 def mesh_of(sizes: tuple[int, ...]) -> DeviceMesh:
-    return init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
+    return init_device_mesh(here(), sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
@@ -106,7 +106,7 @@ def saved_meanwhile(case: Case) -> None:
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(4)
+    generator = torch.Generator(here()).manual_seed(4)
     shapes = {"even": (16, 8), "uneven": (7, 5), "few": (2, 3), "cube": (5, 9, 6)}
     made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     halves = torch.randn(9, 9, generator=generator).bfloat16()
@@ -126,7 +126,7 @@ LAYOUTS: list[Layout] = [
 def from_two_dimensions(case: Case, name: str, placements: list[Placement]) -> None:
     """Saved from 2 x 4 ranks, taken up in all layouts."""
     with case.world(8):
-        mesh = init_device_mesh("cpu", (2, 4))
+        mesh = init_device_mesh(here(), (2, 4))
         before = {key: distribute_tensor(value, mesh, placements) for key, value in tensors().items()}
         dcp.save(before | {"note": {"step": 3}}, checkpoint_id=case.folder / name)
     for ranks, targets in LAYOUTS:
@@ -136,7 +136,7 @@ def from_two_dimensions(case: Case, name: str, placements: list[Placement]) -> N
 
 
 def take_up(case: Case, name: str, ranks: tuple[int, ...], placements: list[Placement]) -> None:
-    mesh = init_device_mesh("cpu", ranks)
+    mesh = init_device_mesh(here(), ranks)
     after = {
         key: zeros(value.shape, dtype=value.dtype, device_mesh=mesh, placements=placements)
         for key, value in tensors().items()

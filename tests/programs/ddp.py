@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
-from .case import Case, program
+from .case import Case, here, program
 from .compare import ROUNDING, all_same, equal_on_all_ranks, torch_refuses
 from .training import (
     BATCH,
@@ -123,7 +123,7 @@ def no_sync(case: Case) -> None:
     model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
     wrapped = DDP(model)
     optimizer, other = sgd(wrapped), sgd(alone)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend = dist.group.WORLD._get_backend(torch.device(here()))
     for step, (x, y) in enumerate(data()):
         ((mine, target),) = shares([(x, y)], case.rank, ranks)
         pieces = list(zip(mine.chunk(parts), target.chunk(parts), strict=True))
@@ -167,9 +167,20 @@ def buffers_are_those_of_rank_0(case: Case) -> None:
 
 
 @program(ranks=4)
-def sync_batch_norm_is_not_for_the_cpu(case: Case) -> None:
-    """torch itself refuses SyncBatchNorm on CPU tensors, whatever the backend: it has no kernels for
-    them."""
+def sync_batch_norm(case: Case) -> None:
+    """Statistics of the whole batch; torch itself refuses it on CPU tensors, whatever the backend."""
+    if here() == "cpu":
+        refuses_sync_batch_norm()
+        return
+    alone, model = normed(), nn.SyncBatchNorm.convert_sync_batchnorm(normed())
+    wrapped = DDP(model)
+    ranks = dist.get_world_size()
+    ours = train(wrapped, sgd(model), shares(data(), case.rank, ranks), named=model)
+    ours.must_be(train(alone, sgd(alone), data()))
+    all_same("statistics:", dict(model.named_buffers()), dict(alone.named_buffers()), ROUNDING)
+
+
+def refuses_sync_batch_norm() -> None:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(6)))
     torch_refuses(ValueError, "SyncBatchNorm layers only work with GPU modules", lambda: DDP(model))
     torch_refuses(ValueError, "SyncBatchNorm expected input tensor to be on", lambda: model(torch.ones(3, 6)))

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from .case import Case, program
-from .compare import ROUNDING, same, torch_refuses
+from .case import Case, here, program
+from .compare import ROUNDING, equal_on_all_ranks, same, torch_refuses
 
 # Even, uneven, with fewer rows than ranks, and with nothing at all.
 SHAPES = [(8, 12, 4), (7, 5, 3), (2, 9, 1), (0, 3, 4)]
@@ -23,7 +23,7 @@ SHARDS = [Shard(0), Shard(1), Shard(2)]
 
 def numbers(shape: Sequence[int], seed: int = 0) -> torch.Tensor:
     """Integers that stay exact in every sum, mean of 2, 4 or 8, and product."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(here()).manual_seed(seed)
     return torch.randint(-8, 9, tuple(shape), generator=generator).double() * 8
 
 
@@ -84,7 +84,7 @@ def check_way(
 @program(ranks=4)
 def every_redistribution(case: Case) -> None:
     """All that DTensor allows: nothing becomes partial but shards, which become parts of a sum."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     for shape in SHAPES:
         full = numbers(shape)
         for source, target in product([*SHARDS, *PARTIALS, Replicate()], [*SHARDS, Replicate()]):
@@ -96,7 +96,7 @@ def every_redistribution(case: Case) -> None:
 @program(ranks=8)
 def every_redistribution_on_two_dimensions(case: Case) -> None:
     """Two reductions in one source are of one kind: a maximum of sums is not a sum of maxima."""
-    mesh = init_device_mesh("cpu", (2, 4))
+    mesh = init_device_mesh(here(), (2, 4))
     plain = [Shard(0), Shard(1), Replicate()]
     sources = [*plain, Partial("sum"), Partial("avg"), Partial("max")]
     for shape in SHAPES[1:3]:
@@ -110,7 +110,7 @@ def every_redistribution_on_two_dimensions(case: Case) -> None:
 @program(ranks=4)
 def distributed_from_rank_0(case: Case) -> None:
     """`distribute_tensor` takes the values of the first rank, whatever the others have."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     for shape, placement in product(SHAPES, [*SHARDS, Replicate()]):
         mine = numbers(shape, seed=case.rank)
         tensor = distribute_tensor(mine, mesh, [placement])
@@ -120,7 +120,7 @@ def distributed_from_rank_0(case: Case) -> None:
 @program(ranks=4)
 def gradients_of_redistribution(case: Case) -> None:
     """Backward, each redistribution is the way back."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     full, weight = numbers((7, 5, 3)), numbers((7, 5, 3), seed=3)
     for source, target in product([*SHARDS, Replicate()], repeat=2):
         tensor = placed(full, mesh, [source]).requires_grad_()
@@ -132,7 +132,7 @@ def gradients_of_redistribution(case: Case) -> None:
 @program(ranks=4)
 def matrix_products(case: Case) -> None:
     """All pairs of placements, values and gradients."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     left, right, seed = numbers((7, 6)), numbers((6, 9), seed=1), numbers((7, 9), seed=2)
     for one, other in product([Shard(0), Shard(1), Replicate(), Partial("sum")], repeat=2):
         a, b = (placed(x, mesh, [p]).requires_grad_() for x, p in ((left, one), (right, other)))
@@ -176,7 +176,7 @@ REFUSED = {"unflatten of S(1)", "flatten of S(0)"}
 def operations(case: Case) -> None:
     """Operations find out what to do with their shards, or refuse. No shard is empty: torch's argmax fails on
     those, on any backend."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     full = numbers((7, 10)) / 8
     refused: dict[str, str] = {}
     for (name, operation), placement in product(
@@ -195,7 +195,7 @@ def operations(case: Case) -> None:
 @program(ranks=4)
 def embedding(case: Case) -> None:
     """A table by rows is looked up everywhere, and masked where the row is somebody else's."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     table, tokens = numbers((11, 6)), torch.tensor([[0, 10, 3, 3], [7, 1, 2, 9]])
     seed = numbers((2, 4, 6), seed=4)
     alone = table.clone().requires_grad_()
@@ -214,7 +214,10 @@ def random_numbers(case: Case) -> None:
     """torch keeps the random states of a mesh in step on accelerators alone (`is_rng_supported_mesh`). On the
     CPU, on any backend, its factories of random tensors refuse, and other operations draw each part from the
     generator of its rank: equal seeds give equal replicas, and shards need different ones."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
+    if here() != "cpu":
+        kept_in_step(mesh)
+        return
     torch_refuses(AssertionError, "", lambda: dt.rand(7, 5, device_mesh=mesh, placements=[Replicate()]))
 
     full = torch.zeros(7, 5)
@@ -240,10 +243,28 @@ def random_numbers(case: Case) -> None:
     same("gradient of dropout", ones.grad.full_tensor(), dropped.full_tensor())
 
 
+def kept_in_step(mesh: DeviceMesh) -> None:
+    """Every rank has the numbers of one tensor, however that is placed, and replicas are equal."""
+    drawn = []
+    for placement in (Replicate(), Shard(0)):
+        torch.manual_seed(3)
+        drawn.append(dt.rand(8, 5, device_mesh=mesh, placements=[placement]).full_tensor())
+    equal_on_all_ranks("replicas", drawn[0])
+    rows = drawn[1].tolist()
+    assert len({tuple(row) for row in rows}) == len(rows), "shards repeat each other's numbers"
+
+    torch.manual_seed(4)
+    replicas = placed(torch.ones(64, 32), mesh, [Replicate()]).requires_grad_()
+    dropped = nn.Dropout(0.25)(replicas)
+    equal_on_all_ranks("dropped from replicas", dropped.to_local())
+    dropped.sum().backward()
+    same("gradient of dropout", replicas.grad.full_tensor(), dropped.full_tensor())
+
+
 @program(ranks=4)
 def made_in_place(case: Case) -> None:
     """Factories make the part of each rank, also where the parts are uneven."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     for shape, placement in product(SHAPES, [*SHARDS, Replicate()]):
         for made, wanted in (
             (dt.ones(shape, device_mesh=mesh, placements=[placement]), torch.ones(shape)),

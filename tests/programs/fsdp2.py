@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .case import Case, program
+from .case import Case, here, program
 from .compare import ROUNDING, all_same, same
 from .training import Batch, History, adam, batches, mlp, parameters, shares, train
 
@@ -110,7 +110,7 @@ def sharded_by_columns(case: Case) -> None:
 @program(ranks=8)
 def hybrid(case: Case) -> None:
     """HSDP: replicas of two rows, each in four shards."""
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicas", "shards"))
+    mesh = init_device_mesh(here(), (2, 4), mesh_dim_names=("replicas", "shards"))
     model = sharded(mlp(*WIDTHS), mesh=mesh)
     assert model[0].weight.placements == (Replicate(), Shard(0)), model[0].weight.placements
     ours(case, model).must_be(oracle())
@@ -128,7 +128,7 @@ def made_on_meta(case: Case) -> None:
     """Parameters that never were whole anywhere: sharded on meta, then filled from rank 0's state dict."""
     with torch.device("meta"):
         model = sharded(mlp(*WIDTHS))
-    model.to_empty(device="cpu")
+    model.to_empty(device=here())
     state = mlp(*WIDTHS).state_dict() if case.rank == 0 else {}
     set_model_state_dict(
         model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

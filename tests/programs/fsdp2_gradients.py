@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from .case import Case, program
+from .case import Case, here, program
 from .compare import ROUNDING, ROUNDING_F32, all_same, same
 from .fsdp2 import WIDTHS, sharded
 from .training import Batch, batches, gradients, mlp, mse, parameters, sgd, shares, step_beside
@@ -54,12 +54,12 @@ def every_way_to_divide(mesh: DeviceMesh, rank: int) -> None:
 
 @program(ranks=4)
 def means(case: Case) -> None:
-    every_way_to_divide(init_device_mesh("cpu", (4,)), case.rank)
+    every_way_to_divide(init_device_mesh(here(), (4,)), case.rank)
 
 
 @program(ranks=8)
 def means_on_two_dimensions(case: Case) -> None:
-    every_way_to_divide(init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicas", "shards")), case.rank)
+    every_way_to_divide(init_device_mesh(here(), (2, 4), mesh_dim_names=("replicas", "shards")), case.rank)
 
 
 def low_precision_oracle(policy: MixedPrecisionPolicy, ranks: int) -> tuple[list[dict], dict]:
@@ -134,7 +134,7 @@ def accumulated_whole(case: Case) -> None:
     def silence(model: nn.Module, is_last: bool) -> None:
         model.set_requires_gradient_sync(is_last)
 
-    accumulated(case, init_device_mesh("cpu", (4,)), silence)
+    accumulated(case, init_device_mesh(here(), (4,)), silence)
 
 
 @program(ranks=4)
@@ -144,7 +144,7 @@ def accumulated_in_shards(case: Case) -> None:
     def silence(model: nn.Module, is_last: bool) -> None:
         model.set_is_last_backward(is_last)
 
-    accumulated(case, init_device_mesh("cpu", (4,)), silence, reshard_after_forward=False)
+    accumulated(case, init_device_mesh(here(), (4,)), silence, reshard_after_forward=False)
 
 
 @program(ranks=8)
@@ -154,14 +154,14 @@ def accumulated_in_replicas(case: Case) -> None:
     def silence(model: nn.Module, is_last: bool) -> None:
         model.set_requires_all_reduce(is_last)
 
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicas", "shards"))
+    mesh = init_device_mesh(here(), (2, 4), mesh_dim_names=("replicas", "shards"))
     accumulated(case, mesh, silence)
 
 
 @program(ranks=4)
 def a_hook_of_their_own(case: Case) -> None:
     """`set_all_reduce_hook`: what is reduced beyond the mesh, here between two meshes of two ranks."""
-    pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    pairs = init_device_mesh(here(), (2, 2), mesh_dim_names=("outer", "inner"))
     group = pairs["outer"].get_group()
 
     def hook(reduced_gradients: torch.Tensor) -> None:

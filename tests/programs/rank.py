@@ -29,6 +29,7 @@ class Plan:
     """What the ranks of a job do."""
 
     backend: str
+    device: str
     programs: list[str]
     folder: str
     """Where the ranks write, and what their programs share."""
@@ -60,6 +61,7 @@ def run(plan: Plan) -> None:
     # Of torch about itself and about CPUs: deprecations, random numbers, missing accelerators.
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.set_default_device(plan.device)
     store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=MEET)))
     assert ranks == plan.ranks, f"expected a job of {plan.ranks} ranks, started with {ranks}"
     with open(Path(plan.folder) / f"rank-{rank}.jsonl", "w", buffering=1) as file:

@@ -33,15 +33,19 @@ def all_programs(families: Iterable[str] = FAMILIES) -> list[Program]:
     return [program for family in families for program in programs_of(family)]
 
 
-def run(programs: list[Program], *, launcher: str = "tpurun", backend: str = "tpu_dist") -> list[Verdict]:
+def run(
+    programs: list[Program], *, launcher: str = "tpurun", backend: str = "tpu_dist", device: str = "cpu"
+) -> list[Verdict]:
     """One job, with as many ranks as the largest program uses."""
     with tempfile.TemporaryDirectory(prefix="tpurun-programs-") as name:
         folder = Path(name)
         (folder / "shared").mkdir()
         names = [program.name for program in programs]
         ranks = max(program.ranks for program in programs)
-        plan = Plan(backend, names, str(folder / "shared"), ranks)
-        job = Job(folder, command(plan, launcher), env=ENVIRONMENT)
+        plan = Plan(backend, device, names, str(folder / "shared"), ranks)
+        job = Job(
+            folder, command(plan, launcher), env=ENVIRONMENT | {"TPURUN_DEVICE": str(int(device == "tpu"))}
+        )
         try:
             # torchrun's processes outlive it for a moment.
             done = job.wait(LIMIT_S, linger_s=10)

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from .case import Case, program
+from .case import Case, here, program
 from .compare import ROUNDING_F32, same, torch_refuses
 from .training import Batch, History, adam, batches, mlp, sgd, shares, train
 
@@ -101,7 +101,7 @@ def in_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 def tokens(size: int) -> list[Batch]:
     """Texts, and what comes next in them."""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(here()).manual_seed(2)
     texts = torch.randint(VOCABULARY, (STEPS, size, LENGTH + 1), generator=generator)
     return [(text[:, :-1], text[:, 1:]) for text in texts]
 
@@ -125,7 +125,7 @@ def columns_and_rows(case: Case) -> None:
             "0": ColwiseParallel(use_local_output=False),
             "2": RowwiseParallel(),
         }
-        parallelize_module(model, init_device_mesh("cpu", (4,)), plan)
+        parallelize_module(model, init_device_mesh(here(), (4,)), plan)
         steps = batches(6, 3)
         train(model, sgd(model), steps).must_be(train(alone, sgd(alone), steps))
         assert isinstance(model[0].weight, DTensor)
@@ -134,7 +134,7 @@ def columns_and_rows(case: Case) -> None:
 @program(ranks=4)
 def transformer(case: Case) -> None:
     """With sequence parallelism, and a loss that never sees whole logits."""
-    model = in_parallel(Transformer(), init_device_mesh("cpu", (4,)))
+    model = in_parallel(Transformer(), init_device_mesh(here(), (4,)))
     with loss_parallel():
         history = train(model, adam(model), tokens(3), loss=cross_entropy)
     history.must_be(oracle(3))
@@ -143,7 +143,7 @@ def transformer(case: Case) -> None:
 @program(ranks=8)
 def transformer_and_fsdp(case: Case) -> None:
     """Two dimensions: FSDP2 over two, tensor parallelism over four."""
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(here(), (2, 4), mesh_dim_names=("data", "tensor"))
     model = in_parallel(Transformer(), mesh["tensor"])
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"])
@@ -155,7 +155,7 @@ def transformer_and_fsdp(case: Case) -> None:
 
 
 def heads_of(length: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(6)
+    generator = torch.Generator(here()).manual_seed(6)
     return [torch.randn(2, HEADS, length, 8, generator=generator) for _ in range(3)]
 
 
@@ -163,7 +163,7 @@ def heads_of(length: int) -> list[torch.Tensor]:
 def context_parallel_is_not_for_the_cpu(case: Case) -> None:
     """torch splits and joins the sequence on the CPU, too, but knows ring attention for the attention kernels
     of accelerators alone: on any backend, the one of the CPU is not among those that it dispatches."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(here(), (4,))
     whole = heads_of(16)
     mine = [tensor.clone() for tensor in whole]
     with context_parallel(mesh, buffers=mine, buffer_seq_dims=[2, 2, 2]):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .case import here
 from .compare import ROUNDING, all_same, same, whole
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -56,7 +57,7 @@ def batches(
     dtype: torch.dtype = torch.float64,
 ) -> list[Batch]:
     """Whole batches, the same ones on every rank."""
-    generator = torch.Generator().manual_seed(11)
+    generator = torch.Generator(here()).manual_seed(11)
     return [
         (
             torch.randn(size, width_in, generator=generator, dtype=dtype),

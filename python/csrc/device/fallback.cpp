@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "batch_norm.h"
 #include "call.h"
 #include "kernels.h"
 #include "schema.h"
@@ -85,6 +86,7 @@ void install_operations() {
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
                                          __LINE__);
   register_kernels(*aten);
+  register_batch_norm(*aten);
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto add = [&](const c10::OperatorName& name) {
     const auto op = dispatcher.findOp(name);

@@ -100,8 +100,13 @@ c10::Stream exchange(c10::Stream stream) {
 void add(c10::Stream stream, std::shared_ptr<Pending> pending) {
   auto& state = state_of(stream);
   const std::lock_guard<std::mutex> lock(state.mutex);
+  // Of a stream that nothing else ever runs on, nobody takes what is over; failures are kept until they are told.
+  const auto is_over = [](const auto& one) { return one->is_done() && !one->has_failed(); };
+  const auto before = state.begun.size();
+  state.begun.erase(std::remove_if(state.begun.begin(), state.begun.end(), is_over), state.begun.end());
   state.begun.push_back(std::move(pending));
-  begun_somewhere.fetch_add(1, std::memory_order_relaxed);
+  // One more, less those that went; unsigned numbers wrap.
+  begun_somewhere.fetch_add(state.begun.size() - before, std::memory_order_relaxed);
 }
 
 void settle() {
@@ -120,6 +125,9 @@ bool is_idle(c10::Stream stream) {
 void synchronize(c10::Stream stream) { wait_each(taken(state_of(stream))); }
 
 void synchronize_all() {
+  if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
+    return;
+  }
   for (auto& device : *devices) {
     for (auto& state : device.streams) {
       wait_each(taken(state));
@@ -143,7 +151,7 @@ void wait_for(c10::Stream stream, void* event) {
     return;
   }
   for (const auto& pending : static_cast<Event*>(event)->begun) {
-    if (!pending->is_done()) {
+    if (!pending->is_done() || pending->has_failed()) {
       add(stream, pending);
     }
   }

@@ -13,6 +13,7 @@ class Pending {
  public:
   virtual ~Pending() = default;
   virtual bool is_done() const = 0;
+  virtual bool has_failed() const = 0;  // only once it is done
   virtual void wait() = 0;  // throws when it failed
 };
 

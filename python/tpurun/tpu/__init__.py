@@ -7,12 +7,16 @@ Operations are those of the CPU, on the same bytes.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch._utils import _get_device_index
 
 from tpurun import _C as _native
+from tpurun.tpu import _eager
+from tpurun.tpu._eager import EagerMode, set_eager_mode
 from tpurun.tpu._memory import (
     empty_cache,
     get_memory_info,
@@ -50,6 +54,7 @@ from tpurun.tpu._streams import (
 
 __all__ = [
     "DeviceProperties",
+    "EagerMode",
     "Event",
     "Stream",
     "StreamContext",
@@ -87,6 +92,7 @@ __all__ = [
     "seed",
     "seed_all",
     "set_device",
+    "set_eager_mode",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
@@ -213,3 +219,18 @@ def _known(given: Any) -> int:
 
 def _index(given: Any) -> int:
     return _get_device_index(given, optional=True, allow_cpu=False)
+
+
+class _Tpu(ModuleType):
+    @property
+    def eager_mode(self) -> EagerMode:
+        """The mode that counts in this thread; set, it is that of the process."""
+        return EagerMode(_native.eager_mode())
+
+    @eager_mode.setter
+    def eager_mode(self, mode: EagerMode | str) -> None:
+        _native.set_process_mode(int(_eager.known(mode)))
+
+
+sys.modules[__name__].__class__ = _Tpu
+_eager.begin()

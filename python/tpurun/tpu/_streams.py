@@ -31,10 +31,14 @@ class Event(metaclass=_EventType):
     """A mark in a stream, to wait for or to measure by: a ``torch.Event``, which can not be derived from."""
 
     def __new__(
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Any = None
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        device: Any = None,
     ) -> torch.Event:
         if interprocess:
-            raise NotImplementedError("tpurun: expected an event of one process; interprocess events do not exist")
+            raise NotImplementedError("tpurun: expected interprocess=False; events are of one process")
         return torch.Event(_device(device), enable_timing=enable_timing, blocking=blocking)
 
 
@@ -56,7 +60,9 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def _as_ours(stream: torch.Stream) -> Stream:
-    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+    return Stream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
 
 
 class StreamContext:

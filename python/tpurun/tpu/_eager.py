@@ -1,0 +1,72 @@
+"""Eager modes: what waits for an operation whose result is not there yet.
+
+Operations run one after the other on the thread that calls them. Collectives may go on meanwhile: in
+``DEFER_NEVER`` (Strict, the default) what needs their result waits for it; in
+``DEFER_NEVER_AND_LAUNCH_BLOCKING`` (Debug) ``Work.wait()`` does, so that an error is raised where it was
+waited for. ``TORCH_TPU_LAUNCH_BLOCKING=1`` begins in Debug.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from types import TracebackType
+
+import torch
+
+from tpurun import _C as _native
+
+_TRUE = ("1", "true", "on", "yes")
+
+
+class EagerMode(enum.IntEnum):
+    """The modes, under TorchTPU's names."""
+
+    DEFER_NEVER = 0
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = 1
+    DEFER_AND_FUSE = 2
+
+
+def known(mode: object) -> EagerMode:
+    """The mode of that value or name; ValueError when there is none, NotImplementedError when not yet."""
+    try:
+        found = EagerMode[mode] if isinstance(mode, str) else EagerMode(mode)
+    except (KeyError, ValueError):
+        names = ", ".join(one.name for one in EagerMode)
+        raise ValueError(f"tpurun: expected an eager mode ({names}), got {mode!r}") from None
+    if found is EagerMode.DEFER_AND_FUSE:
+        raise NotImplementedError(
+            "tpurun: DEFER_AND_FUSE does not exist here yet; use DEFER_NEVER, which computes the same"
+        )
+    return found
+
+
+class set_eager_mode:
+    """Chooses the mode of this thread for a block; the innermost counts. Refused within ``torch.compile``."""
+
+    def __init__(self, mode: EagerMode | str) -> None:
+        self.mode = known(mode)
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "tpurun: expected set_eager_mode outside of torch.compile; compiled code has no mode"
+            )
+        _native.push_thread_mode(int(self.mode))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _native.pop_thread_mode()
+
+
+def begin() -> None:
+    """Set what the environment says."""
+
+    def is_on(name: str) -> bool:
+        return any(os.environ.get(prefix + name, "").lower() in _TRUE for prefix in ("TORCH_TPU_", "TPU_"))
+
+    if is_on("DEFER_AND_FUSE"):
+        known(EagerMode.DEFER_AND_FUSE)
+    if is_on("LAUNCH_BLOCKING"):
+        _native.set_process_mode(int(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING))
