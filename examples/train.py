@@ -31,7 +31,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "tpu"], default="auto")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "tpu"], default="auto", help="default: tpu if there"
+    )
     parser.add_argument("--backend", help="default: tpu_dist where it is installed, else gloo")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
@@ -269,9 +271,11 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 def main() -> None:
     args = parse_args()
-    has_tpu = hasattr(torch, "tpu") and torch.tpu.is_available()
-    device = torch.device(args.device if args.device != "auto" else "tpu" if has_tpu else "cpu")
     backend = args.backend or ("tpu_dist" if dist.is_backend_available("tpu_dist") else "gloo")
+    if args.device == "auto":
+        has_tpu = backend != "gloo" and hasattr(torch, "tpu") and torch.tpu.is_available()
+        args.device = "tpu" if has_tpu else "cpu"
+    device = torch.device(args.device)
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:  # started without a launcher: a world of one
