@@ -53,6 +53,10 @@ demo: $(INSTALLED) ## train a small GPT on 64 ranks
 bench: $(INSTALLED) ## time the collectives against Gloo
 	@tpurun bench --against gloo $(ARGS)
 
+.PHONY: overhead
+overhead: $(INSTALLED) ## what device tpu costs beside CPU tensors; writes docs/overhead.md
+	@$(PY) tests/overhead.py --out docs/overhead.md $(ARGS)
+
 .PHONY: fault-matrix
 fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks; writes docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)

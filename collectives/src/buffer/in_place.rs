@@ -109,3 +109,86 @@ impl Spans {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BYTES: u64 = 1 << 16;
+
+    fn arena() -> &'static (Arena, PeerArena) {
+        static ARENA: OnceLock<(Arena, PeerArena)> = OnceLock::new();
+        ARENA.get_or_init(|| {
+            let arena = Arena::create(BYTES).expect("memfds work here");
+            let peer = PeerArena::open(&arena.export()).expect("our own is there");
+            (arena, peer)
+        })
+    }
+
+    fn spans(places: &[(usize, usize)]) -> Spans {
+        let arena = &arena().0;
+        let pieces = places.iter().map(|(at, bytes)| (arena.pointer(*at as u64, *bytes as u64), *bytes));
+        // SAFETY: the arena lives as long as the process; these spans are only compared.
+        unsafe { Spans::new(pieces, 1) }
+    }
+
+    /// Near what there is, and anything.
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![0..BYTES, Just(BYTES), BYTES - 9..BYTES + 9, any::<u64>(), u64::MAX - 9..=u64::MAX]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 8 } else { 512 }, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn what_a_peer_says_is_in_its_arena_or_refused(
+            places in prop::collection::vec((number(), number()), 0..5),
+            per_chunk in 0usize..4,
+        ) {
+            let peer = &arena().1;
+            let fits = |(at, bytes): &(u64, u64)| at.checked_add(*bytes).is_some_and(|end| end <= BYTES);
+            let chunks = if per_chunk == 0 { places.is_empty() } else { places.len() % per_chunk == 0 };
+            let found = Spans::of_peer(peer, &places, per_chunk);
+            prop_assert_eq!(found.is_some(), chunks && places.iter().all(fits));
+            if let Some(found) = found {
+                prop_assert_eq!(found.total() as u64, places.iter().map(|(_, bytes)| bytes).sum::<u64>());
+                let mut all = vec![0; found.total()];
+                found.read(0, &mut all);
+            }
+        }
+
+        #[test]
+        fn overlaps_are_found(
+            outputs in prop::collection::vec((0usize..60, 0usize..9), 0..5),
+            inputs in prop::collection::vec((0usize..60, 0usize..9), 0..5),
+        ) {
+            let bytes = |places: &[(usize, usize)]| -> Vec<bool> {
+                (0..80).map(|at| places.iter().any(|(from, len)| (*from..from + len).contains(&at))).collect()
+            };
+            let expected = bytes(&outputs).iter().zip(bytes(&inputs)).any(|(written, read)| *written && read);
+            prop_assert_eq!(spans(&outputs).overlaps(&spans(&inputs)), expected);
+        }
+
+        #[test]
+        fn places_and_pieces_are_each_others_inverse(
+            places in prop::collection::vec((0usize..60_000, 1usize..900), 1..5),
+        ) {
+            let (arena, peer) = arena();
+            let found = spans(&places).places(arena).expect("all are there");
+            let expected: Vec<(u64, u64)> = places.iter().map(|(at, bytes)| (*at as u64, *bytes as u64)).collect();
+            prop_assert_eq!(&found, &expected);
+            let of_peer = Spans::of_peer(peer, &found, 1).expect("all are there");
+            prop_assert_eq!(of_peer.piece_bytes().collect::<Vec<_>>(), spans(&places).piece_bytes().collect::<Vec<_>>());
+            let elsewhere = [0u8; 8];
+            // SAFETY: it is only looked for.
+            let elsewhere = unsafe { Spans::new([(elsewhere.as_ptr().cast_mut(), 8)], 1) };
+            prop_assert!(elsewhere.places(arena).is_none());
+        }
+    }
+}
