@@ -62,9 +62,10 @@ fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 rank
 	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)
 
 LAUNCHER := tpurun
+DEVICE := cpu
 .PHONY: programs
-programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn)
-	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) $(ARGS)
+programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn DEVICE=cpu|tpu)
+	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) --device $(DEVICE) $(ARGS)
 
 SEED := 0
 PROGRAMS := 300

@@ -6,6 +6,7 @@ from programs.case import FAMILIES
 from programs.start import LAUNCHERS, Verdict, all_programs, run
 
 PROGRAMS = {program.name: program for program in all_programs()}
+ON_TPU = {program.name: program for program in all_programs(device="tpu")}
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +18,18 @@ def verdicts() -> dict[str, Verdict]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_computes_what_one_process_computes(verdicts: dict[str, Verdict], name: str):
     problems = verdicts[name].problems
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="module")
+def verdicts_on_tpu() -> dict[str, Verdict]:
+    found = run([*ON_TPU.values()], device="tpu")
+    return {verdict.program.name: verdict for verdict in found}
+
+
+@pytest.mark.parametrize("name", ON_TPU)
+def test_it_does_on_device_tpu(verdicts_on_tpu: dict[str, Verdict], name: str):
+    problems = verdicts_on_tpu[name].problems
     assert not problems, "\n".join(problems)
 
 

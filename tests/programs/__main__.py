@@ -12,7 +12,9 @@ from .start import LAUNCHERS, all_programs, run
 
 def main() -> int:
     options = parse()
-    chosen = [one for one in all_programs(options.families) if fnmatch(one.name, options.only)]
+    chosen = [
+        one for one in all_programs(options.families, options.device) if fnmatch(one.name, options.only)
+    ]
     if not chosen:
         sys.exit(f"expected a pattern that a program fits, given {options.only}")
     verdicts = run(chosen, launcher=options.launcher, backend=options.backend, device=options.device)

@@ -65,9 +65,13 @@ class Program:
     """The family and the function, `ddp/plain`."""
     ranks: int
     run: Callable[[Case], None]
+    devices: tuple[str, ...]
+    """Those that it can run on."""
 
 
-def program(ranks: int, *, makes_worlds: bool = False) -> Callable[[Callable[[Case], None]], Program]:
+def program(
+    ranks: int, *, makes_worlds: bool = False, devices: tuple[str, ...] = ("cpu", "tpu")
+) -> Callable[[Callable[[Case], None]], Program]:
     """Makes a program of a function that runs on every rank of a world of `ranks`, or that makes its own
     worlds, none larger than that."""
 
@@ -78,7 +82,7 @@ def program(ranks: int, *, makes_worlds: bool = False) -> Callable[[Callable[[Ca
                     body(case)
 
         name = f"{body.__module__.rpartition('.')[2]}/{body.__name__}"
-        return Program(name, ranks, body if makes_worlds else in_one_world)
+        return Program(name, ranks, body if makes_worlds else in_one_world, devices)
 
     return make
 

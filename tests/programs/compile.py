@@ -55,7 +55,7 @@ def compiling() -> Iterator[None]:
     assert graphs > 0, "nothing was compiled"
 
 
-@program(ranks=2)
+@program(ranks=2, devices=("cpu",))
 def ddp(case: Case) -> None:
     """Dynamo cuts the graph where DDP's buckets end."""
     alone = Model()
@@ -67,7 +67,7 @@ def ddp(case: Case) -> None:
         train(wrapped, sgd(own), mine, named=own).must_be(wanted, TOLERANCE)
 
 
-@program(ranks=2)
+@program(ranks=2, devices=("cpu",))
 def fsdp2(case: Case) -> None:
     """Each block is compiled; its parameters are gathered in front of it."""
     alone = Model()
@@ -83,7 +83,7 @@ def fsdp2(case: Case) -> None:
         train(own, sgd(own), mine).must_be(wanted, TOLERANCE)
 
 
-@program(ranks=2)
+@program(ranks=2, devices=("cpu",))
 def functional_collectives(case: Case) -> None:
     """They are part of the one graph, with arithmetic around them, and are called from compiled code."""
     group = dist.group.WORLD

@@ -29,8 +29,10 @@ class Verdict:
     seconds: float
 
 
-def all_programs(families: Iterable[str] = FAMILIES) -> list[Program]:
-    return [program for family in families for program in programs_of(family)]
+def all_programs(families: Iterable[str] = FAMILIES, device: str = "cpu") -> list[Program]:
+    """Those that can run there."""
+    found = [program for family in families for program in programs_of(family)]
+    return [program for program in found if device in program.devices]
 
 
 def run(

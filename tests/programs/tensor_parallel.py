@@ -159,7 +159,7 @@ def heads_of(length: int) -> list[torch.Tensor]:
     return [torch.randn(2, HEADS, length, 8, generator=generator) for _ in range(3)]
 
 
-@program(ranks=4)
+@program(ranks=4, devices=("cpu",))
 def context_parallel_is_not_for_the_cpu(case: Case) -> None:
     """torch splits and joins the sequence on the CPU, too, but knows ring attention for the attention kernels
     of accelerators alone: on any backend, the one of the CPU is not among those that it dispatches."""
