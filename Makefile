@@ -74,9 +74,14 @@ differential: $(INSTALLED) ## PROGRAMS=300 random programs of collectives agains
 	@$(PY) -m tests.differential --seed $(SEED) --programs $(PROGRAMS) $(ARGS)
 
 # Others than the night before; what fails says how to repeat it.
+.PHONY: op-programs
+op-programs: $(INSTALLED) ## PROGRAMS=300 random programs of operations on device tpu against the CPU, from SEED=0 on
+	@cd tests && TPURUN_DEVICE=1 $(PY) -m op_programs --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
+
 .PHONY: nightly
 nightly: ## what takes too long for every change: 10,000 random programs, other ones every day
 	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
+	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 
 # ARGS come last, so that they may choose other suites and start methods.
 .PHONY: conformance

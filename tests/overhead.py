@@ -109,9 +109,8 @@ class Timed:
         return [ours / cpu for ours, cpu in pairs]
 
     def row(self) -> str:
-        cells = [self.case.name]
-        for variant in VARIANTS:
-            cells.append(f"{statistics.median(self.seconds[variant]) * 1e6:,.2f}")
+        medians = (statistics.median(self.seconds[variant]) for variant in VARIANTS)
+        cells = [self.case.name, *(f"{seconds * 1e6:,.2f}" for seconds in medians)]
         for variant in [*VARIANTS][1:]:
             low, middle, high = statistics.quantiles(self.ratios(variant), n=4)
             cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
