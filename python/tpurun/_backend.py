@@ -46,6 +46,8 @@ def serve_device() -> None:
     if dist.is_available():
         register()
         _offer(["cpu", "tpu"])
+        # A program of the device has few CPU tensors to send: not worth a second set of connections.
+        dist.Backend.default_device_backend_map["cpu"] = NAMES[0]
 
 
 def _offer(devices: list[str]) -> None:
@@ -77,11 +79,12 @@ def _native_world() -> Any:
 
     if _native is None or not dist.is_initialized():
         return None
-    try:
-        world = dist.group.WORLD._get_backend(torch.device("cpu"))
-    except RuntimeError:  # a world without CPU tensors
-        return None
-    return world if isinstance(world, _native.ProcessGroup) else None
+    backends = dist.group.WORLD._device_types
+    for kind in sorted(backends, key=lambda device: device.type):
+        world = dist.group.WORLD._get_backend(torch.device(kind.type))
+        if isinstance(world, _native.ProcessGroup):
+            return world
+    return None
 
 
 def create(options: Any, pg_options: Any) -> Backend:
