@@ -142,6 +142,11 @@ c10::intrusive_ptr<c10::ivalue::Future> InFlight::future() {
   return future;
 }
 
+bool InFlight::has_future() {
+  const std::lock_guard lock(mutex_);
+  return future_ != nullptr;
+}
+
 void InFlight::release() {
   if (shares_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     delete this;

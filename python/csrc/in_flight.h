@@ -43,6 +43,7 @@ class InFlight {
   int source();
 
   c10::intrusive_ptr<c10::ivalue::Future> future();
+  bool has_future();
 
   // Who waits for the operation comes first, `done` a moment later: these close the gap for those who look.
   void await_record();

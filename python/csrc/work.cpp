@@ -107,7 +107,10 @@ std::exception_ptr PendingWork::exception() const {
 
 bool PendingWork::wait(std::chrono::milliseconds timeout) {
   const auto device = in_flight_->operation().device();
-  if (device && timeout == kNoTimeout && device::eager_mode() == device::EagerMode::kStrict) {
+  const bool is_strict = device::eager_mode() == device::EagerMode::kStrict;
+  // Who has the future expects its value to be there after a wait.
+  if (device && timeout == kNoTimeout && is_strict && !in_flight_->has_future()) {
+    is_waited_for_ = true;
     using Self = c10::intrusive_ptr<PendingWork>;
     device::streams::add(device::streams::current(*device), std::make_shared<Ticket>(Self::reclaim_copy(this)));
   } else {
@@ -134,6 +137,9 @@ void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
+  if (is_waited_for_) {
+    wait_on_host(kNoTimeout);
+  }
   if (tpurun_work_is_done(handle_) != 0) {
     in_flight_->await_record();
   }

@@ -1,6 +1,7 @@
 // The handles that torch gets for posted operations.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -63,6 +64,7 @@ class PendingWork final : public c10d::Work {
  private:
   InFlight* in_flight_;
   TpurunWork* handle_ = nullptr;
+  std::atomic<bool> is_waited_for_{false};  // by a stream
   std::chrono::milliseconds timeout_;
   std::shared_ptr<const AbortHooks> hooks_;
 };

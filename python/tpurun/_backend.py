@@ -46,8 +46,6 @@ def serve_device() -> None:
     if dist.is_available():
         register()
         _offer(["cpu", "tpu"])
-        # A program of the device has few CPU tensors to send: not worth a second set of connections.
-        dist.Backend.default_device_backend_map["cpu"] = NAMES[0]
 
 
 def _offer(devices: list[str]) -> None:

@@ -43,7 +43,8 @@ class Pair:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # A copy, because tensors of one element may have any stride.
+    flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
     if flat.is_floating_point() or flat.is_complex():
         parts = torch.view_as_real(flat) if flat.is_complex() else flat
         # One NaN is as good as another.

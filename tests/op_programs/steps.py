@@ -58,7 +58,7 @@ IN_PLACE_UNARY = (
     "square_",
     "t_",
 )
-IN_PLACE_BINARY = ("add_", "sub_", "mul_", "div_", "copy_", "eq_", "maximum_", "fmod_", "pow_", "logical_or_")
+IN_PLACE_BINARY = ("add_", "sub_", "mul_", "div_", "copy_", "eq_", "atan2_", "fmod_", "pow_", "logical_or_")
 
 
 def dimension(random: Random, tensor: Tensor) -> int:

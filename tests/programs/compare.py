@@ -18,8 +18,18 @@ def same(what: str, ours: object, wanted: object, tolerance: float = 0.0) -> Non
     """Raises unless both are the same, by default to the bit; `tolerance` is absolute below 1, relative
     above."""
     torch.testing.assert_close(
-        ours, wanted, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{what}: {text}"
+        on_cpu(ours),
+        on_cpu(wanted),
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+        msg=lambda text: f"{what}: {text}",
     )
+
+
+def on_cpu(value: object) -> object:
+    """What is compared may be on a device, or on the host for want of room there."""
+    return value.cpu() if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) else value
 
 
 def all_same(what: str, ours: Mapping[str, object], wanted: Mapping[str, object], tolerance: float) -> None:

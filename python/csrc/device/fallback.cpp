@@ -87,6 +87,12 @@ void install_operations() {
                                          __LINE__);
   register_kernels(*aten);
   register_batch_norm(*aten);
+  // Copies read conjugated and negated tensors as they are. What torch does instead, for others, is a copy again.
+  for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
+    auto* reading = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    reading->impl("_copy_from", torch::CppFunction::makeFallthrough());
+    reading->impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());
+  }
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto add = [&](const c10::OperatorName& name) {
     const auto op = dispatcher.findOp(name);
