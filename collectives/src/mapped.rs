@@ -75,7 +75,10 @@ impl Mapping {
         parity: usize,
     ) -> Option<Mapped> {
         let own = arena?;
-        if cfg!(tpurun_unmatched) || segment.size() == 1 || op.inputs.total().max(op.outputs.total()) < MIN_BYTES {
+        if cfg!(tpurun_unmatched)
+            || segment.size() == 1
+            || op.inputs.total().max(op.outputs.total()) < MIN_BYTES
+        {
             return None;
         }
         let (inputs, outputs) = (op.inputs.places(own)?, op.outputs.places(own)?);
@@ -84,7 +87,8 @@ impl Mapping {
         }
         let Self::Ready(arenas) = self else { return None };
         let words = HEAD + 2 * (inputs.len() + outputs.len());
-        let fits = words * 8 <= segment.layout().window_bytes() && inputs.len().max(outputs.len()) <= MAX_PIECES;
+        let fits =
+            words * 8 <= segment.layout().window_bytes() && inputs.len().max(outputs.len()) <= MAX_PIECES;
         if !fits || is_hazardous(op, segment.rank() as usize) {
             return None;
         }
@@ -306,7 +310,9 @@ fn tasks(op: &Op, ranks: usize, tensors: &[Tensors]) -> Result<(Vec<Task>, usize
         }
         OpKind::Scatter => parts.extend(all().map(|to| (vec![input(root, to)], vec![output(to, 0)]))),
         OpKind::AllToAll => {
-            parts.extend(all().flat_map(|of| all().map(move |to| (vec![input(of, to)], vec![output(to, of)]))));
+            parts.extend(
+                all().flat_map(|of| all().map(move |to| (vec![input(of, to)], vec![output(to, of)]))),
+            );
         }
         OpKind::Barrier | OpKind::Send | OpKind::Recv => {}
     }

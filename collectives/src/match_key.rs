@@ -363,7 +363,15 @@ mod tests {
             let rounds = rank as u32 + 1;
             slot.write(
                 &op,
-                &Planned { seq: 7, epoch, rounds, mapped: false, algorithm: None, print: 0, matching: Matching::Strict },
+                &Planned {
+                    seq: 7,
+                    epoch,
+                    rounds,
+                    mapped: false,
+                    algorithm: None,
+                    print: 0,
+                    matching: Matching::Strict,
+                },
             );
             assert_eq!(slot.rounds(), rounds);
         }

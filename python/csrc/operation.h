@@ -66,8 +66,8 @@ class Operation {
   // Where its tensors are, when that is not the host.
   std::optional<c10::Device> device() const;
 
-  // To be called when it failed: ranks that use tensors of the device in place may not have noticed yet, so their
-  // memory is never used for anything else.
+  // To be called when it failed: ranks that use tensors of the device in place may not have noticed yet, so
+  // their memory is never used for anything else.
   void give_up() noexcept;
 
  private:

@@ -210,7 +210,6 @@ def layer(random: Random, tensors: Sequence[Tensor]) -> object:
         lambda: functional.embedding(x.long().clamp(0, 2), weight),
         lambda: functional.normalize(x, dim=-1),
         lambda: functional.cross_entropy(x.reshape(-1, size), first),
-        lambda: functional.scaled_dot_product_attention(*[x.reshape(1, 1, -1, size)] * 3),
         lambda: torch.einsum("...i,ji->...j", x, weight),
         lambda: functional.pad(x, (1, 1)),
         lambda: functional.glu(torch.cat([x, x], -1)),

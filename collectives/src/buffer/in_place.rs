@@ -26,7 +26,8 @@ impl Spans {
             .map(|(offset, bytes)| Some((arena.pointer(*offset, *bytes)?, usize::try_from(*bytes).ok()?)))
             .collect();
         let total = places.iter().try_fold(0u64, |total, (_, bytes)| total.checked_add(*bytes));
-        let are_chunks = if per_chunk == 0 { places.is_empty() } else { places.len().is_multiple_of(per_chunk) };
+        let are_chunks =
+            if per_chunk == 0 { places.is_empty() } else { places.len().is_multiple_of(per_chunk) };
         if !are_chunks || total.is_none_or(|total| usize::try_from(total).is_err()) {
             return None;
         }
@@ -39,7 +40,8 @@ impl Spans {
     pub(crate) fn overlaps(&self, inputs: &Self) -> bool {
         let ranges = |spans: &Self, is_input: bool| {
             let pieces = spans.own().iter().filter(|piece| piece.bytes > 0);
-            let range = move |piece: &super::Piece| (piece.data.addr(), piece.data.addr() + piece.bytes, is_input);
+            let range =
+                move |piece: &super::Piece| (piece.data.addr(), piece.data.addr() + piece.bytes, is_input);
             pieces.map(range).collect::<Vec<_>>()
         };
         let mut ranges = [ranges(self, false), ranges(inputs, true)].concat();
@@ -56,7 +58,8 @@ impl Spans {
 
     /// Whether both are the same pieces of memory.
     pub(crate) fn is_same_memory(&self, other: &Self) -> bool {
-        let places = |spans: &Self| spans.own().iter().map(|piece| (piece.data, piece.bytes)).collect::<Vec<_>>();
+        let places =
+            |spans: &Self| spans.own().iter().map(|piece| (piece.data, piece.bytes)).collect::<Vec<_>>();
         places(self) == places(other)
     }
 

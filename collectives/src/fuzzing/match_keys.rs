@@ -27,7 +27,15 @@ fn run(bytes: &[u8]) {
     for slot in &slots {
         slot.write(
             &op,
-            &Planned { seq: 3, epoch: 0, rounds: 1, mapped: false, algorithm: None, print: 7, matching: Matching::Strict },
+            &Planned {
+                seq: 3,
+                epoch: 0,
+                rounds: 1,
+                mapped: false,
+                algorithm: None,
+                print: 7,
+                matching: Matching::Strict,
+            },
         );
     }
     // Some words of some slots and counts become something else.

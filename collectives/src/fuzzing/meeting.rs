@@ -49,7 +49,15 @@ fn run(bytes: &[u8]) {
         let slot = Slot::new(segment.region(), segment.layout().slot(rank, 0));
         slot.write(
             &op,
-            &Planned { seq: 0, epoch: 0, rounds: 1, mapped: false, algorithm, print, matching: Matching::Normal },
+            &Planned {
+                seq: 0,
+                epoch: 0,
+                rounds: 1,
+                mapped: false,
+                algorithm,
+                print,
+                matching: Matching::Normal,
+            },
         );
         let _ = segment.meeting().arrive(ranks);
     }

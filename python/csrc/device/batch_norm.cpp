@@ -89,7 +89,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> reduce(const Tensor& grad, const Tens
 
 // Ioffe & Szegedy, "Batch Normalization" (2015), section 3, with the sums of all ranks.
 Tensor gradient(const Tensor& grad, const Tensor& input, const Tensor& mean, const Tensor& invstd,
-                const MaybeTensor& weight, const Tensor& sum, const Tensor& sum_centred, const Tensor& counts) {
+                const MaybeTensor& weight, const Tensor& sum, const Tensor& sum_centred,
+                const Tensor& counts) {
   const Tensor total = counts.sum().to(sum.scalar_type());
   const Tensor centred = wide(input) - per_channel(mean, input);
   const Tensor slope = sum_centred / total * invstd.pow(2);

@@ -122,8 +122,9 @@ at::Tensor Call::stand_in(const at::Tensor& tensor, bool is_written, bool may_be
 }
 
 void Call::refuse_unless(bool allowed, const at::Tensor& stranger) const {
-  TORCH_CHECK(allowed, op_.operator_name(), ": expected all tensors to be on the same device, but found at least two devices, ",
-              device(), " and ", stranger.device(), "; move it with .to(\"tpu\")");
+  TORCH_CHECK(allowed, op_.operator_name(),
+              ": expected all tensors to be on the same device, but found at least two devices, ", device(),
+              " and ", stranger.device(), "; move it with .to(\"tpu\")");
 }
 
 void Call::take_back() {

@@ -60,15 +60,19 @@ py::dict memory_counts() {
 void bind(py::module_& module) {
   module.def("claim_device", &claim, py::arg("devices"), py::arg("memory_bytes"),
              "Give this process device tpu: so many names of one memory of so many bytes at most. Once.");
-  module.def("eager_mode", [] { return static_cast<int32_t>(eager_mode()); }, "Of this thread: 0 Strict, 1 Debug.");
-  module.def("set_process_mode", [](int32_t mode) { set_process_mode(known_mode(mode)); }, "For all threads.");
-  module.def("push_thread_mode", [](int32_t mode) { push_thread_mode(known_mode(mode)); }, "For this thread.");
+  module.def(
+      "eager_mode", [] { return static_cast<int32_t>(eager_mode()); }, "Of this thread: 0 Strict, 1 Debug.");
+  module.def(
+      "set_process_mode", [](int32_t mode) { set_process_mode(known_mode(mode)); }, "For all threads.");
+  module.def(
+      "push_thread_mode", [](int32_t mode) { push_thread_mode(known_mode(mode)); }, "For this thread.");
   module.def("pop_thread_mode", &pop_thread_mode, "Back to what it was before the last push.");
   module.def("settle_device", &streams::synchronize_all, "Wait for everything that any stream has begun.");
   module.def("device_count", &device_count, "How many devices a program may name.");
   module.def("device_is_forked", &is_forked, "Whether this is the fork of a process that had the device.");
   module.def("device_memory", &memory_counts, "Bytes of device memory: the limit, what is held, the peaks.");
-  module.def("device_memory_report", &memory_report, "What is held and by which lines of the program, as JSON.");
+  module.def("device_memory_report", &memory_report,
+             "What is held and by which lines of the program, as JSON.");
 }
 
 }  // namespace tpurun::device

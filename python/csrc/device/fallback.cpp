@@ -63,9 +63,10 @@ Schemas& schemas() {
 }
 
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.operator_name(),
-                              ": expected an operation with a kernel for the CPU, which device tpu then has, too; "
-                              "this one has none");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), op.operator_name(),
+      ": expected an operation with a kernel for the CPU, which device tpu then has, too; "
+      "this one has none");
   Call(op, schemas().of(op), *stack).run();
 }
 
@@ -76,18 +77,19 @@ void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*
 // Kernels that are no kernels of the CPU's own, but have to run as a whole: what they are made of would take
 // another path for an accelerator, with other bits or none.
 constexpr std::string_view kWhole[] = {
-    "aten::convolution", "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
-    "aten::_convolution", "aten::convolution_backward", "aten::conj_physical_", "aten::native_dropout",
-    "aten::native_layer_norm", "aten::native_group_norm"};
+    "aten::convolution",    "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+    "aten::_convolution",   "aten::convolution_backward",     "aten::conj_physical_",
+    "aten::native_dropout", "aten::native_layer_norm",        "aten::native_group_norm"};
 
 }  // namespace
 
 void install_operations() {
-  static auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
-                                         __LINE__);
+  static auto* aten =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   register_kernels(*aten);
   register_batch_norm(*aten);
-  // Copies read conjugated and negated tensors as they are. What torch does instead, for others, is a copy again.
+  // Copies read conjugated and negated tensors as they are. What torch does instead, for others, is a copy
+  // again.
   for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
     auto* reading = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     reading->impl("_copy_from", torch::CppFunction::makeFallthrough());
@@ -100,7 +102,8 @@ void install_operations() {
       return;
     }
     auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<OnCpu>(op->schema()));
-    const std::string overload = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    const std::string overload =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     aten->impl(overload.c_str(), torch::CppFunction::makeFromBoxedKernel(std::move(kernel)));
   };
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
@@ -111,11 +114,11 @@ void install_operations() {
   for (const auto whole : kWhole) {
     add({std::string(whole), ""});
   }
-  static auto* others = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
-                                           __LINE__);
+  static auto* others =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   others->fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
-  static auto* quantized = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::QuantizedPrivateUse1,
-                                              __FILE__, __LINE__);
+  static auto* quantized = new torch::Library(torch::Library::IMPL, "_",
+                                              c10::DispatchKey::QuantizedPrivateUse1, __FILE__, __LINE__);
   quantized->fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>());
 }
 

@@ -29,10 +29,12 @@ using MaybeDevice = std::optional<at::Device>;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Makes the device the current one for what is allocated next.
-c10::DeviceGuard on(const MaybeDevice& asked, const MaybeLayout& layout, const std::optional<bool>& pin_memory) {
+c10::DeviceGuard on(const MaybeDevice& asked, const MaybeLayout& layout,
+                    const std::optional<bool>& pin_memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "expected a strided tensor on device tpu, got layout ", *layout);
-  TORCH_CHECK(!pin_memory.value_or(false), "only tensors on the CPU can be pinned, this one is to be on device tpu");
+  TORCH_CHECK(!pin_memory.value_or(false),
+              "only tensors on the CPU can be pinned, this one is to be on device tpu");
   const c10::Device device = asked.value_or(current_device());
   return c10::DeviceGuard(device.has_index() ? device : current_device());
 }
@@ -55,8 +57,8 @@ at::Tensor on_the_host(const at::Tensor& tensor) { return is_ours(tensor) ? as_c
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   streams::settle();
   const bool is_known = from.is_cpu() || to.is_cpu() || from.device().type() == to.device().type();
-  TORCH_CHECK_NOT_IMPLEMENTED(is_known, "expected a copy between device tpu and the CPU, got ", from.device(), " to ",
-                              to.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(is_known, "expected a copy between device tpu and the CPU, got ", from.device(),
+                              " to ", to.device());
   on_the_host(to).copy_(on_the_host(from), non_blocking);
   return to;
 }
@@ -81,7 +83,8 @@ at::Tensor& set_storage(at::Tensor& tensor, at::Storage storage) {
 // Whether `module.to("tpu")` may put the new data into the same Parameter.
 bool may_be_swapped(const at::Tensor& tensor, const at::Tensor& from) {
   const auto keys = [](const at::Tensor& of) {
-    const c10::DispatchKeySet autocast({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
+    const c10::DispatchKeySet autocast(
+        {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1});
     const auto some = of.key_set().remove_backend(c10::BackendComponent::CPUBit) - autocast;
     return some.remove_backend(c10::BackendComponent::PrivateUse1Bit);
   };

@@ -1,5 +1,5 @@
-// How eagerly operations run. In both modes an operation runs on the thread that calls it; they differ in what
-// waits for collectives: in Strict the stream that needs the result, in Debug the caller.
+// How eagerly operations run. In both modes an operation runs on the thread that calls it; they differ in
+// what waits for collectives: in Strict the stream that needs the result, in Debug the caller.
 #pragma once
 
 #include <cstdint>

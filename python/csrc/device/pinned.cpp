@@ -46,8 +46,8 @@ class Ranges {
   template <class Change>
   void each(Change change) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto* stat : {&stats_.allocations, &stats_.active_requests, &stats_.allocated_bytes,
-                       &stats_.active_bytes}) {
+    for (auto* stat :
+         {&stats_.allocations, &stats_.active_requests, &stats_.allocated_bytes, &stats_.active_bytes}) {
       change(*stat);
     }
   }

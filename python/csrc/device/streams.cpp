@@ -100,7 +100,8 @@ c10::Stream exchange(c10::Stream stream) {
 void add(c10::Stream stream, std::shared_ptr<Pending> pending) {
   auto& state = state_of(stream);
   const std::lock_guard<std::mutex> lock(state.mutex);
-  // Of a stream that nothing else ever runs on, nobody takes what is over; failures are kept until they are told.
+  // Of a stream that nothing else ever runs on, nobody takes what is over; failures are kept until they are
+  // told.
   const auto is_over = [](const auto& one) { return one->is_done() && !one->has_failed(); };
   const auto before = state.begun.size();
   state.begun.erase(std::remove_if(state.begun.begin(), state.begun.end(), is_over), state.begun.end());
@@ -182,7 +183,8 @@ void synchronize_event(void* event) {
 }
 
 double elapsed_ms(void* from, void* to) {
-  TORCH_CHECK(from != nullptr && to != nullptr, "expected two recorded events, got one that was never recorded");
+  TORCH_CHECK(from != nullptr && to != nullptr,
+              "expected two recorded events, got one that was never recorded");
   TORCH_CHECK(is_done(from) && is_done(to), "expected two events that are over; synchronize them first");
   const auto took = static_cast<Event*>(to)->at - static_cast<Event*>(from)->at;
   return std::chrono::duration<double, std::milli>(took).count();

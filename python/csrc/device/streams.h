@@ -14,7 +14,7 @@ class Pending {
   virtual ~Pending() = default;
   virtual bool is_done() const = 0;
   virtual bool has_failed() const = 0;  // only once it is done
-  virtual void wait() = 0;  // throws when it failed
+  virtual void wait() = 0;              // throws when it failed
 };
 
 void install(c10::DeviceIndex devices);

@@ -38,17 +38,15 @@ c10::Storage twin_of(const c10::Storage& storage) {
   auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl());
   c10::DataPtr borrowed(const_cast<void*>(data.get()), owner.release(), &release_twin,
                         c10::Device(c10::DeviceType::CPU));
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                            storage.nbytes(), std::move(borrowed), nullptr,
-                                                            false));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(borrowed), nullptr, false));
 }
 
 c10::Storage storage_over(const c10::Storage& cpu, c10::Device device) {
   auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(cpu.unsafeGetStorageImpl());
   const std::size_t bytes = twin->nbytes();
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                            twin_pointer(std::move(twin), device),
-                                                            &allocator(), true));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, twin_pointer(std::move(twin), device), &allocator(), true));
 }
 
 void follow_twin(c10::StorageImpl& storage, const c10::Storage& twin) {

@@ -1,5 +1,5 @@
-// A `tpu` storage is a second owner of the bytes of a CPU storage, its twin: going from one to the other copies
-// nothing, needs no table, and each keeps the bytes alive.
+// A `tpu` storage is a second owner of the bytes of a CPU storage, its twin: going from one to the other
+// copies nothing, needs no table, and each keeps the bytes alive.
 #pragma once
 
 #include <ATen/core/Tensor.h>
