@@ -11,7 +11,6 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "batch_norm.h"
 #include "call.h"
 #include "kernels.h"
 #include "schema.h"
@@ -87,14 +86,6 @@ void install_operations() {
   static auto* aten =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   register_kernels(*aten);
-  register_batch_norm(*aten);
-  // Copies read conjugated and negated tensors as they are. What torch does instead, for others, is a copy
-  // again.
-  for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
-    auto* reading = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    reading->impl("_copy_from", torch::CppFunction::makeFallthrough());
-    reading->impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());
-  }
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto add = [&](const c10::OperatorName& name) {
     const auto op = dispatcher.findOp(name);
