@@ -2,9 +2,13 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -63,6 +67,12 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   return to;
 }
 
+// Without torch's way to `_copy_from`, which resolves conjugate views by copying them, and so on for ever.
+at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  copy_from(from, to, non_blocking);
+  return to;
+}
+
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   if (to.numel() == 0 && from.numel() != 0) {
     to.resize_(from.sizes());
@@ -92,6 +102,17 @@ bool may_be_swapped(const at::Tensor& tensor, const at::Tensor& from) {
   return dense(tensor) && dense(from) && (from.is_cpu() || is_ours(from)) && keys(tensor) == keys(from);
 }
 
+// With the bits of the CPU's, which draws from its own generator.
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+  const auto bools = input.options().dtype(at::kBool);
+  if (!train.value_or(true)) {
+    return {input.clone(), at::ones(input.sizes(), bools)};
+  }
+  const double kept = 1.0 - p;
+  const at::Tensor mask = at::empty(input.sizes(), bools).bernoulli_(kept);
+  return {input.mul(mask).mul_(kept == 0.0 ? 0.0 : 1.0 / kept), mask};
+}
+
 // What runs on other streams has what it needs: collectives hold their tensors until they end.
 void record_stream(at::Tensor& /*tensor*/, at::Stream /*stream*/) {}
 
@@ -100,6 +121,7 @@ void record_stream(at::Tensor& /*tensor*/, at::Stream /*stream*/) {}
 void register_kernels(torch::Library& aten) {
   aten.impl("empty.memory_format", &empty);
   aten.impl("empty_strided", &empty_strided);
+  aten.impl("copy_", &copy);
   aten.impl("_copy_from", &copy_from);
   aten.impl("_copy_from_and_resize", &copy_from_and_resize);
   aten.impl("_local_scalar_dense", &local_scalar);
@@ -112,8 +134,11 @@ void register_kernels(torch::Library& aten) {
   aten.impl("set_.source_Storage", &set_storage);
   aten.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
   aten.impl("set_.source_Tensor", &at::native::set_tensor_);
+  aten.impl("native_dropout", &dropout);
   aten.impl("record_stream", &record_stream);
   aten.impl("_has_compatible_shallow_copy_type", &may_be_swapped);
+  // Attention takes the way that it takes on the CPU.
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&at::native::_fused_sdp_choice_cpp);
 }
 
 }  // namespace tpurun::device
