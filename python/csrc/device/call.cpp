@@ -9,14 +9,13 @@
 #include "generator.h"
 #include "guard.h"
 #include "memory.h"
+#include "sparse.h"
 #include "streams.h"
 #include "twin.h"
 
 namespace tpurun::device {
 
 namespace {
-
-constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 
 // What draws the random numbers of one operation.
 at::Generator engine_of(const c10::IValue& given, c10::Device device) {
@@ -28,12 +27,23 @@ at::Generator engine_of(const c10::IValue& given, c10::Device device) {
 
 }  // namespace
 
+c10::DispatchKey on_cpu(c10::DispatchKeySet keys) {
+  using c10::DispatchKey;
+  if (keys.has(DispatchKey::NestedTensorPrivateUse1)) {
+    return DispatchKey::NestedTensorCPU;
+  }
+  if (keys.has(DispatchKey::SparseCsrPrivateUse1)) {
+    return DispatchKey::SparseCsrCPU;
+  }
+  return keys.has(DispatchKey::SparsePrivateUse1) ? DispatchKey::SparseCPU : DispatchKey::CPU;
+}
+
 void Call::run() {
   streams::settle();
   hand_over();
   {
     const FromArena arena;
-    op_.redispatchBoxed(kCpu, &stack_);
+    op_.redispatchBoxed(c10::DispatchKeySet(on_cpu(keys_)), &stack_);
   }
   take_back();
 }
@@ -105,7 +115,10 @@ at::Tensor Call::stand_in(const at::Tensor& tensor, bool is_written, bool may_be
   }
   if (!is_ours(tensor)) {
     // Numbers in tensors may come from the host, as on other accelerators.
-    refuse_unless(may_be_cpu || tensor.dim() == 0, tensor);
+    refuse_unless(may_be_cpu || tensor.dim() == 0 || (schema_.copies && tensor.is_cpu()), tensor);
+    if (is_written) {
+      stands_.push_back({tensor, tensor, false});
+    }
     return tensor;
   }
   for (Stand& known : stands_) {
@@ -117,8 +130,21 @@ at::Tensor Call::stand_in(const at::Tensor& tensor, bool is_written, bool may_be
   if (!device_) {
     device_ = tensor.device();
   }
-  stands_.push_back({tensor, as_cpu(tensor), is_written});
+  stands_.push_back(
+      {tensor, is_sparse(tensor) ? stand_in_sparse(tensor, is_written) : as_cpu(tensor), is_written});
+  if (schema_.derives && tensor.requires_grad()) {
+    stands_.back().cpu.unsafeGetTensorImpl()->set_requires_grad(true);
+  }
   return stands_.back().cpu;
+}
+
+// Its parts come first, so that they have followed when it does.
+at::Tensor Call::stand_in_sparse(const at::Tensor& tensor, bool is_written) {
+  Parts parts;
+  for (const at::Tensor& part : parts_of(tensor)) {
+    parts.push_back(stand_in(part, is_written, false));
+  }
+  return sparse_of(tensor, parts);
 }
 
 void Call::refuse_unless(bool allowed, const at::Tensor& stranger) const {
@@ -161,13 +187,23 @@ c10::IValue Call::result(c10::IValue value) {
 
 at::Tensor Call::result(const at::Tensor& cpu) {
   TORCH_CHECK_NOT_IMPLEMENTED(!cpu.defined() || !cpu.is_quantized(), op_.operator_name(), kNoQuantized);
-  if (!cpu.defined() || !cpu.is_cpu() || cpu.layout() != at::kStrided) {
+  if (!cpu.defined() || !cpu.is_cpu()) {
     return cpu;
   }
   for (const Stand& stand : stands_) {
     if (stand.cpu.is_same(cpu)) {
       return stand.tensor;
     }
+  }
+  if (is_sparse(cpu)) {
+    Parts parts;
+    for (const at::Tensor& part : parts_of(cpu)) {
+      parts.push_back(result(part));
+    }
+    return sparse_of(cpu, parts);
+  }
+  if (cpu.layout() != at::kStrided) {
+    return cpu;
   }
   return on_device(cpu, storage_for(cpu));
 }
@@ -176,7 +212,8 @@ at::Tensor Call::result(const at::Tensor& cpu) {
 c10::Storage Call::storage_for(const at::Tensor& cpu) {
   auto* bytes = cpu.storage().unsafeGetStorageImpl();
   for (const Stand& stand : stands_) {
-    if (stand.cpu.storage().unsafeGetStorageImpl() == bytes) {
+    if (stand.tensor.has_storage() && is_ours(stand.tensor) &&
+        stand.cpu.storage().unsafeGetStorageImpl() == bytes) {
       return stand.tensor.storage();
     }
   }
@@ -194,6 +231,18 @@ c10::Storage Call::storage_for(const at::Tensor& cpu) {
 
 // What a kernel has done to a tensor besides writing its elements: resized it, made it a view of another.
 void Call::follow(const Stand& stand) {
+  if (!is_sparse(stand.cpu)) {
+    follow_strided(stand);
+    return;
+  }
+  Parts parts;
+  for (const at::Tensor& part : parts_of(stand.cpu)) {
+    parts.push_back(result(part));
+  }
+  become(stand.tensor, stand.cpu, parts);
+}
+
+void Call::follow_strided(const Stand& stand) {
   auto& impl = *stand.tensor.unsafeGetTensorImpl();
   const auto& cpu = *stand.cpu.unsafeGetTensorImpl();
   const c10::Storage twin = twin_of(stand.tensor.storage());
@@ -201,6 +250,9 @@ void Call::follow(const Stand& stand) {
     follow_twin(*impl.storage().unsafeGetStorageImpl(), twin);
   } else {
     impl.set_storage_keep_dtype(storage_over(cpu.storage(), stand.tensor.device()));
+  }
+  if (stand.cpu.is_nested()) {
+    return;
   }
   if (impl.sizes() != cpu.sizes() || impl.strides() != cpu.strides() ||
       impl.storage_offset() != cpu.storage_offset()) {

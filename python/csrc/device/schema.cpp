@@ -40,6 +40,9 @@ Schema::Schema(const c10::FunctionSchema& schema) : results(schema.returns().siz
     arguments.push_back({kind_of(argument.real_type()), is_written});
     writes |= is_written;
   }
+  copies = schema.name() == "aten::copy_" || schema.name() == "aten::_to_copy" ||
+           schema.name() == "aten::copy_sparse_to_sparse_";
+  derives = schema.name() == "aten::_sparse_mm_reduce_impl";
 }
 
 }  // namespace tpurun::device

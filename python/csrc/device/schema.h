@@ -19,7 +19,9 @@ struct Schema {
 
   std::vector<Argument> arguments;
   std::size_t results = 0;
-  bool writes = false;  // any of its arguments
+  bool writes = false;   // any of its arguments
+  bool copies = false;   // from one device to another
+  bool derives = false;  // its kernel asks whether gradients are wanted
 };
 
 }  // namespace tpurun::device

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <ATen/NestedTensorImpl.h>
+
 #include "memory.h"
 
 namespace tpurun::device {
@@ -14,7 +16,22 @@ void release_twin(void* twin) { c10::raw::intrusive_ptr::decref(static_cast<c10:
 constexpr c10::DispatchKeySet kReading({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
                                         c10::DispatchKey::ZeroTensor});
 
+// The tensors of a nested one lie in one storage; their shapes are on the CPU for every device.
+at::Tensor nested_over(c10::Storage storage, const c10::TensorImpl& like, c10::DispatchKey backend) {
+  const auto& nested = static_cast<const at::native::NestedTensorImpl&>(like);
+  const bool on_cpu = backend == c10::DispatchKey::CPU;
+  const c10::DispatchKeySet keys(on_cpu ? c10::DispatchKey::NestedTensorCPU
+                                        : c10::DispatchKey::NestedTensorPrivateUse1);
+  return at::detail::make_tensor<at::native::NestedTensorImpl>(std::move(storage), keys, like.dtype(),
+                                                               nested.get_nested_sizes(),
+                                                               nested.get_nested_strides(),
+                                                               nested.get_storage_offsets());
+}
+
 at::Tensor over(c10::Storage storage, const c10::TensorImpl& like, c10::DispatchKey backend) {
+  if (like.key_set().has(c10::DispatchKey::NestedTensor)) {
+    return nested_over(std::move(storage), like, backend);
+  }
   const c10::DispatchKeySet keys = c10::DispatchKeySet(backend) | (like.key_set() & kReading);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
