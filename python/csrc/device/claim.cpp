@@ -14,6 +14,7 @@
 #include "mode.h"
 #include "pinned.h"
 #include "streams.h"
+#include "whole.h"
 
 namespace py = pybind11;
 
@@ -34,6 +35,7 @@ void claim(c10::DeviceIndex devices, uint64_t memory_bytes) {
   install_pinned();
   install_hooks();
   install_operations();
+  install_whole();
   install_autocast();
 }
 
