@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "batch_norm.h"
 #include "call.h"
 #include "kernels.h"
 #include "schema.h"
@@ -121,6 +122,7 @@ void install_operations() {
   };
   static auto* aten = library(DispatchKey::PrivateUse1);
   register_kernels(*aten);
+  register_batch_norm(*aten);
   add_all(*aten, DispatchKey::PrivateUse1, DispatchKey::CPU);
   for (const auto whole : kWhole) {
     add(*aten, DispatchKey::PrivateUse1, name_of(whole));
