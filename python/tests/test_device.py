@@ -117,8 +117,10 @@ def test_random_numbers_follow_seed_and_offset() -> None:
     torch.manual_seed(3)
     assert torch.equal(first, torch.rand(4, device="tpu"))
     generator = torch.Generator("tpu").manual_seed(5)
-    assert torch.equal(torch.rand(3, generator=generator, device="tpu"), _rand(5))
-    assert generator.initial_seed() == 5
+    assert (
+        torch.equal(torch.rand(3, generator=generator, device="tpu"), _rand(5))
+        and generator.initial_seed() == 5
+    )
     wrong = torch.Generator()
     assert "generator" in message_of(RuntimeError, lambda: torch.rand(3, device="tpu", generator=wrong))
 
@@ -291,22 +293,72 @@ def test_the_switch_decides() -> None:
 
 
 @on_device
-def test_eager_modes() -> None:
-    modes = torch.tpu.EagerMode
-    assert torch.tpu.eager_mode is modes.DEFER_NEVER
-    with torch.tpu.set_eager_mode(modes.DEFER_NEVER_AND_LAUNCH_BLOCKING):
-        assert torch.tpu.eager_mode is modes.DEFER_NEVER_AND_LAUNCH_BLOCKING
-        with torch.tpu.set_eager_mode("DEFER_NEVER"):
-            assert torch.tpu.eager_mode is modes.DEFER_NEVER
-        torch.tpu.eager_mode = modes.DEFER_NEVER
-        assert torch.tpu.eager_mode is modes.DEFER_NEVER_AND_LAUNCH_BLOCKING, "the innermost counts"
-    assert torch.tpu.eager_mode is modes.DEFER_NEVER
-    text = message_of(ValueError, lambda: torch.tpu.set_eager_mode("FUSE"))
-    assert "DEFER_NEVER_AND_LAUNCH_BLOCKING" in text and "'FUSE'" in text
-    message_of(NotImplementedError, lambda: setattr(torch.tpu, "eager_mode", modes.DEFER_AND_FUSE))
+def test_sparse_tensors_are_made_of_strided_ones() -> None:
+    dense = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    listed, rows = dense.tpu().to_sparse(), dense.tpu().to_sparse_csr()
+    for sparse in (listed, rows, dense.to_sparse().to("tpu"), dense.to_sparse_csr().to("tpu")):
+        assert sparse.device.type == "tpu" and sparse.values().device.type == "tpu"
+        assert torch.equal((sparse @ dense.tpu()).cpu(), dense @ dense)
+        assert torch.equal(sparse.cpu().to_dense(), dense)
+    listed.mul_(3)
+    assert torch.equal(listed.to_dense().cpu(), dense * 3)
+    listed._values().zero_()
+    assert listed.to_dense().sum().item() == 0, "the values are no copy"
 
 
-def test_the_environment_begins_in_a_mode() -> None:
-    code = "import torch; print(torch.tpu.eager_mode.name)"
-    assert python(code, TORCH_TPU_LAUNCH_BLOCKING="1") == "DEFER_NEVER_AND_LAUNCH_BLOCKING"
-    assert python(code) == "DEFER_NEVER"
+@on_device
+def test_recurrent_networks_have_the_gradients_of_the_cpu() -> None:
+    model = nn.LSTM(3, 4, num_layers=2)
+    twin = copy.deepcopy(model).tpu()
+    batch = torch.randn(5, 2, 3)
+    for some, data in ((model, batch), (twin, batch.tpu())):
+        some(data)[0].square().sum().backward()
+    for expected, given in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(given.grad.cpu(), expected.grad)
+    weight = twin.weight_hh_l0
+    out = twin(batch.tpu())[0].sum()
+    with torch.no_grad():
+        weight.zero_()
+    assert "modified by an inplace operation" in message_of(RuntimeError, out.backward)
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        assert twin(batch.tpu())[0].dtype == torch.bfloat16
+
+
+@on_device
+def test_dropout_draws_from_the_generator_of_the_device() -> None:
+    x = torch.ones(100, device="tpu")
+    network = nn.LSTM(3, 4, num_layers=2, dropout=0.5).tpu()
+    for draw in (
+        lambda: nn.functional.dropout(x),
+        lambda: network(torch.ones(2, 3, device="tpu"))[0].detach(),
+    ):
+        host, device = torch.get_rng_state(), torch.tpu.get_rng_state()
+        first = draw()
+        assert torch.equal(torch.get_rng_state(), host) and not torch.equal(torch.tpu.get_rng_state(), device)
+        assert not torch.equal(draw(), first)
+        torch.tpu.set_rng_state(device)
+        assert torch.equal(draw(), first)
+
+
+@on_device
+def test_conjugate_views_are_copied() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    assert torch.equal(x.tpu().conj().clone().cpu(), x.conj())
+    assert torch.equal(x.conj().tpu().cpu(), x.conj())
+    assert torch.equal(x.tpu().conj().imag.clone().cpu(), -x.imag), "which is a negative view"
+
+
+@on_device
+def test_nested_tensors_lie_in_one_storage() -> None:
+    parts = [torch.ones(2, 3), torch.full((4, 3), 2.0)]
+    nested = torch.nested.nested_tensor(parts, device="tpu")
+    assert nested.device.type == "tpu" and nested.is_nested
+    assert (nested * 2).unbind()[1].sum().item() == 48
+    assert nested.cpu().to("tpu").mul_(3)[0].tolist() == [[3.0] * 3] * 2
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, batch = nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 5, 8)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    with torch.inference_mode():
+        expected = model(batch, src_key_padding_mask=padding)
+        assert torch.equal(model.tpu()(batch.tpu(), src_key_padding_mask=padding.tpu()).cpu(), expected)
