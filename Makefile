@@ -89,6 +89,11 @@ conformance: $(INSTALLED) ## PyTorch's own test suites on this backend; writes d
 	@$(PY) -m tests.conformance --starts all --out docs $(ARGS)
 	@$(PY) -m tests.conformance --suites c10d,helpers --debug DETAIL --out docs
 
+# One process, which takes half an hour; the page is of the same command.
+.PHONY: conformance-ops
+conformance-ops: $(INSTALLED) ## every operation, module and optimizer of device tpu against the CPU's; writes docs/conformance-ops.md
+	@$(PY) -m tests.conformance.ops --out docs $(ARGS)
+
 .PHONY: soak
 soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
 	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)

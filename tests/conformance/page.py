@@ -27,7 +27,8 @@ def page(results: Sequence[Result]) -> str:
         "# Conformance",
         "PyTorch ships test suites of its own inside its wheel. This page says how backend `tpu_dist` does "
         "in them: real processes, CPU tensors, nothing of their text copied or changed. It is written by "
-        "`make conformance` from one file of results for each suite (`docs/conformance/`).",
+        "`make conformance` from one file of results for each suite (`docs/conformance/`). Operations of "
+        "device `tpu` have [a page of their own](conformance-ops.md).",
         table(
             ["suite", "start", "ranks", "debug", "passed", "failed", "skipped", "seconds"],
             (row for result in results for row in rows(result)),

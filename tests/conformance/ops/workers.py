@@ -1,0 +1,79 @@
+"""Cases in forked processes: one that crashes or hangs costs its case, not the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+
+from . import cases
+from .cases import Choice, Done, Failure
+
+_Context = multiprocessing.get_context("fork")
+
+
+class _Worker:
+    """A process that runs one case at a time."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.pipe, theirs = _Context.Pipe()
+        self.process = _Context.Process(target=_serve, args=(theirs, choice), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.name = ""
+        self.until = 0.0
+
+    def begin(self, name: str, limit_s: float) -> None:
+        self.name, self.until = name, time.monotonic() + limit_s
+        self.pipe.send(name)
+
+    def end(self) -> Done:
+        """What came out, or what became of the process."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return _crashed(self.name, f"the process ended with {self.process.exitcode}")
+
+    def kill(self) -> Done:
+        self.process.kill()
+        self.process.join()
+        return _crashed(self.name, "did not end in time")
+
+
+def run_all(names: Sequence[str], choice: Choice, jobs: int, limit_s: float) -> Iterator[Done]:
+    """In whatever order they end."""
+    left = deque(names)
+    workers: list[_Worker] = []
+    try:
+        while left or workers:
+            while left and len(workers) < jobs:
+                workers.append(_Worker(choice))
+                workers[-1].begin(left.popleft(), limit_s)
+            first = min(worker.until for worker in workers)
+            wait([worker.pipe for worker in workers], max(0.0, first - time.monotonic()))
+            for worker in list(workers):
+                ready = worker.pipe.poll()
+                if not ready and time.monotonic() < worker.until:
+                    continue
+                yield worker.end() if ready else worker.kill()
+                if worker.process.is_alive() and left:
+                    worker.begin(left.popleft(), limit_s)
+                else:
+                    workers.remove(worker)
+                    worker.process.kill()
+    finally:
+        for worker in workers:
+            worker.process.kill()
+
+
+def _serve(pipe: Connection, choice: Choice) -> None:
+    cases.prepare()
+    while True:
+        pipe.send(cases.run(pipe.recv(), choice))
+
+
+def _crashed(name: str, text: str) -> Done:
+    return Done(name, failed=[Failure("crash", "", 1, text)])
