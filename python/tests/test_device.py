@@ -320,6 +320,16 @@ def test_recurrent_networks_have_the_gradients_of_the_cpu() -> None:
     with torch.no_grad():
         weight.zero_()
     assert "modified by an inplace operation" in message_of(RuntimeError, out.backward)
+    for network in (nn.LSTM(3, 4), nn.GRU(3, 4)):
+        values = {name: value.detach() for name, value in network.named_parameters()}
+
+        def loss(values: dict[str, torch.Tensor], network: nn.Module = network) -> torch.Tensor:
+            data = batch.to(values["weight_hh_l0"].device)
+            return torch.func.functional_call(network, values, (data,))[0].square().sum()
+
+        expected = torch.func.grad(loss)(values)
+        given = torch.func.grad(loss)({name: value.tpu() for name, value in values.items()})
+        torch.testing.assert_close({name: value.cpu() for name, value in given.items()}, expected)
     with torch.autocast("tpu", dtype=torch.bfloat16):
         assert twin(batch.tpu())[0].dtype == torch.bfloat16
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "cells.h"
 #include "generator.h"
 #include "guard.h"
 #include "streams.h"
@@ -171,6 +172,7 @@ void run_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 void install_whole() {
   for (const auto key : {c10::DispatchKey::AutogradPrivateUse1, c10::DispatchKey::PrivateUse1}) {
     auto* aten = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    register_cells(*aten);
     for (const char* name : kWhole) {
       aten->impl(name, torch::CppFunction::makeFromBoxedFunction<&run_whole>());
     }
