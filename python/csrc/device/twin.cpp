@@ -22,10 +22,9 @@ at::Tensor nested_over(c10::Storage storage, const c10::TensorImpl& like, c10::D
   const bool on_cpu = backend == c10::DispatchKey::CPU;
   const c10::DispatchKeySet keys(on_cpu ? c10::DispatchKey::NestedTensorCPU
                                         : c10::DispatchKey::NestedTensorPrivateUse1);
-  return at::detail::make_tensor<at::native::NestedTensorImpl>(std::move(storage), keys, like.dtype(),
-                                                               nested.get_nested_sizes(),
-                                                               nested.get_nested_strides(),
-                                                               nested.get_storage_offsets());
+  return at::detail::make_tensor<at::native::NestedTensorImpl>(
+      std::move(storage), keys, like.dtype(), nested.get_nested_sizes(), nested.get_nested_strides(),
+      nested.get_storage_offsets());
 }
 
 at::Tensor over(c10::Storage storage, const c10::TensorImpl& like, c10::DispatchKey backend) {
