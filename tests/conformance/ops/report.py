@@ -34,7 +34,7 @@ def page(tally: Tally) -> str:
         "around the numbers is compared, and that the same seed gives the same numbers. What the CPU refuses "
         "counts in `errors` alone. Both sides run on one thread. Of uninitialised memory the numbers do not "
         "count.",
-        f"    {tally.command}",
+        "\n".join(f"    {command}" for command in (tally.command, *tally.again)),
         f"torch {tally.torch}, Python {tally.python}, {tally.names} operations, modules and optimizers, "
         f"{tally.seconds:.0f} seconds.",
         table(

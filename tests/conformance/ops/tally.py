@@ -6,7 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from .cases import KINDS, Done, Failure
 
 @dataclass
 class Tally:
-    """What came out of one command."""
+    """What came out of one command, or of one for all and one that ran some of them again."""
 
     command: str
+    again: list[str] = field(default_factory=list)
+    """Commands that replaced the results of some names."""
     torch: str = field(default_factory=lambda: version("torch"))
     python: str = field(default_factory=platform.python_version)
     seconds: float = 0.0
@@ -31,16 +33,35 @@ class Tally:
     @staticmethod
     def of(command: str, seconds: float, cases: Iterable[Done]) -> Tally:
         made = Tally(command, seconds=round(seconds, 1))
-        passed: Counter[str] = Counter()
-        for done in sorted(cases, key=lambda one: one.name):
-            made.names += 1
-            passed += done.passed
+        for done in cases:
             made.by_name[done.name] = dict(sorted(done.passed.items()))
             if done.failed:
                 made.failed[done.name] = done.failed
             if done.excused:
                 made.excused[done.name] = done.excused
-        made.passed = dict(sorted(passed.items()))
+        return made._counted()
+
+    def over(self, before: Tally) -> Tally:
+        """The results of before, but for the names that have run again."""
+        made = replace(before, again=[*before.again, self.command])
+        for part in ("by_name", "failed", "excused"):
+            kept = {key: one for key, one in getattr(before, part).items() if key not in self.by_name}
+            setattr(made, part, {**kept, **getattr(self, part)})
+        return made._counted()
+
+    def _counted(self) -> Tally:
+        for part in ("by_name", "failed", "excused"):
+            setattr(self, part, dict(sorted(getattr(self, part).items())))
+        self.names = len(self.by_name)
+        passed = sum(map(Counter, self.by_name.values()), Counter())
+        self.passed = dict(sorted(passed.items()))
+        return self
+
+    @staticmethod
+    def read(path: Path) -> Tally:
+        made = Tally(**json.loads(path.read_text()))
+        for some in (made.failed, made.excused):
+            some.update({name: [Failure(**one) for one in failures] for name, failures in some.items()})
         return made
 
     def rows(self) -> list[tuple[str, int, int, int]]:
