@@ -49,6 +49,13 @@ def compare(*words: str, before: str = "pass") -> subprocess.CompletedProcess[st
             ordinary()
             {before}
         cases.prepare = prepare
+        from pathlib import Path
+        from tests.conformance.ops.report import page
+        from tests.conformance.ops.tally import Tally
+        written = Tally.read(Path("docs/conformance/ops.json"))
+        assert Path("docs/conformance-ops.md").read_text() == page(written), "the page is not of ops.json"
+        if torch.__version__.startswith(written.torch):
+            assert sorted(written.by_name) == sorted(cases.NAMES), "not all names have run"
         parts = [name for slice in range(1, 8) for name in cases.chosen([], (slice, 7))]
         assert sorted(parts) == sorted(set(cases.NAMES)) and len(parts) == len(cases.NAMES)
         sys.exit(command.main())

@@ -42,6 +42,8 @@ def page(tally: Tally) -> str:
             ([f"`{kind}`", _ABOUT[kind], *map(str, counts)] for kind, *counts in tally.rows()),
         ),
     ]
+    if absent := [name for name, counts in tally.by_name.items() if not {*counts} - {"errors"}]:
+        parts.append(f"The CPU itself runs no sample of {', '.join(f'`{name}`' for name in absent)}.")
     if tally.failed:
         parts += ["## Failed", _failures(tally)]
     if tally.excused:
