@@ -18,7 +18,7 @@ tensor = torch.ones(1 << 20, device="tpu")
 dist.all_reduce(tensor)
 assert tensor[5].item() == dist.get_world_size()
 torch.tpu.synchronize()
-dist.barrier()
+dist.barrier(device_ids=[0])  # without, torch warns that it has to choose
 if rank == 1 and what == "raise":
     raise ValueError("on purpose")
 if rank == 1 and what == "kill":

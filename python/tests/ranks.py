@@ -26,6 +26,7 @@ class Rank:
     pid: int
     pipe: int
     report: bytes = b""
+    status: int = 0  # as waitpid gives it
 
 
 def run(
@@ -63,7 +64,9 @@ def fork(size: int, body: Callable[[int], Any], limit_s: float = LIMIT_S) -> lis
     finally:
         for rank in ranks:
             _end(rank)
-    reports = [pickle.loads(rank.report) if rank.report else (False, "it died") for rank in ranks]
+    reports = [
+        pickle.loads(rank.report) if rank.report else (False, f"it died: {_end_of(rank.status)}") for rank in ranks
+    ]
     failures = [f"rank {index}: {value}" for index, (ok, value) in enumerate(reports) if not ok]
     if failures:
         raise AssertionError("\n".join(failures))
@@ -143,7 +146,12 @@ def _end(rank: Rank) -> None:
     os.close(rank.pipe)
     if not rank.report:
         os.kill(rank.pid, signal.SIGKILL)
-    os.waitpid(rank.pid, 0)
+    _, rank.status = os.waitpid(rank.pid, 0)
+
+
+def _end_of(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"status {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def failure_of(call: Callable[[], Any]) -> BaseException:

@@ -57,7 +57,7 @@ def announce_device() -> None:
     from tpurun import _device
 
     _device.announce()
-    _device.claim_if_named(sys.orig_argv[1:])
+    _device.claim_if_interpreter_names_it()
 
 
 def _autoload() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import atexit
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -19,8 +20,10 @@ from typing import Any
 
 SWITCH = "TPURUN_DEVICE"
 _SAYS_DEVICE = re.compile(r"tpu(:\d*)?")
-# Among arguments: --device tpu, --device=tpu:0, device="tpu" in the text after -c.
-_SAYS_WORD = re.compile(r"""(?:^|[\s=(,'"])tpu(?::\d*)?(?:$|[\s),'"])""")
+# Among arguments: --device tpu, --device=tpu:0.
+_SAYS_WORD = re.compile(r"(?:^|[\s=,])tpu(?::\d*)?(?:$|[\s,])")
+# Where "tpu" is the name of a backend, which serves CPU tensors as well.
+_NAME_BACKENDS = frozenset({"init_process_group", "is_backend_available", "new_group"})
 _is_claimed = False
 # Where ranks are forked from, the device is theirs to claim.
 is_left_to_ranks = False
@@ -43,13 +46,25 @@ def announce() -> None:
         claim()
 
 
-def claim_if_named(arguments: list[str]) -> None:
-    """Claim the device when the program that runs as ``__main__`` names it, or its arguments do."""
-    if os.environ.get(SWITCH) == "0" or _is_claimed or is_left_to_ranks:
+def claim_if_named(arguments: list[str], text: str | None = None) -> None:
+    """Claim the device when the program names it, or its arguments do.
+
+    Its ``text`` is that of the file that runs as ``__main__``, unless given.
+    """
+    if os.environ.get(SWITCH) == "0" or _is_claimed or is_left_to_ranks or not _is_built():
         return
-    main = sys.modules.get("__main__")
-    if any(map(_SAYS_WORD.search, arguments)) or _says_tpu(_text_of(getattr(main, "__file__", None))):
+    source = _text_of(sys.modules.get("__main__")) if text is None else text.encode()
+    if any(map(_SAYS_WORD.search, arguments)) or _says_tpu(source):
         claim()
+
+
+def claim_if_interpreter_names_it() -> None:
+    """The same for a program that was given to the interpreter, as a file, a module or a text."""
+    arguments = sys.argv[1:]
+    if sys.argv[:1] == ["-c"]:
+        claim_if_named(arguments, sys.orig_argv[-len(sys.argv)].removeprefix("-c"))
+    else:
+        claim_if_named(arguments)
 
 
 def claim() -> None:
@@ -120,7 +135,13 @@ def _memory_bytes() -> int:
     return size
 
 
-def _text_of(path: str | None) -> bytes:
+def _is_built() -> bool:
+    """A source copy without compiled parts has no device, and need not say so to those who did not ask."""
+    return importlib.util.find_spec("tpurun._build") is not None
+
+
+def _text_of(program: ModuleType | None) -> bytes:
+    path = getattr(program, "__file__", None)
     if path is None or not path.endswith(".py"):
         return b""
     try:
@@ -138,7 +159,17 @@ def _says_tpu(source: bytes) -> bool:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return False
-    return any(_names_device(node) for node in ast.walk(tree))
+    backends = {id(name) for node in ast.walk(tree) for name in _backend_names(node)}
+    return any(_names_device(node) for node in ast.walk(tree) if id(node) not in backends)
+
+
+def _backend_names(node: ast.AST) -> list[ast.expr]:
+    if not isinstance(node, ast.Call):
+        return []
+    function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+    if function not in _NAME_BACKENDS:
+        return []
+    return node.args[:1] + [keyword.value for keyword in node.keywords if keyword.arg == "backend"]
 
 
 def _names_device(node: ast.AST) -> bool:

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -30,6 +31,8 @@ bool is_forked() { return claimed_by != 0 && claimed_by != getpid(); }
 void claim(c10::DeviceIndex devices, uint64_t memory_bytes) {
   open_memory(memory_bytes);
   claimed_by = getpid();
+  // In the fork of a process that has set its threads, autograd's would all make torch's pool anew at once.
+  at::init_num_threads();
   streams::install(devices);
   install_guard(devices);
   install_pinned();

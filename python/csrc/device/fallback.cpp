@@ -14,6 +14,7 @@
 
 #include "batch_norm.h"
 #include "call.h"
+#include "direct.h"
 #include "kernels.h"
 #include "schema.h"
 
@@ -123,6 +124,7 @@ void install_operations() {
   static auto* aten = library(DispatchKey::PrivateUse1);
   register_kernels(*aten);
   register_batch_norm(*aten);
+  register_direct(*aten);
   add_all(*aten, DispatchKey::PrivateUse1, DispatchKey::CPU);
   for (const auto whole : kWhole) {
     add(*aten, DispatchKey::PrivateUse1, name_of(whole));

@@ -82,7 +82,10 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 
 at::Scalar local_scalar(const at::Tensor& tensor) {
   streams::settle();
-  return at::native::_local_scalar_dense_cpu(as_cpu(tensor));
+  at::Tensor cpu = as_cpu(tensor);
+  at::Scalar value = at::native::_local_scalar_dense_cpu(cpu);
+  take_back(std::move(cpu));
+  return value;
 }
 
 at::Tensor& set_storage(at::Tensor& tensor, at::Storage storage) {

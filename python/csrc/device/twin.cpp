@@ -3,6 +3,8 @@
 #include <utility>
 
 #include <ATen/NestedTensorImpl.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/SmallVector.h>
 
 #include "memory.h"
 
@@ -35,6 +37,63 @@ at::Tensor over(c10::Storage storage, const c10::TensorImpl& like, c10::Dispatch
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   return tensor;
+}
+
+// Dense tensors of this thread that stood for others and may again: to make one and destroy it takes as long
+// as many an operation.
+class Spares {
+ public:
+  at::Tensor take(c10::Storage storage, const c10::TensorImpl& like) {
+    if (spares_.empty()) {
+      return over(std::move(storage), like, c10::DispatchKey::CPU);
+    }
+    at::Tensor tensor = std::move(spares_.back());
+    spares_.pop_back();
+    c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    impl.set_storage_and_dtype(std::move(storage), like.dtype());
+    if (impl.sizes() != like.sizes() || impl.strides() != like.strides() ||
+        impl.storage_offset() != like.storage_offset()) {
+      impl.set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    }
+    return tensor;
+  }
+
+  void put(at::Tensor tensor) {
+    c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (spares_.size() < kSpares && tensor.use_count() == 1 && tensor.weak_use_count() == 1 &&
+        impl.key_set() == as_made() && impl.autograd_meta() == nullptr &&
+        impl.maybe_get_extra_meta() == nullptr && !impl.is_wrapped_number()) {
+      impl.release_resources();
+      spares_.push_back(std::move(tensor));
+    }
+  }
+
+ private:
+  static constexpr std::size_t kSpares = 8;
+
+  static c10::DispatchKeySet as_made() {
+    static const auto keys = at::detail::make_tensor<c10::TensorImpl>(
+                                 c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(),
+                                 c10::Device(c10::DeviceType::CPU))
+                                 .key_set();
+    return keys;
+  }
+
+  c10::SmallVector<at::Tensor, kSpares> spares_;
+};
+
+thread_local Spares spares;
+
+bool may_be_used_again(const c10::TensorImpl& like) {
+  return !like.key_set().has(c10::DispatchKey::NestedTensor) && !like.key_set().has_any(kReading) &&
+         !c10::InferenceMode::is_enabled();
+}
+
+// Whether it can go to the device itself, rather than a copy of it.
+bool is_nobody_elses(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return tensor.use_count() == 1 && !impl.key_set().has(c10::DispatchKey::NestedTensor) &&
+         impl.autograd_meta() == nullptr && impl.allow_tensor_metadata_change();
 }
 
 }  // namespace
@@ -76,15 +135,24 @@ void follow_twin(c10::StorageImpl& storage, const c10::Storage& twin) {
 
 at::Tensor as_cpu(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  at::Tensor cpu = over(twin_of(tensor.storage()), impl, c10::DispatchKey::CPU);
+  at::Tensor cpu = may_be_used_again(impl) ? spares.take(twin_of(tensor.storage()), impl)
+                                           : over(twin_of(tensor.storage()), impl, c10::DispatchKey::CPU);
   if (impl.is_wrapped_number()) {
     cpu.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
   return cpu;
 }
 
-at::Tensor on_device(const at::Tensor& cpu, c10::Storage storage) {
-  return over(std::move(storage), *cpu.unsafeGetTensorImpl(), c10::DispatchKey::PrivateUse1);
+void take_back(at::Tensor cpu) { spares.put(std::move(cpu)); }
+
+at::Tensor on_device(at::Tensor cpu, c10::Storage storage) {
+  c10::TensorImpl& impl = *cpu.unsafeGetTensorImpl();
+  if (is_nobody_elses(cpu)) {
+    impl._change_backend_component_keys(storage.device());
+    impl.set_storage_keep_dtype(std::move(storage));
+    return cpu;
+  }
+  return over(std::move(storage), impl, c10::DispatchKey::PrivateUse1);
 }
 
 }  // namespace tpurun::device

@@ -2,6 +2,8 @@
 // copies nothing, needs no table, and each keeps the bytes alive.
 #pragma once
 
+#include <utility>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
@@ -22,11 +24,16 @@ void follow_twin(c10::StorageImpl& storage, const c10::Storage& twin);
 // A CPU tensor over the same elements.
 at::Tensor as_cpu(const at::Tensor& tensor);
 
-// A `tpu` tensor with the elements of `cpu` in `storage`, which is over the same bytes.
-at::Tensor on_device(const at::Tensor& cpu, c10::Storage storage);
+// Such a tensor that is needed no more, to be used again.
+void take_back(at::Tensor cpu);
 
-inline at::Tensor on_device(const at::Tensor& cpu, c10::Device device) {
-  return on_device(cpu, storage_over(cpu.storage(), device));
+// A `tpu` tensor with the elements of `cpu` in `storage`, which is over the same bytes; `cpu` itself when
+// nobody else has it.
+at::Tensor on_device(at::Tensor cpu, c10::Storage storage);
+
+inline at::Tensor on_device(at::Tensor cpu, c10::Device device) {
+  auto storage = storage_over(cpu.storage(), device);
+  return on_device(std::move(cpu), std::move(storage));
 }
 
 inline bool is_ours(const at::Tensor& tensor) {

@@ -1,0 +1,193 @@
+#include "stands.h"
+
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "fallback.h"
+#include "generator.h"
+#include "guard.h"
+#include "memory.h"
+#include "sparse.h"
+#include "twin.h"
+
+namespace tpurun::device {
+
+namespace {
+
+void follow_strided(const at::Tensor& tensor, const at::Tensor& stand) {
+  auto& impl = *tensor.unsafeGetTensorImpl();
+  const auto& cpu = *stand.unsafeGetTensorImpl();
+  const c10::Storage twin = twin_of(tensor.storage());
+  if (twin.unsafeGetStorageImpl() == cpu.storage().unsafeGetStorageImpl()) {
+    follow_twin(*impl.storage().unsafeGetStorageImpl(), twin);
+  } else {
+    impl.set_storage_keep_dtype(storage_over(cpu.storage(), tensor.device()));
+  }
+  if (stand.is_nested()) {
+    return;
+  }
+  if (impl.sizes() != cpu.sizes() || impl.strides() != cpu.strides() ||
+      impl.storage_offset() != cpu.storage_offset()) {
+    impl.set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
+  }
+  if (impl.is_conj() != cpu.is_conj()) {
+    impl._set_conj(cpu.is_conj());
+  }
+  if (impl.is_neg() != cpu.is_neg()) {
+    impl._set_neg(cpu.is_neg());
+  }
+}
+
+}  // namespace
+
+Stands::~Stands() {
+  for (Stand& stand : stands_) {
+    if (is_ours(*stand.tensor)) {
+      take_back(std::move(stand.cpu));
+    }
+  }
+}
+
+at::Tensor Stands::of(const at::Tensor& tensor, bool is_written, bool may_be_cpu) {
+  const at::Tensor* stand = known(tensor, is_written);
+  return stand != nullptr ? *stand : add(Borrowed::borrowed(tensor), is_written, may_be_cpu);
+}
+
+const at::Tensor* Stands::known(const at::Tensor& tensor, bool is_written) {
+  for (Stand& stand : stands_) {
+    if (stand.tensor->is_same(tensor)) {
+      stand.is_written |= is_written;
+      return &stand.cpu;
+    }
+  }
+  return nullptr;
+}
+
+at::Tensor Stands::add(Borrowed tensor, bool is_written, bool may_be_cpu) {
+  if (!tensor->defined()) {
+    return *tensor;
+  }
+  if (!is_ours(*tensor)) {
+    // Numbers in tensors may come from the host, as on other accelerators.
+    refuse_unless(may_be_cpu || tensor->dim() == 0 || (schema_.copies && tensor->is_cpu()), *tensor);
+    at::Tensor same = *tensor;
+    if (is_written) {
+      stands_.push_back({std::move(tensor), same, false});
+    }
+    return same;
+  }
+  if (!device_) {
+    device_ = tensor->device();
+  }
+  at::Tensor cpu = is_sparse(*tensor) ? of_sparse(*tensor, is_written) : as_cpu(*tensor);
+  if (schema_.derives && tensor->requires_grad()) {
+    cpu.unsafeGetTensorImpl()->set_requires_grad(true);
+  }
+  stands_.push_back({std::move(tensor), cpu, is_written});
+  return cpu;
+}
+
+// Its parts come first, so that they have followed when it does.
+at::Tensor Stands::of_sparse(const at::Tensor& tensor, bool is_written) {
+  Parts parts;
+  for (at::Tensor& part : parts_of(tensor)) {
+    const at::Tensor* stand = known(part, is_written);
+    parts.push_back(stand != nullptr ? *stand : add(Borrowed::owned(std::move(part)), is_written, false));
+  }
+  return sparse_of(tensor, parts);
+}
+
+at::Generator Stands::engine(const std::optional<at::Generator>& given) const {
+  const at::Generator& generator = given ? *given : default_generator(device().index());
+  TORCH_CHECK(generator.device().type() == c10::DeviceType::PrivateUse1,
+              "expected a generator of device tpu, got one of device ", generator.device());
+  return static_cast<Generator*>(generator.unsafeGetGeneratorImpl())->next();
+}
+
+c10::Device Stands::device() const { return device_.value_or(current_device()); }
+
+void Stands::refuse_unless(bool allowed, const at::Tensor& stranger) const {
+  TORCH_CHECK(allowed, op_.operator_name(),
+              ": expected all tensors to be on the same device, but found at least two devices, ", device(),
+              " and ", stranger.device(), "; move it with .to(\"tpu\")");
+}
+
+void Stands::follow() {
+  if (!schema_.writes) {
+    return;
+  }
+  for (const Stand& stand : stands_) {
+    if (stand.is_written) {
+      follow(stand);
+    }
+  }
+}
+
+at::Tensor Stands::result(at::Tensor cpu) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!cpu.defined() || !cpu.is_quantized(), op_.operator_name(), kNoQuantized);
+  if (!cpu.defined() || !cpu.is_cpu()) {
+    return cpu;
+  }
+  for (const Stand& stand : stands_) {
+    if (stand.cpu.is_same(cpu)) {
+      return *stand.tensor;
+    }
+  }
+  if (is_sparse(cpu)) {
+    Parts parts;
+    for (const at::Tensor& part : parts_of(cpu)) {
+      parts.push_back(result(part));
+    }
+    return sparse_of(cpu, parts);
+  }
+  if (cpu.layout() != at::kStrided) {
+    return cpu;
+  }
+  c10::Storage storage = storage_for(cpu);
+  return on_device(std::move(cpu), std::move(storage));
+}
+
+at::Tensor Stands::new_result(at::Tensor cpu) const {
+  if (!cpu.defined()) {
+    return cpu;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!cpu.is_quantized(), op_.operator_name(), kNoQuantized);
+  return on_device(std::move(cpu), device());
+}
+
+// A view of an argument shares its storage; the others have a new one each, or in common.
+c10::Storage Stands::storage_for(const at::Tensor& cpu) {
+  auto* bytes = cpu.storage().unsafeGetStorageImpl();
+  for (const Stand& stand : stands_) {
+    if (stand.tensor->has_storage() && is_ours(*stand.tensor) &&
+        stand.cpu.storage().unsafeGetStorageImpl() == bytes) {
+      return stand.tensor->storage();
+    }
+  }
+  for (const auto& [twin, storage] : made_) {
+    if (twin == bytes) {
+      return storage;
+    }
+  }
+  c10::Storage storage = storage_over(cpu.storage(), device());
+  if (schema_.results > 1) {
+    made_.emplace_back(bytes, storage);
+  }
+  return storage;
+}
+
+// What a kernel has done to a tensor besides writing its elements: resized it, made it a view of another.
+void Stands::follow(const Stand& stand) {
+  if (!is_sparse(stand.cpu)) {
+    follow_strided(*stand.tensor, stand.cpu);
+    return;
+  }
+  Parts parts;
+  for (const at::Tensor& part : parts_of(stand.cpu)) {
+    parts.push_back(result(part));
+  }
+  become(*stand.tensor, stand.cpu, parts);
+}
+
+}  // namespace tpurun::device
