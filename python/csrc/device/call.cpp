@@ -36,8 +36,12 @@ void Call::hand_over() {
   given_.reserve(schema_.arguments.size());
   for (std::size_t at = 0; at < schema_.arguments.size(); ++at) {
     const Argument& argument = schema_.arguments[at];
-    if (argument.kind != Argument::Kind::kOther) {
-      c10::IValue& value = stack_[first + at];
+    c10::IValue& value = stack_[first + at];
+    if (argument.kind == Argument::Kind::kOther) {
+      if (value.isScalar()) {
+        stands_.heed(value.toScalar());
+      }
+    } else {
       given_.push_back(std::move(value));
       value = stand_in(given_.back(), argument);
     }

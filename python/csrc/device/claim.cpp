@@ -8,6 +8,7 @@
 
 #include "../runtime.h"
 #include "autocast.h"
+#include "checks.h"
 #include "fallback.h"
 #include "guard.h"
 #include "hooks.h"
@@ -71,6 +72,13 @@ void bind(py::module_& module) {
       "set_process_mode", [](int32_t mode) { set_process_mode(known_mode(mode)); }, "For all threads.");
   module.def(
       "push_thread_mode", [](int32_t mode) { push_thread_mode(known_mode(mode)); }, "For this thread.");
+  module.def(
+      "set_debug_checks",
+      [](int32_t when) {
+        TORCH_CHECK_VALUE(when >= 0 && when <= 2, "expected debug checks of 0, 1 or 2, got ", when);
+        checks::set_when(static_cast<checks::When>(when));
+      },
+      "Look at the results of operations: 0 in Debug, 1 never, 2 always.");
   module.def("pop_thread_mode", &pop_thread_mode, "Back to what it was before the last push.");
   module.def("settle_device", &streams::synchronize_all, "Wait for everything that any stream has begun.");
   module.def("device_count", &device_count, "How many devices a program may name.");

@@ -34,6 +34,16 @@ class Given {
   const T& value_;
 };
 
+template <>
+class Given<const at::Scalar&> {
+ public:
+  Given(Stands& stands, const at::Scalar& value, bool /*is_written*/) : value_(value) { stands.heed(value); }
+  const at::Scalar& get() { return value_; }
+
+ private:
+  const at::Scalar& value_;
+};
+
 class GivenTensor {
  public:
   GivenTensor(Stands& stands, const at::Tensor& tensor, bool is_written)

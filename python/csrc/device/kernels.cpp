@@ -17,6 +17,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
+#include "checks.h"
 #include "guard.h"
 #include "memory.h"
 #include "streams.h"
@@ -63,7 +64,11 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   const bool is_known = from.is_cpu() || to.is_cpu() || from.device().type() == to.device().type();
   TORCH_CHECK_NOT_IMPLEMENTED(is_known, "expected a copy between device tpu and the CPU, got ", from.device(),
                               " to ", to.device());
-  on_the_host(to).copy_(on_the_host(from), non_blocking);
+  const at::Tensor written = on_the_host(to);
+  written.copy_(on_the_host(from), non_blocking);
+  if (checks::are_on() && is_ours(to)) {
+    checks::look_at_copy(from, written);
+  }
   return to;
 }
 

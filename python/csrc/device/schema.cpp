@@ -1,5 +1,7 @@
 #include "schema.h"
 
+#include <string_view>
+
 #include <ATen/core/jit_type.h>
 
 namespace tpurun::device {
@@ -42,6 +44,9 @@ Schema::Schema(const c10::FunctionSchema& schema) : results(schema.returns().siz
   }
   copies = schema.name() == "aten::copy_" || schema.name() == "aten::_to_copy" ||
            schema.name() == "aten::copy_sparse_to_sparse_";
+  for (const std::string_view prefix : {"aten::empty", "aten::new_empty", "aten::resize", "aten::set_"}) {
+    leaves_bytes |= schema.name().compare(0, prefix.size(), prefix) == 0;
+  }
   derives = schema.name() == "aten::_sparse_mm_reduce_impl";
 }
 

@@ -22,6 +22,7 @@ struct Schema {
   bool writes = false;   // any of its arguments
   bool copies = false;   // from one device to another
   bool derives = false;  // its kernel asks whether gradients are wanted
+  bool leaves_bytes = false;  // as they are, or as memory comes
 };
 
 }  // namespace tpurun::device

@@ -1,5 +1,7 @@
 #include "stands.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -72,6 +74,7 @@ at::Tensor Stands::add(Borrowed tensor, bool is_written, bool may_be_cpu) {
     // Numbers in tensors may come from the host, as on other accelerators.
     refuse_unless(may_be_cpu || tensor->dim() == 0 || (schema_.copies && tensor->is_cpu()), *tensor);
     at::Tensor same = *tensor;
+    is_given_taint_ |= is_looked_at_ && !is_written && checks::is_tainted(same);
     if (is_written) {
       stands_.push_back({std::move(tensor), same, false});
     }
@@ -120,6 +123,7 @@ void Stands::follow() {
   for (const Stand& stand : stands_) {
     if (stand.is_written) {
       follow(stand);
+      look_at(stand.cpu);
     }
   }
 }
@@ -153,6 +157,7 @@ at::Tensor Stands::new_result(at::Tensor cpu) const {
     return cpu;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(!cpu.is_quantized(), op_.operator_name(), kNoQuantized);
+  look_at(cpu);
   return on_device(std::move(cpu), device());
 }
 
@@ -170,11 +175,39 @@ c10::Storage Stands::storage_for(const at::Tensor& cpu) {
       return storage;
     }
   }
+  look_at(cpu);
   c10::Storage storage = storage_over(cpu.storage(), device());
   if (schema_.results > 1) {
     made_.emplace_back(bytes, storage);
   }
   return storage;
+}
+
+void Stands::heed(const at::Scalar& number) {
+  is_given_taint_ |= is_looked_at_ && number.isFloatingPoint() && !std::isfinite(number.toDouble());
+}
+
+void Stands::look_at(const at::Tensor& cpu) const {
+  if (!is_looked_at_ || cpu.layout() != at::kStrided || cpu.is_nested()) {
+    return;
+  }
+  int64_t largest_input = 0;
+  for (const Stand& stand : stands_) {
+    if (!stand.is_written && stand.cpu.layout() == at::kStrided && !stand.cpu.is_nested()) {
+      largest_input = std::max(largest_input, stand.cpu.numel());
+    }
+  }
+  checks::warn_of_spread(op_, cpu, largest_input);
+  if (schema_.leaves_bytes || !checks::is_newly_tainted(cpu) || is_given_taint_) {
+    return;
+  }
+  const auto is_tainted = [](const Stand& stand) {
+    return !stand.is_written && stand.cpu.layout() == at::kStrided && !stand.cpu.is_nested() &&
+           checks::is_tainted(stand.cpu);
+  };
+  if (std::none_of(stands_.begin(), stands_.end(), is_tainted)) {
+    checks::warn_of_origin(op_, cpu);
+  }
 }
 
 // What a kernel has done to a tensor besides writing its elements: resized it, made it a view of another.

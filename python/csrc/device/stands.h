@@ -7,9 +7,11 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Scalar.h>
 #include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
+#include "checks.h"
 #include "schema.h"
 
 namespace tpurun::device {
@@ -32,6 +34,9 @@ class Stands {
 
   // What draws the random numbers.
   at::Generator engine(const std::optional<at::Generator>& given) const;
+
+  // A number that the program gives: what comes of NaN and Inf is no surprise.
+  void heed(const at::Scalar& number);
 
   // The device that the call names.
   void set_device(c10::Device device) { device_ = device; }
@@ -59,6 +64,7 @@ class Stands {
   at::Tensor of_sparse(const at::Tensor& tensor, bool is_written);
   c10::Storage storage_for(const at::Tensor& cpu);
   void follow(const Stand& stand);
+  void look_at(const at::Tensor& cpu) const;
 
   const c10::OperatorHandle& op_;
   const Schema& schema_;
@@ -66,6 +72,8 @@ class Stands {
   // Of results that share their bytes, as those of an unsafe_split do.
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> made_;
   std::optional<c10::Device> device_;
+  const bool is_looked_at_ = checks::are_on();
+  bool is_given_taint_ = false;
 };
 
 }  // namespace tpurun::device

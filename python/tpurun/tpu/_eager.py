@@ -4,6 +4,10 @@ Operations run one after the other on the thread that calls them. Collectives ma
 ``DEFER_NEVER`` (Strict, the default) what needs their result waits for it; in
 ``DEFER_NEVER_AND_LAUNCH_BLOCKING`` (Debug) ``Work.wait()`` does, so that an error is raised where it was
 waited for. ``TORCH_TPU_LAUNCH_BLOCKING=1`` begins in Debug.
+
+In Debug, a result with NaN or Inf that was computed from finite numbers is a warning at that line, and so is
+a large one that comes of spreading a small one. ``TORCH_TPU_ENABLE_DEBUG_CHECKS`` says so for all modes: 1 on,
+0 off.
 """
 
 from __future__ import annotations
@@ -60,13 +64,21 @@ class set_eager_mode:
         _native.pop_thread_mode()
 
 
+_IN_DEBUG, _NEVER, _ALWAYS = range(3)  # when results are looked at
+
+
 def begin() -> None:
     """Set what the environment says."""
 
+    def said(name: str) -> str:
+        return os.environ.get(f"TORCH_TPU_{name}", os.environ.get(f"TPU_{name}", "")).lower()
+
     def is_on(name: str) -> bool:
-        return any(os.environ.get(prefix + name, "").lower() in _TRUE for prefix in ("TORCH_TPU_", "TPU_"))
+        return said(name) in _TRUE
 
     if is_on("DEFER_AND_FUSE"):
         known(EagerMode.DEFER_AND_FUSE)
     if is_on("LAUNCH_BLOCKING"):
         _native.set_process_mode(int(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING))
+    if said("ENABLE_DEBUG_CHECKS"):
+        _native.set_debug_checks(_ALWAYS if is_on("ENABLE_DEBUG_CHECKS") else _NEVER)
