@@ -273,7 +273,13 @@ def test_a_program_that_never_names_the_device_does_not_get_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ['torch.device("tpu")', "torch.tpu.is_available()", 'torch.ones(1, device="tpu").device']
+    "code",
+    [
+        'torch.device("tpu")',
+        "torch.tpu.is_available()",
+        'torch.ones(1, device="tpu").device',
+        "torch.tpu.eager_mode = 1; assert torch.tpu.eager_mode == 1",
+    ],
 )
 def test_a_program_that_names_the_device_gets_it(code: str) -> None:
     assert python(f"import torch; {code}; print(torch.accelerator.current_accelerator())") == "tpu"

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import re
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -98,6 +99,12 @@ def claim() -> None:
     torch._register_device_module("tpu", module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _backend.serve_device()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        warnings.warn(
+            "tpurun: device tpu was first used after init_process_group(): the groups that there are serve "
+            f"CPU tensors alone; use torch.tpu before, or set {SWITCH}=1",
+            stacklevel=3,
+        )
 
 
 class _Unclaimed(ModuleType):
@@ -109,6 +116,13 @@ class _Unclaimed(ModuleType):
             raise AttributeError(name)
         claim()
         return getattr(sys.modules["torch.tpu"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            claim()
+            setattr(sys.modules["torch.tpu"], name, value)
 
 
 def _devices() -> int:

@@ -79,6 +79,7 @@ void bind(py::module_& module) {
         checks::set_when(static_cast<checks::When>(when));
       },
       "Look at the results of operations: 0 in Debug, 1 never, 2 always.");
+  module.def("debug_checks_are_on", &checks::are_on, "Whether results are looked at, in this thread.");
   module.def("pop_thread_mode", &pop_thread_mode, "Back to what it was before the last push.");
   module.def("settle_device", &streams::synchronize_all, "Wait for everything that any stream has begun.");
   module.def("device_count", &device_count, "How many devices a program may name.");

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torch._utils import _get_device_index
 
 from tpurun import _C as _native
-from tpurun.tpu import _eager
+from tpurun.tpu import _eager, _watch
 from tpurun.tpu._eager import EagerMode, set_eager_mode
 from tpurun.tpu._memory import (
     empty_cache,
@@ -58,6 +60,7 @@ __all__ = [
     "Event",
     "Stream",
     "StreamContext",
+    "check_replicas",
     "current_device",
     "current_stream",
     "default_generators",
@@ -162,6 +165,26 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
     return DeviceProperties("tpurun host device", _native.device_memory()["limit"], 1)
 
 
+def check_replicas(
+    of: torch.nn.Module | Mapping[str, torch.Tensor], group: ProcessGroup | None = None, *, rng: bool = False
+) -> None:
+    """Compare the parameters and buffers of a module, or named tensors, with those of the other ranks.
+
+    A collective of `group` (the default one), and of the meshes of DTensors among them. Tensors must have the
+    same shape, dtype and bits on all ranks of the group; DTensors the same spec on all ranks of their mesh,
+    and the same bits along the dimensions that replicate them. With `rng`, the generators of the CPU and of
+    this device must be in the same state, too.
+
+    Raises:
+        CollectiveMismatchError: on every rank that took part in the comparison that failed, with the first
+            name that differs, and who has what; its `ranks` are the minority.
+    """
+    # It needs DTensor, which takes long to import.
+    from tpurun.tpu import _replicas
+
+    _replicas.check_replicas(of, group, rng=rng)
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes that ``torch.autocast("tpu")`` can compute in."""
     return [torch.bfloat16, torch.float16]
@@ -234,3 +257,4 @@ class _Tpu(ModuleType):
 
 sys.modules[__name__].__class__ = _Tpu
 _eager.begin()
+_watch.begin()
