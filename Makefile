@@ -206,4 +206,4 @@ check-python: $(PACKAGES_READY)
 .PHONY: check-cpp
 check-cpp: $(PACKAGES_READY)
 	$(call say,checking C++)
-	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h
+	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h

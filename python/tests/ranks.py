@@ -65,7 +65,8 @@ def fork(size: int, body: Callable[[int], Any], limit_s: float = LIMIT_S) -> lis
         for rank in ranks:
             _end(rank)
     reports = [
-        pickle.loads(rank.report) if rank.report else (False, f"it died: {_end_of(rank.status)}") for rank in ranks
+        pickle.loads(rank.report) if rank.report else (False, f"it died: {_end_of(rank.status)}")
+        for rank in ranks
     ]
     failures = [f"rank {index}: {value}" for index, (ok, value) in enumerate(reports) if not ok]
     if failures:

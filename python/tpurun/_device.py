@@ -78,7 +78,7 @@ def claim() -> None:
     import torch
 
     taken = torch._C._get_privateuse1_backend_name()
-    if taken not in ("privateuseone", "tpu"):
+    if taken != "privateuseone":
         raise RuntimeError(
             f"tpurun: expected that nobody has claimed PyTorch's device for out-of-tree backends, but it is "
             f"{taken!r} here; uninstall that backend, or set {SWITCH}=0 to run without device tpu"
@@ -110,6 +110,9 @@ def claim() -> None:
 class _Unclaimed(ModuleType):
     """Stands for ``torch.tpu`` until something of it is used."""
 
+    # Its submodules are found without the device.
+    __path__ = (os.path.join(os.path.dirname(__file__), "tpu"),)
+
     def __getattr__(self, name: str) -> Any:
         # Not for those who only look around, as import machinery and inspect do.
         if name.startswith("__"):
@@ -118,7 +121,7 @@ class _Unclaimed(ModuleType):
         return getattr(sys.modules["torch.tpu"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("__"):
+        if name.startswith("__") or isinstance(value, ModuleType):
             super().__setattr__(name, value)
         else:
             claim()
@@ -189,4 +192,8 @@ def _backend_names(node: ast.AST) -> list[ast.expr]:
 def _names_device(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and _SAYS_DEVICE.fullmatch(node.value) is not None
+    if isinstance(node, ast.Import):
+        return any(name.name.startswith("torch.tpu") for name in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").startswith("torch.tpu")
     return isinstance(node, ast.Attribute) and node.attr == "tpu"

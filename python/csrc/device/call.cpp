@@ -70,8 +70,9 @@ c10::IValue Call::stand_in(const c10::IValue& value, const Argument& argument) {
       // Indices, which may be anywhere, as on other accelerators.
       c10::List<std::optional<at::Tensor>> list;
       for (const c10::IValue& index : value.toListRef()) {
-        list.push_back(index.isTensor() ? std::optional(stands_.of(index.toTensor(), argument.is_written, true))
-                                        : std::nullopt);
+        list.push_back(index.isTensor()
+                           ? std::optional(stands_.of(index.toTensor(), argument.is_written, true))
+                           : std::nullopt);
       }
       return list;
     }

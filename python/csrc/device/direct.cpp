@@ -19,7 +19,8 @@ void add_arithmetic(torch::Library& aten) {
           ops::rsub_Tensor, ops::rsub_Scalar, ops::pow_Tensor_Scalar, ops::pow__Scalar, ops::maximum,
           ops::minimum, ops::addcmul, ops::addcmul_, ops::addcdiv, ops::addcdiv_, ops::lerp_Scalar,
           ops::lerp__Scalar, ops::lerp_Tensor, ops::lerp__Tensor, ops::fill__Scalar, ops::fill__Tensor,
-          ops::zero_, ops::clone, ops::clamp, ops::clamp_, ops::clamp_min, ops::clamp_min_, ops::clamp_max>(aten);
+          ops::zero_, ops::clone, ops::clamp, ops::clamp_, ops::clamp_min, ops::clamp_min_, ops::clamp_max>(
+      aten);
 }
 
 void add_comparisons(torch::Library& aten) {
@@ -31,16 +32,16 @@ void add_comparisons(torch::Library& aten) {
 
 void add_unary(torch::Library& aten) {
   add_all<ops::neg, ops::neg_, ops::abs, ops::exp, ops::exp_, ops::log, ops::log1p, ops::sqrt, ops::sqrt_,
-          ops::rsqrt, ops::reciprocal, ops::sin, ops::cos, ops::tanh, ops::tanh_, ops::sigmoid,
-          ops::sigmoid_, ops::relu, ops::relu_, ops::gelu, ops::silu, ops::silu_, ops::floor, ops::round,
-          ops::sign, ops::erf>(aten);
+          ops::rsqrt, ops::reciprocal, ops::sin, ops::cos, ops::tanh, ops::tanh_, ops::sigmoid, ops::sigmoid_,
+          ops::relu, ops::relu_, ops::gelu, ops::silu, ops::silu_, ops::floor, ops::round, ops::sign,
+          ops::erf>(aten);
 }
 
 void add_reductions(torch::Library& aten) {
-  add_all<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::amax, ops::amin, ops::max,
-          ops::min, ops::max_dim, ops::min_dim, ops::argmax, ops::any, ops::all, ops::cumsum,
-          ops::linalg_vector_norm, ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax,
-          ops::_log_softmax_backward_data>(aten);
+  add_all<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::amax, ops::amin, ops::max, ops::min,
+          ops::max_dim, ops::min_dim, ops::argmax, ops::any, ops::all, ops::cumsum, ops::linalg_vector_norm,
+          ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax, ops::_log_softmax_backward_data>(
+      aten);
 }
 
 void add_products(torch::Library& aten) {
@@ -49,8 +50,8 @@ void add_products(torch::Library& aten) {
 }
 
 void add_indexing(torch::Library& aten) {
-  add_all<ops::cat, ops::index_select, ops::gather, ops::scatter__src, ops::scatter_add_, ops::masked_fill__Scalar,
-          ops::masked_fill__Tensor, ops::embedding_dense_backward, ops::tril,
+  add_all<ops::cat, ops::index_select, ops::gather, ops::scatter__src, ops::scatter_add_,
+          ops::masked_fill__Scalar, ops::masked_fill__Tensor, ops::embedding_dense_backward, ops::tril,
           ops::triu>(aten);
 }
 
@@ -66,8 +67,8 @@ void add_lists(torch::Library& aten) {
           ops::_foreach_mul__Scalar, ops::_foreach_mul__Tensor, ops::_foreach_mul__List,
           ops::_foreach_div__Scalar, ops::_foreach_div__ScalarList, ops::_foreach_div__List,
           ops::_foreach_lerp__Scalar, ops::_foreach_addcmul__Scalar, ops::_foreach_addcdiv__Scalar,
-          ops::_foreach_addcdiv__ScalarList, ops::_foreach_sqrt, ops::_foreach_sqrt_, ops::_foreach_norm_Scalar,
-          ops::_foreach_zero_>(aten);
+          ops::_foreach_addcdiv__ScalarList, ops::_foreach_sqrt, ops::_foreach_sqrt_,
+          ops::_foreach_norm_Scalar, ops::_foreach_zero_>(aten);
 }
 
 }  // namespace

@@ -99,12 +99,14 @@ class Given<const at::ITensorListRef&> : public GivenTensors<at::ITensorListRef>
   using GivenTensors::GivenTensors;
 };
 
-inline at::Tensor taken(const Stands& stands, at::Tensor result) { return stands.new_result(std::move(result)); }
+inline at::Tensor taken(const Stands& stands, at::Tensor result) {
+  return stands.new_result(std::move(result));
+}
 
 template <class... T>
 std::tuple<T...> taken(const Stands& stands, std::tuple<T...> results) {
-  return std::apply(
-      [&](auto&... result) { return std::tuple<T...>(taken(stands, std::move(result))...); }, results);
+  return std::apply([&](auto&... result) { return std::tuple<T...>(taken(stands, std::move(result))...); },
+                    results);
 }
 
 inline std::vector<at::Tensor> taken(const Stands& stands, std::vector<at::Tensor> results) {

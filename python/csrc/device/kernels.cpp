@@ -1,7 +1,9 @@
 #include "kernels.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
@@ -44,16 +46,26 @@ c10::DeviceGuard on(const MaybeDevice& asked, const MaybeLayout& layout,
   return c10::DeviceGuard(device.has_index() ? device : current_device());
 }
 
+at::Tensor filled_if_asked(at::Tensor made) {
+  const auto& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(made);
+  }
+  return made;
+}
+
 at::Tensor empty(at::IntArrayRef size, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
                  std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
   const auto guard = on(device, layout, pin_memory);
-  return at::detail::empty_generic(size, &allocator(), kKeys, c10::dtype_or_default(dtype), format);
+  return filled_if_asked(
+      at::detail::empty_generic(size, &allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, MaybeDtype dtype, MaybeLayout layout,
                          MaybeDevice device, std::optional<bool> pin_memory) {
   const auto guard = on(device, layout, pin_memory);
-  return at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, c10::dtype_or_default(dtype));
+  return filled_if_asked(
+      at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, c10::dtype_or_default(dtype)));
 }
 
 at::Tensor on_the_host(const at::Tensor& tensor) { return is_ours(tensor) ? as_cpu(tensor) : tensor; }

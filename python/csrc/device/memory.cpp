@@ -27,6 +27,13 @@ constexpr std::size_t kLarge = 1 << 20;
   C10_THROW_ERROR(Error, text);
 }
 
+// Positive for what was taken.
+void tell_profiler(void* data, int64_t bytes) {
+  TpurunMemoryStats now;
+  tpurun_memory_stats(&now);
+  c10::reportMemoryUsageToProfiler(data, bytes, now.allocated, now.reserved, current_device());
+}
+
 void* allocate_in_arena(std::size_t bytes) {
   if (bytes == 0) {
     return nullptr;
@@ -37,6 +44,9 @@ void* allocate_in_arena(std::size_t bytes) {
   void* data = tpurun_memory_allocate(bytes, site.data(), site.size(), &error);
   if (data == nullptr) {
     fail(error);
+  }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    tell_profiler(data, static_cast<int64_t>(tpurun_memory_size(data)));
   }
   return data;
 }
@@ -65,6 +75,9 @@ class CpuAllocator final : public c10::Allocator {
 
  private:
   static void release(void* data) {
+    if (C10_UNLIKELY(c10::memoryProfilingEnabled()) && tpurun_memory_owns(data) != 0) {
+      tell_profiler(data, -static_cast<int64_t>(tpurun_memory_size(data)));
+    }
     if (tpurun_memory_free(data) == 0) {
       ordinary_release(data);
     }

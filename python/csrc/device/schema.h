@@ -19,9 +19,9 @@ struct Schema {
 
   std::vector<Argument> arguments;
   std::size_t results = 0;
-  bool writes = false;   // any of its arguments
-  bool copies = false;   // from one device to another
-  bool derives = false;  // its kernel asks whether gradients are wanted
+  bool writes = false;        // any of its arguments
+  bool copies = false;        // from one device to another
+  bool derives = false;       // its kernel asks whether gradients are wanted
   bool leaves_bytes = false;  // as they are, or as memory comes
 };
 

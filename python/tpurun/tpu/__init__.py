@@ -7,14 +7,15 @@ Operations are those of the CPU, on the same bytes.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
 from torch._utils import _get_device_index
+from torch.distributed import ProcessGroup
 
 from tpurun import _C as _native
 from tpurun.tpu import _eager, _watch
@@ -32,6 +33,7 @@ from tpurun.tpu._memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from tpurun.tpu._precision import Precision, precision
 from tpurun.tpu._random import (
     default_generators,
     get_rng_state,
@@ -58,6 +60,7 @@ __all__ = [
     "DeviceProperties",
     "EagerMode",
     "Event",
+    "Precision",
     "Stream",
     "StreamContext",
     "check_replicas",
@@ -90,6 +93,7 @@ __all__ = [
     "memory_report",
     "memory_reserved",
     "memory_stats",
+    "precision",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",
@@ -244,7 +248,19 @@ def _index(given: Any) -> int:
     return _get_device_index(given, optional=True, allow_cpu=False)
 
 
+_SUBMODULES = ("compiler", "distributed", "ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"torch.tpu.{name}")
+    raise AttributeError(f"tpurun: torch.tpu has no {name!r}")
+
+
 class _Tpu(ModuleType):
+    allow_excess_precision = True
+    """Whether results may be more exact than asked for; these are."""
+
     @property
     def eager_mode(self) -> EagerMode:
         """The mode that counts in this thread; set, it is that of the process."""

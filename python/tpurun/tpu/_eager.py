@@ -6,8 +6,8 @@ Operations run one after the other on the thread that calls them. Collectives ma
 waited for. ``TORCH_TPU_LAUNCH_BLOCKING=1`` begins in Debug.
 
 In Debug, a result with NaN or Inf that was computed from finite numbers is a warning at that line, and so is
-a large one that comes of spreading a small one. ``TORCH_TPU_ENABLE_DEBUG_CHECKS`` says so for all modes: 1 on,
-0 off.
+a large one that comes of spreading a small one. ``TORCH_TPU_ENABLE_DEBUG_CHECKS`` decides for all modes: 1
+on, 0 off.
 """
 
 from __future__ import annotations
