@@ -8,6 +8,7 @@ mod arena_export;
 mod board_image;
 mod control_frames;
 mod input;
+mod mapped_tensors;
 mod match_keys;
 mod meeting;
 mod memory;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     arena_export::TARGET,
     board_image::TARGET,
     control_frames::TARGET,
+    mapped_tensors::TARGET,
     match_keys::TARGET,
     meeting::TARGET,
     message_lane::TARGET,

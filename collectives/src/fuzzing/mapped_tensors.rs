@@ -1,0 +1,123 @@
+#![allow(unsafe_code)]
+//! One honest rank that works on tensors where they are, among others that say anything of theirs.
+
+use std::sync::Arc;
+
+use super::memory::op;
+use super::{Input, Target};
+use crate::arena::Arena;
+use crate::buffer::Spans;
+use crate::dtype::Dtype;
+use crate::mapped::{Mapping, announce};
+use crate::op::{Op, OpKind};
+use crate::segment::Segment;
+use crate::validate::validate;
+
+pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };
+
+/// Of one tensor: more than what is staged however it lies.
+const BYTES: u64 = 16 << 10;
+const ARENA_BYTES: u64 = 16 * BYTES;
+const RANKS: u32 = 3;
+
+const KINDS: [OpKind; 8] = [
+    OpKind::AllReduce,
+    OpKind::AllGather,
+    OpKind::ReduceScatter,
+    OpKind::Broadcast,
+    OpKind::AllToAll,
+    OpKind::Reduce,
+    OpKind::Gather,
+    OpKind::Scatter,
+];
+
+fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let segment = Segment::alone("dp0", RANKS, 4096);
+    let arenas: Vec<Arc<Arena>> =
+        (0..RANKS).map(|_| Arc::new(Arena::create(ARENA_BYTES).expect("memory for an arena"))).collect();
+    // All ranks are this process here, so each can be found.
+    for rank in 1..RANKS {
+        let at = segment.layout().export(rank);
+        segment.region().write(at + 8, &arenas[rank as usize].export().to_bytes());
+        segment.region().write(at, &1_u64.to_le_bytes());
+    }
+    announce(&segment, &arenas[0]);
+    let op = any_op(&mut input, &arenas[0]);
+    if validate(&op, segment.members()).is_err() {
+        return;
+    }
+    let Some(mapped) = Mapping::default().take(&segment, Some(&arenas[0]), &op, 0) else { return };
+    for rank in 1..RANKS {
+        describe(&mut input, &segment, rank);
+    }
+    // Others may write while this one reads, so nothing is known of the numbers.
+    let pieces = 1 + input.below(3) as u32;
+    let outcome = mapped
+        .work_bytes(&segment, &op)
+        .and_then(|_| (0..pieces).try_for_each(|piece| mapped.run(&segment, &op, piece, pieces)));
+    if let Err(failure) = outcome {
+        assert!(failure.text().contains("its arena") || failure.text().contains("other sizes"), "{failure}");
+    }
+}
+
+fn any_op(input: &mut Input<'_>, arena: &Arena) -> Op {
+    let kind = input.one_of(&KINDS);
+    let root = input.below(RANKS as usize) as u32;
+    let many = RANKS as usize;
+    let (inputs, outputs) = match kind {
+        OpKind::AllReduce => (1, 1),
+        OpKind::AllGather => (1, many),
+        OpKind::ReduceScatter => (many, 1),
+        OpKind::AllToAll => (many, many),
+        OpKind::Broadcast => (usize::from(root == 0), usize::from(root != 0)),
+        OpKind::Reduce => (1, usize::from(root == 0)),
+        OpKind::Gather => (1, if root == 0 { many } else { 0 }),
+        _ => (if root == 0 { many } else { 0 }, 1),
+    };
+    let spans = |first: u64, chunks: usize| {
+        let pieces = (0..chunks as u64).map(|chunk| {
+            (arena.pointer((first + chunk) * BYTES, BYTES), usize::try_from(BYTES).expect("small"))
+        });
+        // SAFETY: parts of an arena that outlives the operation and that only this thread touches; they do not
+        // overlap.
+        unsafe { Spans::new(pieces, 1) }
+    };
+    let root = kind.is_rooted().then_some(root);
+    Op { root, ..op(kind, Dtype::F32, spans(0, inputs), spans(8, outputs)) }
+}
+
+/// How many inputs and outputs, how many of them are a chunk, and where each is: mostly what an honest rank
+/// could say.
+fn describe(input: &mut Input<'_>, segment: &Segment, rank: u32) {
+    let mut words: Vec<u64> = (0..4).map(|_| input.number(5)).collect();
+    for _ in 0..(words[0].min(64) + words[1].min(64)) {
+        words.push(match input.byte() {
+            0xff => input.u64(),
+            byte => u64::from(byte % 16) * BYTES,
+        });
+        words.push(match input.byte() {
+            0..100 => BYTES,
+            100..200 => u64::from(input.byte()) * 4,
+            _ => input.u64(),
+        });
+    }
+    let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+    let window = segment.layout().window(rank, 0);
+    segment.region().write(window, &bytes[..bytes.len().min(segment.layout().window_bytes())]);
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    // An all-reduce of one tensor, where each says one input and one output.
+    let one_each = [1, 1, 1, 1, 0, 0, 8, 0];
+    let all_reduce = [&[0, 0][..], &one_each, &one_each, &[2]].concat();
+    let gathered = [1, 3, 1, 1, 0, 0, 8, 0, 9, 0, 10, 0];
+    let all_gather = [&[1, 0][..], &gathered, &gathered, &[1]].concat();
+    // Pieces of one chunk, a range beyond the arena, a size that is no number of elements, more than fits.
+    let in_pieces = [2, 1, 2, 1, 0, 150, 0, 1, 150, 0, 8, 0];
+    let beyond = [1, 1, 1, 1, 0xff, 0, 0, 0, 0, 1, 0, 0, 0, 0, 8, 0];
+    let uneven = [1, 1, 1, 1, 0, 220, 3, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    let with = |words: &[u8]| [&[0, 0][..], &one_each, words, &[1]].concat();
+    let many = [&[0, 0, 0xff][..], &[255; 8], &[1, 1, 1]].concat();
+    vec![all_reduce, all_gather, with(&in_pieces), with(&beyond), with(&uneven), many]
+}
