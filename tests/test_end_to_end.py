@@ -33,6 +33,12 @@ def test_it_does_on_device_tpu(verdicts_on_tpu: dict[str, Verdict], name: str):
     assert not problems, "\n".join(problems)
 
 
+def test_debug_finds_nothing_wrong_with_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCH_TPU_LAUNCH_BLOCKING", "1")
+    found = run([*ON_TPU.values()], device="tpu")
+    assert not [problem for verdict in found for problem in verdict.problems]
+
+
 # Launchers differ in how ranks start, meet and leave; `make programs` runs everything under each of them.
 UNDER_ANY_LAUNCHER = ("ddp/plain", "fsdp2/plain", "elastic_store/everybody_learns_all")
 

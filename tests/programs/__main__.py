@@ -15,9 +15,17 @@ def main() -> int:
     chosen = [
         one for one in all_programs(options.families, options.device) if fnmatch(one.name, options.only)
     ]
+    if options.ranks is not None:
+        chosen = [one for one in chosen if options.ranks in one.sizes]
     if not chosen:
         sys.exit(f"expected a pattern that a program fits, given {options.only}")
-    verdicts = run(chosen, launcher=options.launcher, backend=options.backend, device=options.device)
+    verdicts = run(
+        chosen,
+        launcher=options.launcher,
+        backend=options.backend,
+        device=options.device,
+        each=options.ranks,
+    )
     for verdict in verdicts:
         word = "WRONG" if verdict.problems else "ok"
         print(f"{word:<5} {verdict.seconds:6.1f} s  {verdict.program.name}")
@@ -34,6 +42,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--launcher", choices=LAUNCHERS, default="tpurun", help="[tpurun]")
     parser.add_argument("--backend", choices=["tpu_dist", "gloo"], default="tpu_dist", help="[tpu_dist]")
     parser.add_argument("--device", choices=["cpu", "tpu"], default="cpu", help="[cpu]")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="of all programs that are for so many (1, 4, 8) [its own]"
+    )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'ddp/*' [*]")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="[all]")
     return parser.parse_args()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -64,25 +64,42 @@ class Program:
     name: str
     """The family and the function, `ddp/plain`."""
     ranks: int
-    run: Callable[[Case], None]
+    body: Callable[[Case], None]
+    makes_worlds: bool
+    sizes: tuple[int, ...]
+    """The numbers of ranks that it is written for."""
     devices: tuple[str, ...]
     """Those that it can run on."""
 
+    def run(self, case: Case) -> None:
+        """All ranks of the job come here."""
+        if self.makes_worlds:
+            self.body(case)
+            return
+        with case.world(self.ranks) as is_member:
+            if is_member:
+                self.body(case)
+
+    def at(self, ranks: int) -> Program:
+        """The same with another number of ranks."""
+        return replace(self, ranks=ranks)
+
 
 def program(
-    ranks: int, *, makes_worlds: bool = False, devices: tuple[str, ...] = ("cpu", "tpu")
+    ranks: int,
+    *,
+    sizes: tuple[int, ...] | None = None,
+    makes_worlds: bool = False,
+    devices: tuple[str, ...] = ("cpu", "tpu"),
 ) -> Callable[[Callable[[Case], None]], Program]:
     """Makes a program of a function that runs on every rank of a world of `ranks`, or that makes its own
-    worlds, none larger than that."""
+    worlds, none larger than that. Unless it says otherwise, one for 4 ranks is for 1 and 8, too."""
+    if sizes is None:
+        sizes = (1, 4, 8) if ranks == 4 and not makes_worlds else (ranks,)
 
     def make(body: Callable[[Case], None]) -> Program:
-        def in_one_world(case: Case) -> None:
-            with case.world(ranks) as is_member:
-                if is_member:
-                    body(case)
-
         name = f"{body.__module__.rpartition('.')[2]}/{body.__name__}"
-        return Program(name, ranks, body if makes_worlds else in_one_world, devices)
+        return Program(name, ranks, body, makes_worlds, sizes, devices)
 
     return make
 

@@ -77,7 +77,7 @@ class Branches(nn.Module):
         return out if branch is None else out + self.branches[branch](x)
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4,))
 def find_unused_parameters(case: Case) -> None:
     """Each rank uses another branch in each step, and one branch stays without any use."""
     ranks = dist.get_world_size()
@@ -186,13 +186,13 @@ def refuses_sync_batch_norm() -> None:
     torch_refuses(ValueError, "SyncBatchNorm expected input tensor to be on", lambda: model(torch.ones(3, 6)))
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4,))
 def groups_of_their_own(case: Case) -> None:
     """Two models on overlapping groups in one backward pass: ranks 0-2 and 1-3."""
     groups = {low: dist.new_group(list(range(low, low + 3))) for low in (0, 1)}
     size = BATCH // 4
     whole_batches = data(steps=1)
-    ((x, y),) = shares(whole_batches, case.rank, 4)
+    ((x, y),) = shares(whole_batches, case.rank, dist.get_world_size())
     models = {
         low: DDP(mlp(*WIDTHS, seed=low), process_group=group)
         for low, group in groups.items()

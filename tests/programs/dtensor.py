@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import torch
+import torch.distributed as dist
 import torch.distributed.tensor as dt
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -81,10 +82,10 @@ def check_way(
     same(f"{what}, whole", arrived.full_tensor(), full)
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4, 8))
 def every_redistribution(case: Case) -> None:
     """All that DTensor allows: nothing becomes partial but shards, which become parts of a sum."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     for shape in SHAPES:
         full = numbers(shape)
         for source, target in product([*SHARDS, *PARTIALS, Replicate()], [*SHARDS, Replicate()]):
@@ -110,7 +111,7 @@ def every_redistribution_on_two_dimensions(case: Case) -> None:
 @program(ranks=4)
 def distributed_from_rank_0(case: Case) -> None:
     """`distribute_tensor` takes the values of the first rank, whatever the others have."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     for shape, placement in product(SHAPES, [*SHARDS, Replicate()]):
         mine = numbers(shape, seed=case.rank)
         tensor = distribute_tensor(mine, mesh, [placement])
@@ -120,7 +121,7 @@ def distributed_from_rank_0(case: Case) -> None:
 @program(ranks=4)
 def gradients_of_redistribution(case: Case) -> None:
     """Backward, each redistribution is the way back."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     full, weight = numbers((7, 5, 3)), numbers((7, 5, 3), seed=3)
     for source, target in product([*SHARDS, Replicate()], repeat=2):
         tensor = placed(full, mesh, [source]).requires_grad_()
@@ -132,7 +133,7 @@ def gradients_of_redistribution(case: Case) -> None:
 @program(ranks=4)
 def matrix_products(case: Case) -> None:
     """All pairs of placements, values and gradients."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     left, right, seed = numbers((7, 6)), numbers((6, 9), seed=1), numbers((7, 9), seed=2)
     for one, other in product([Shard(0), Shard(1), Replicate(), Partial("sum")], repeat=2):
         a, b = (placed(x, mesh, [p]).requires_grad_() for x, p in ((left, one), (right, other)))
@@ -172,11 +173,11 @@ OPERATIONS = {
 REFUSED = {"unflatten of S(1)", "flatten of S(0)"}
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4,))
 def operations(case: Case) -> None:
     """Operations find out what to do with their shards, or refuse. No shard is empty: torch's argmax fails on
     those, on any backend."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     full = numbers((7, 10)) / 8
     refused: dict[str, str] = {}
     for (name, operation), placement in product(
@@ -192,10 +193,10 @@ def operations(case: Case) -> None:
     assert refused.keys() == REFUSED, f"expected refusals of {REFUSED}, got {refused}"
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(1, 4))
 def embedding(case: Case) -> None:
     """A table by rows is looked up everywhere, and masked where the row is somebody else's."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     table, tokens = numbers((11, 6)), torch.tensor([[0, 10, 3, 3], [7, 1, 2, 9]])
     seed = numbers((2, 4, 6), seed=4)
     alone = table.clone().requires_grad_()
@@ -214,7 +215,7 @@ def random_numbers(case: Case) -> None:
     """torch keeps the random states of a mesh in step on accelerators alone (`is_rng_supported_mesh`). On the
     CPU, on any backend, its factories of random tensors refuse, and other operations draw each part from the
     generator of its rank: equal seeds give equal replicas, and shards need different ones."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     if here() != "cpu":
         kept_in_step(mesh)
         return
@@ -229,9 +230,10 @@ def random_numbers(case: Case) -> None:
     torch.manual_seed(case.rank)
     shards = placed(full, mesh, [Shard(0)]).normal_()
     parts = []
-    for rank in range(4):
+    ranks = dist.get_world_size()
+    for rank in range(ranks):
         torch.manual_seed(rank)
-        parts.append(torch.randn(piece(full, Shard(0), rank, 4).shape))
+        parts.append(torch.randn(piece(full, Shard(0), rank, ranks).shape))
     same("shards", shards.full_tensor(), torch.cat(parts))
 
     ones = placed(torch.ones(64, 32), mesh, [Shard(0)]).requires_grad_()
@@ -264,11 +266,15 @@ def kept_in_step(mesh: DeviceMesh) -> None:
 @program(ranks=4)
 def made_in_place(case: Case) -> None:
     """Factories make the part of each rank, also where the parts are uneven."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     for shape, placement in product(SHAPES, [*SHARDS, Replicate()]):
         for made, wanted in (
             (dt.ones(shape, device_mesh=mesh, placements=[placement]), torch.ones(shape)),
             (dt.full(shape, 2.5, device_mesh=mesh, placements=[placement]), torch.full(shape, 2.5)),
         ):
             same(f"{shape} {placement}", made.full_tensor(), wanted)
-            same(f"{shape} {placement}, local", made.to_local(), piece(wanted, placement, case.rank, 4))
+            same(
+                f"{shape} {placement}, local",
+                made.to_local(),
+                piece(wanted, placement, case.rank, dist.get_world_size()),
+            )

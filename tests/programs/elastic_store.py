@@ -49,7 +49,7 @@ def who_is_missing_is_named(case: Case) -> None:
         assert re.search(rf"missing_ranks=\[.*{RANKS - 1}\]", named), named
 
 
-@program(ranks=RANKS)
+@program(ranks=RANKS, sizes=(RANKS,))
 def beside_a_process_group(case: Case) -> None:
     """The store of the default group takes user's keys while collectives run over the same ranks."""
     store = torch.distributed.distributed_c10d._get_default_store()

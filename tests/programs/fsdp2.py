@@ -66,7 +66,7 @@ def plain(case: Case) -> None:
     ours(case, model).must_be(oracle())
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4, 8))
 def kept_after_forward(case: Case) -> None:
     """`reshard_after_forward=False`: whole parameters stay until they have been used backward."""
     model = sharded(mlp(*WIDTHS), reshard_after_forward=False)
@@ -81,7 +81,7 @@ def kept_after_forward(case: Case) -> None:
     ours(case, model).must_be(oracle())
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4, 8))
 def resharded_to_pairs(case: Case) -> None:
     """`reshard_after_forward=2`: after forward each pair of ranks holds all of it."""
     model = sharded(mlp(*WIDTHS), reshard_after_forward=2)
@@ -92,7 +92,7 @@ def resharded_to_pairs(case: Case) -> None:
     ours(case, model).must_be(oracle())
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4,))
 def sharded_by_columns(case: Case) -> None:
     """`shard_placement_fn`: weights by their second dimension, which all ranks must share evenly."""
     widths = (8, 16, 4)
@@ -104,7 +104,9 @@ def sharded_by_columns(case: Case) -> None:
     sharded(model, shard_placement_fn=placement)
     same("elements of a row", model[0].weight.to_local().shape, torch.Size((16, 2)))
     steps = batches(widths[0], widths[-1])
-    train(model, adam(model), shares(steps, case.rank, 4)).must_be(train(alone, adam(alone), steps))
+    train(model, adam(model), shares(steps, case.rank, dist.get_world_size())).must_be(
+        train(alone, adam(alone), steps)
+    )
 
 
 @program(ranks=8)
@@ -139,7 +141,7 @@ def made_on_meta(case: Case) -> None:
 @program(ranks=4)
 def state_dict(case: Case) -> None:
     """Trained, saved whole, taken up by other objects, trained on: as one training without a break."""
-    mine, options = shares(data(), case.rank, 4), StateDictOptions(full_state_dict=True)
+    mine, options = shares(data(), case.rank, dist.get_world_size()), StateDictOptions(full_state_dict=True)
     model = sharded(mlp(*WIDTHS))
     optimizer = adam(model)
     first = train(model, optimizer, mine[:2])
@@ -159,7 +161,7 @@ def clipped(case: Case) -> None:
     """The norm of all gradients is one over the shards of all ranks."""
     model, alone = sharded(mlp(*WIDTHS)), mlp(*WIDTHS)
     ((x, y),) = data(steps=1)
-    ((mine, target),) = shares([(x, y)], case.rank, 4)
+    ((mine, target),) = shares([(x, y)], case.rank, dist.get_world_size())
     nn.functional.mse_loss(model(mine), target).backward()
     nn.functional.mse_loss(alone(x), y).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05).full_tensor()

@@ -52,9 +52,9 @@ def every_way_to_divide(mesh: DeviceMesh, rank: int) -> None:
             same(f"{dtype}, divided by {divisor or ranks}", reduced(mesh, dtype, rank, divisor), wanted)
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4, 8))
 def means(case: Case) -> None:
-    every_way_to_divide(init_device_mesh(here(), (4,)), case.rank)
+    every_way_to_divide(init_device_mesh(here(), (dist.get_world_size(),)), case.rank)
 
 
 @program(ranks=8)
@@ -134,7 +134,7 @@ def accumulated_whole(case: Case) -> None:
     def silence(model: nn.Module, is_last: bool) -> None:
         model.set_requires_gradient_sync(is_last)
 
-    accumulated(case, init_device_mesh(here(), (4,)), silence)
+    accumulated(case, init_device_mesh(here(), (dist.get_world_size(),)), silence)
 
 
 @program(ranks=4)
@@ -144,7 +144,9 @@ def accumulated_in_shards(case: Case) -> None:
     def silence(model: nn.Module, is_last: bool) -> None:
         model.set_is_last_backward(is_last)
 
-    accumulated(case, init_device_mesh(here(), (4,)), silence, reshard_after_forward=False)
+    accumulated(
+        case, init_device_mesh(here(), (dist.get_world_size(),)), silence, reshard_after_forward=False
+    )
 
 
 @program(ranks=8)
@@ -158,7 +160,7 @@ def accumulated_in_replicas(case: Case) -> None:
     accumulated(case, mesh, silence)
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(4,))
 def a_hook_of_their_own(case: Case) -> None:
     """`set_all_reduce_hook`: what is reduced beyond the mesh, here between two meshes of two ranks."""
     pairs = init_device_mesh(here(), (2, 2), mesh_dim_names=("outer", "inner"))
@@ -172,7 +174,7 @@ def a_hook_of_their_own(case: Case) -> None:
     model.set_all_reduce_hook(hook)
     alone = mlp(*WIDTHS, dtype=torch.float32)
     ((x, y),) = data(torch.float32, steps=1)
-    ((mine, target),) = shares([(x, y)], case.rank, 4)
+    ((mine, target),) = shares([(x, y)], case.rank, dist.get_world_size())
     mse(model(mine), target).backward()
     mse(alone(x), y).backward()
     all_same("gradient of", gradients(model), gradients(alone), ROUNDING_F32)

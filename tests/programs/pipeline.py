@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -23,7 +24,6 @@ from .compare import ROUNDING, all_same, same
 from .training import Batch, batches, gradients, mlp, mse, parameters, sgd
 
 WIDTH = 6
-RANKS = 4
 MICRO_BATCHES = 8
 
 
@@ -71,56 +71,70 @@ def trained(case: Case, schedule: Callable, mine: list[int], count: int) -> None
 
 
 def one_stage_each(case: Case, schedule: type) -> None:
-    trained(case, lambda stages: schedule(stages[0], MICRO_BATCHES, loss_fn=mse), [case.rank], RANKS)
+    ranks = dist.get_world_size()
+    trained(
+        case,
+        lambda stages: schedule(stages[0], MICRO_BATCHES, loss_fn=mse),
+        [case.rank],
+        ranks,
+    )
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def gpipe(case: Case) -> None:
     one_stage_each(case, ScheduleGPipe)
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def one_forward_one_backward(case: Case) -> None:
     one_stage_each(case, Schedule1F1B)
 
 
 def two_stages_each(case: Case, schedule: type) -> None:
-    mine = [case.rank, case.rank + RANKS]
-    trained(case, lambda stages: schedule(stages, MICRO_BATCHES, loss_fn=mse), mine, 2 * RANKS)
+    ranks = dist.get_world_size()
+    mine = [case.rank, case.rank + ranks]
+    trained(case, lambda stages: schedule(stages, MICRO_BATCHES, loss_fn=mse), mine, 2 * ranks)
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def looped_breadth_first(case: Case) -> None:
     two_stages_each(case, ScheduleLoopedBFS)
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def interleaved(case: Case) -> None:
     two_stages_each(case, ScheduleInterleaved1F1B)
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def interleaved_zero_bubble(case: Case) -> None:
     two_stages_each(case, ScheduleInterleavedZeroBubble)
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def zero_bubble_in_a_v(case: Case) -> None:
     """Rank 0 has the first stage and the last one."""
-    mine = [case.rank, 2 * RANKS - 1 - case.rank]
-    trained(case, lambda stages: ScheduleZBVZeroBubble(stages, MICRO_BATCHES, loss_fn=mse), mine, 2 * RANKS)
+    ranks = dist.get_world_size()
+    mine = [case.rank, 2 * ranks - 1 - case.rank]
+    trained(
+        case,
+        lambda stages: ScheduleZBVZeroBubble(stages, MICRO_BATCHES, loss_fn=mse),
+        mine,
+        2 * ranks,
+    )
 
 
-@program(ranks=RANKS)
+@program(ranks=4)
 def split_by_torch(case: Case) -> None:
     """`pipeline` traces one model and cuts it where it is told."""
-    whole, alone = (nn.Sequential(*layers(RANKS)) for _ in range(2))
+    ranks = dist.get_world_size()
+    whole, alone = (nn.Sequential(*layers(ranks)) for _ in range(2))
     ((x, y),) = data()[:1]
-    cuts = {str(index): SplitPoint.BEGINNING for index in range(1, RANKS)}
+    cuts = {str(index): SplitPoint.BEGINNING for index in range(1, ranks)}
     traced = pipeline(whole, mb_args=(x.chunk(MICRO_BATCHES)[0],), split_spec=cuts)
     stage = traced.build_stage(case.rank, torch.device(here()))
     schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=mse)
-    schedule.step(*([x] if case.rank == 0 else []), **({"target": y} if case.rank == RANKS - 1 else {}))
+    schedule.step(*([x] if case.rank == 0 else []), **({"target": y} if case.rank == ranks - 1 else {}))
     mse(alone(x), y).backward()
     wanted = gradients(alone)
     mine = gradients(stage.submod)

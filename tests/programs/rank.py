@@ -34,6 +34,8 @@ class Plan:
     folder: str
     """Where the ranks write, and what their programs share."""
     ranks: int
+    each: int | None = None
+    """On how many ranks every program runs, if not on its own number."""
 
     def write(self) -> Path:
         path = Path(self.folder) / "plan.json"
@@ -66,6 +68,7 @@ def run(plan: Plan) -> None:
     assert ranks == plan.ranks, f"expected a job of {plan.ranks} ranks, started with {ranks}"
     with open(Path(plan.folder) / f"rank-{rank}.jsonl", "w", buffering=1) as file:
         for program in chosen(plan.programs):
+            program = program if plan.each is None else program.at(plan.each)
             run_program(program, plan, rank, dist.PrefixStore(program.name, store), file)
             meet(store, f"after {program.name}", ranks)
     leave(store, rank, ranks)

@@ -36,15 +36,22 @@ def all_programs(families: Iterable[str] = FAMILIES, device: str = "cpu") -> lis
 
 
 def run(
-    programs: list[Program], *, launcher: str = "tpurun", backend: str = "tpu_dist", device: str = "cpu"
+    programs: list[Program],
+    *,
+    launcher: str = "tpurun",
+    backend: str = "tpu_dist",
+    device: str = "cpu",
+    each: int | None = None,
 ) -> list[Verdict]:
-    """One job, with as many ranks as the largest program uses."""
+    """One job, with as many ranks as the largest program uses, or `each` of them."""
     with tempfile.TemporaryDirectory(prefix="tpurun-programs-") as name:
         folder = Path(name)
         (folder / "shared").mkdir()
         names = [program.name for program in programs]
+        if each is not None:
+            programs = [program.at(each) for program in programs]
         ranks = max(program.ranks for program in programs)
-        plan = Plan(backend, device, names, str(folder / "shared"), ranks)
+        plan = Plan(backend, device, names, str(folder / "shared"), ranks, each)
         job = Job(
             folder, command(plan, launcher), env=ENVIRONMENT | {"TPURUN_DEVICE": str(int(device == "tpu"))}
         )

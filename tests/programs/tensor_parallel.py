@@ -125,16 +125,16 @@ def columns_and_rows(case: Case) -> None:
             "0": ColwiseParallel(use_local_output=False),
             "2": RowwiseParallel(),
         }
-        parallelize_module(model, init_device_mesh(here(), (4,)), plan)
+        parallelize_module(model, init_device_mesh(here(), (dist.get_world_size(),)), plan)
         steps = batches(6, 3)
         train(model, sgd(model), steps).must_be(train(alone, sgd(alone), steps))
         assert isinstance(model[0].weight, DTensor)
 
 
-@program(ranks=4)
+@program(ranks=4, sizes=(1, 4))
 def transformer(case: Case) -> None:
     """With sequence parallelism, and a loss that never sees whole logits."""
-    model = in_parallel(Transformer(), init_device_mesh(here(), (4,)))
+    model = in_parallel(Transformer(), init_device_mesh(here(), (dist.get_world_size(),)))
     with loss_parallel():
         history = train(model, adam(model), tokens(3), loss=cross_entropy)
     history.must_be(oracle(3))
@@ -163,7 +163,7 @@ def heads_of(length: int) -> list[torch.Tensor]:
 def context_parallel_is_not_for_the_cpu(case: Case) -> None:
     """torch splits and joins the sequence on the CPU, too, but knows ring attention for the attention kernels
     of accelerators alone: on any backend, the one of the CPU is not among those that it dispatches."""
-    mesh = init_device_mesh(here(), (4,))
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
     whole = heads_of(16)
     mine = [tensor.clone() for tensor in whole]
     with context_parallel(mesh, buffers=mine, buffer_seq_dims=[2, 2, 2]):

@@ -161,11 +161,12 @@ def warn_of_generators(tensors: dict[str, DTensor]) -> None:
     """DTensor's random operations count on generators in the same state; a program may never use them."""
     from torch.distributed.tensor import _random
 
-    if _random._rng_tracker is None:
-        return
     for mesh, _ in _by_mesh(tensors):
         for dim in range(mesh.ndim):
+            # All ranks compare, whatever has happened on them.
             try:
                 compare(mesh.get_group(dim), _generators(), "generators")
             except CollectiveMismatchError as error:
-                warnings.warn(f"{error}; random operations on DTensors need the same", stacklevel=5)
+                if _random._rng_tracker is not None:
+                    text = f"{error}; random operations on DTensors need the same"
+                    warnings.warn(text, stacklevel=5)

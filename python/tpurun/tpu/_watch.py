@@ -37,9 +37,10 @@ def _see_module(module: nn.Module, name: str, _submodule: nn.Module | None) -> N
 
 
 def _see_forward(ddp: nn.parallel.DistributedDataParallel, _inputs: tuple[Any, ...]) -> None:
-    # Only where DDP itself counts on all ranks: not in no_sync, in evaluation, or within Join.
+    # Only where DDP itself counts on all ranks: not in no_sync, in evaluation, or within Join. What a hook of
+    # the program makes of gradients, such as local SGD, may differ.
     in_step = ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync
-    if _is_on() and in_step and not ddp._join_config.enable:
+    if _is_on() and in_step and not ddp._join_config.enable and not ddp._comm_hooks:
         from tpurun.tpu import _replicas
 
         ignored = ddp.parameters_to_ignore
