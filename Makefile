@@ -50,8 +50,9 @@ demo: $(INSTALLED) ## train a small GPT on 64 ranks
 	@tpurun -n 64 examples/train.py $(ARGS)
 
 .PHONY: bench
-bench: $(INSTALLED) ## time the collectives against Gloo
+bench: $(INSTALLED) ## time the collectives against Gloo, and device tpu against CPU tensors
 	@tpurun bench --against gloo $(ARGS)
+	@$(MAKE) --no-print-directory overhead ARGS=
 
 .PHONY: overhead
 overhead: $(INSTALLED) ## what device tpu costs beside CPU tensors; writes docs/overhead.md

@@ -8,8 +8,10 @@ ratios to the CPU's block before also the quartiles.
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -142,6 +144,28 @@ def runs_in(work: Work, seconds: float) -> int:
     return max(1, int(seconds / max(time.perf_counter() - began, 1e-7)))
 
 
+IN_PLACE = Path(__file__).with_name("overhead_in_place.py")
+
+
+def in_place() -> str:
+    """A table of the collectives of 8 ranks."""
+    tpurun = Path(sys.executable).with_name("tpurun")
+    command = [tpurun, "-n", "8", "--device", "tpu", IN_PLACE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [
+        "| all-reduce, 8 ranks | CPU, ms | tpu, ms | CPU / tpu |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    (line,) = [line for line in done.stdout.splitlines() if "{" in line]
+    for size, seconds in json.loads(line[line.index("{") :])["seconds"].items():
+        cpu, tpu = (statistics.median(seconds[device]) * 1e3 for device in ("cpu", "tpu"))
+        ratios = [a / b for a, b in zip(seconds["cpu"], seconds["tpu"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        name = f"{int(size) >> 10} KiB"
+        rows.append(f"| {name} | {cpu:.3f} | {tpu:.3f} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+    return "\n".join(rows)
+
+
 def page(found: list[Timed], turns: int) -> str:
     head = (
         "| | CPU, us | Strict, us | Debug, us | Strict / CPU | Debug / CPU |\n"
@@ -164,6 +188,13 @@ CPU's tensors, Strict and Debug one after the other. Medians; ratios with their 
 ## A training step
 
 {table(STEPS)}
+
+## A collective
+
+Of tensors on the device, which are used where they are, and of CPU tensors, in turn in one run
+(`tpurun -n 8 --device tpu tests/overhead_in_place.py`).
+
+{in_place()}
 """
 
 
