@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use super::memory::op;
+use super::memory::{KINDS, chunks, op};
 use super::{Input, Target};
 use crate::arena::Arena;
 use crate::buffer::Spans;
 use crate::dtype::Dtype;
 use crate::mapped::{Mapping, announce};
-use crate::op::{Op, OpKind};
+use crate::op::Op;
 use crate::segment::Segment;
 use crate::validate::validate;
 
@@ -19,17 +19,6 @@ pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };
 const BYTES: u64 = 16 << 10;
 const ARENA_BYTES: u64 = 16 * BYTES;
 const RANKS: u32 = 3;
-
-const KINDS: [OpKind; 8] = [
-    OpKind::AllReduce,
-    OpKind::AllGather,
-    OpKind::ReduceScatter,
-    OpKind::Broadcast,
-    OpKind::AllToAll,
-    OpKind::Reduce,
-    OpKind::Gather,
-    OpKind::Scatter,
-];
 
 fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
@@ -62,19 +51,10 @@ fn run(bytes: &[u8]) {
 }
 
 fn any_op(input: &mut Input<'_>, arena: &Arena) -> Op {
-    let kind = input.one_of(&KINDS);
+    // A barrier has no tensors.
+    let kind = input.one_of(&KINDS[1..]);
     let root = input.below(RANKS as usize) as u32;
-    let many = RANKS as usize;
-    let (inputs, outputs) = match kind {
-        OpKind::AllReduce => (1, 1),
-        OpKind::AllGather => (1, many),
-        OpKind::ReduceScatter => (many, 1),
-        OpKind::AllToAll => (many, many),
-        OpKind::Broadcast => (usize::from(root == 0), usize::from(root != 0)),
-        OpKind::Reduce => (1, usize::from(root == 0)),
-        OpKind::Gather => (1, if root == 0 { many } else { 0 }),
-        _ => (if root == 0 { many } else { 0 }, 1),
-    };
+    let (inputs, outputs) = chunks(kind, root, RANKS as usize);
     let spans = |first: u64, chunks: usize| {
         let pieces = (0..chunks as u64).map(|chunk| {
             (arena.pointer((first + chunk) * BYTES, BYTES), usize::try_from(BYTES).expect("small"))

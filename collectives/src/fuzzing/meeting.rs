@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::memory::{Memory, op};
+use super::memory::{KINDS, Memory, chunks, op};
 use super::{Input, Target};
 use crate::config::{Config, Matching};
 use crate::dtype::Dtype;
@@ -18,18 +18,6 @@ use crate::segment::Segment;
 use crate::validate::validate;
 
 pub(super) const TARGET: Target = Target { name: "meeting", run, seeds };
-
-const KINDS: [OpKind; 9] = [
-    OpKind::Barrier,
-    OpKind::AllReduce,
-    OpKind::AllGather,
-    OpKind::ReduceScatter,
-    OpKind::Broadcast,
-    OpKind::AllToAll,
-    OpKind::Reduce,
-    OpKind::Gather,
-    OpKind::Scatter,
-];
 
 fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
@@ -74,18 +62,7 @@ fn run(bytes: &[u8]) {
 fn any_op(input: &mut Input<'_>, memory: &mut Memory, ranks: u32, bytes: usize) -> Op {
     let kind = input.one_of(&KINDS);
     let root = input.below(ranks as usize) as u32;
-    let many = ranks as usize;
-    let (inputs, outputs) = match kind {
-        OpKind::Barrier => (0, 0),
-        OpKind::AllReduce => (1, 1),
-        OpKind::AllGather => (1, many),
-        OpKind::ReduceScatter => (many, 1),
-        OpKind::AllToAll => (many, many),
-        OpKind::Broadcast => (usize::from(root == 0), usize::from(root != 0)),
-        OpKind::Reduce => (1, usize::from(root == 0)),
-        OpKind::Gather => (1, if root == 0 { many } else { 0 }),
-        _ => (if root == 0 { many } else { 0 }, 1),
-    };
+    let (inputs, outputs) = chunks(kind, root, ranks as usize);
     let (inputs, outputs) = (memory.spans(inputs, bytes), memory.spans(outputs, bytes));
     let root = kind.is_rooted().then_some(root);
     Op { root, ..op(kind, Dtype::F32, inputs, outputs) }

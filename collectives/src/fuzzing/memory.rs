@@ -26,6 +26,35 @@ impl Memory {
     }
 }
 
+/// The collectives.
+pub(super) const KINDS: [OpKind; 9] = [
+    OpKind::Barrier,
+    OpKind::AllReduce,
+    OpKind::AllGather,
+    OpKind::ReduceScatter,
+    OpKind::Broadcast,
+    OpKind::AllToAll,
+    OpKind::Reduce,
+    OpKind::Gather,
+    OpKind::Scatter,
+];
+
+/// How many chunks rank 0 gives to one of them, and gets.
+pub(super) fn chunks(kind: OpKind, root: u32, ranks: usize) -> (usize, usize) {
+    let is_root = usize::from(root == 0);
+    match kind {
+        OpKind::Barrier => (0, 0),
+        OpKind::AllReduce => (1, 1),
+        OpKind::AllGather => (1, ranks),
+        OpKind::ReduceScatter => (ranks, 1),
+        OpKind::AllToAll => (ranks, ranks),
+        OpKind::Broadcast => (is_root, 1 - is_root),
+        OpKind::Reduce => (1, is_root),
+        OpKind::Gather => (1, is_root * ranks),
+        _ => (is_root * ranks, 1),
+    }
+}
+
 /// An operation over bytes.
 pub(super) fn op(kind: OpKind, dtype: Dtype, inputs: Spans, outputs: Spans) -> Op {
     let count = inputs.total().max(outputs.total()) / dtype.size();
