@@ -41,7 +41,11 @@ void follow_strided(const at::Tensor& tensor, const at::Tensor& stand) {
   }
 }
 
+bool is_dense(const at::Tensor& tensor) { return tensor.layout() == at::kStrided && !tensor.is_nested(); }
+
 }  // namespace
+
+bool Stands::Stand::is_input() const { return !is_written && is_dense(cpu); }
 
 Stands::~Stands() {
   for (Stand& stand : stands_) {
@@ -188,12 +192,12 @@ void Stands::heed(const at::Scalar& number) {
 }
 
 void Stands::look_at(const at::Tensor& cpu) const {
-  if (!is_looked_at_ || cpu.layout() != at::kStrided || cpu.is_nested()) {
+  if (!is_looked_at_ || !is_dense(cpu)) {
     return;
   }
   int64_t largest_input = 0;
   for (const Stand& stand : stands_) {
-    if (!stand.is_written && stand.cpu.layout() == at::kStrided && !stand.cpu.is_nested()) {
+    if (stand.is_input()) {
       largest_input = std::max(largest_input, stand.cpu.numel());
     }
   }
@@ -202,8 +206,7 @@ void Stands::look_at(const at::Tensor& cpu) const {
     return;
   }
   const auto is_tainted = [](const Stand& stand) {
-    return !stand.is_written && stand.cpu.layout() == at::kStrided && !stand.cpu.is_nested() &&
-           checks::is_tainted(stand.cpu);
+    return stand.is_input() && checks::is_tainted(stand.cpu);
   };
   if (std::none_of(stands_.begin(), stands_.end(), is_tainted)) {
     checks::warn_of_origin(op_, cpu);

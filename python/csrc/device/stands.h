@@ -55,6 +55,9 @@ class Stands {
     Borrowed tensor;
     at::Tensor cpu;
     bool is_written;
+
+    // Whether it is dense, and what it has is still what the call was given.
+    bool is_input() const;
   };
 
   c10::Device device() const;

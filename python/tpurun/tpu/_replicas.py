@@ -143,8 +143,8 @@ def _by_mesh(tensors: dict[str, DTensor]) -> Iterable[tuple[Any, dict[str, DTens
 def check_specs(tensors: dict[str, DTensor]) -> None:
     """Raises where ranks of a mesh have different specs."""
     for mesh, there in _by_mesh(tensors):
+        digests = {name: _spec_of(tensor) for name, tensor in there.items()}
         for dim in range(mesh.ndim):
-            digests = {name: _spec_of(tensor) for name, tensor in there.items()}
             compare(mesh.get_group(dim), digests, "DTensor specs")
 
 
@@ -161,11 +161,12 @@ def warn_of_generators(tensors: dict[str, DTensor]) -> None:
     """DTensor's random operations count on generators in the same state; a program may never use them."""
     from torch.distributed.tensor import _random
 
+    generators = _generators()
     for mesh, _ in _by_mesh(tensors):
         for dim in range(mesh.ndim):
             # All ranks compare, whatever has happened on them.
             try:
-                compare(mesh.get_group(dim), _generators(), "generators")
+                compare(mesh.get_group(dim), generators, "generators")
             except CollectiveMismatchError as error:
                 if _random._rng_tracker is not None:
                     text = f"{error}; random operations on DTensors need the same"
