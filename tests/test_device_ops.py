@@ -82,7 +82,8 @@ def planted() -> subprocess.CompletedProcess[str]:
         for name, (kernel, _, _) in PLANTED.items()
     )
     # It lasts as long as the object.
-    before = f"library = cases.planted = torch.library.Library('aten', 'IMPL'); {kernels}"
+    holder = "from torch import library as of_torch; cases.planted = of_torch.Library('aten', 'IMPL')"
+    before = f"{holder}; library = cases.planted; {kernels}"
     kinds = "forward,views,backward"
     return compare("--dtypes", "float32", "--kinds", kinds, *PLANTED, *SOUND, before=before)
 

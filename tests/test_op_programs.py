@@ -31,10 +31,11 @@ def test_a_wrong_kernel_is_found():
     planted = """
         import sys
         import torch
+        from torch import library
         from op_programs.__main__ import main
         torch.tpu.is_available()
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("neg", lambda x: torch.abs(x), "PrivateUse1", allow_override=True)
+        planted = library.Library("aten", "IMPL")
+        planted.impl("neg", lambda x: torch.abs(x), "PrivateUse1", allow_override=True)
         sys.argv[1:] = ["--programs", "60"]
         sys.exit(main())
     """

@@ -6,9 +6,6 @@ import copy
 import functools
 import io
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +14,7 @@ import torch
 from torch import nn
 
 import ranks
+from interpreters import python
 from tpurun import _device
 
 
@@ -40,15 +38,6 @@ def message_of(kind: type[BaseException], body: Callable[[], Any]) -> str:
     with pytest.raises(kind) as caught:
         body()
     return str(caught.value)
-
-
-def python(code: str, **env: str) -> str:
-    """What a program prints."""
-    words = {name: value for name, value in os.environ.items() if not name.startswith("TPURUN")} | env
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @on_device

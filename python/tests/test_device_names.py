@@ -1,9 +1,6 @@
 """The names that programs for TorchTPU use, and what they say of values that make no sense."""
 
 import os
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
@@ -12,17 +9,10 @@ import torch.distributed as dist
 from torch import nn
 
 import ranks
+from interpreters import interpreter, python
 
 
-def python(code: str, *arguments: str, **environment: str) -> str:
-    words = {name: value for name, value in os.environ.items() if not name.startswith("TPURUN")} | environment
-    command = [sys.executable, *arguments] if arguments else [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def messages_of(code: dict[str, type[Exception]], mode: str = "") -> list[str]:
+def messages_of(code: dict[str, type[Exception]]) -> list[str]:
     """The texts of the errors that each piece of code raises, in a process that has the device."""
 
     def forked(_rank: int) -> list[str]:
@@ -80,7 +70,7 @@ def test_submodules_are_found_without_the_device() -> None:
         print(torch._C._get_privateuse1_backend_name())
     """
     assert python(code) == "privateuseone"
-    printed = python("", "-m", "torch.tpu.distributed", MASTER_PORT="1234").splitlines()
+    printed = interpreter("-m", "torch.tpu.distributed", MASTER_PORT="1234").splitlines()
     assert "export MASTER_PORT=1234" in printed and "export NNODES=1" in printed
 
 

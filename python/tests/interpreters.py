@@ -1,0 +1,21 @@
+"""Programs in interpreters of their own, without what the environment says of the device."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def python(code: str, **env: str) -> str:
+    """What a program prints that is given as text."""
+    return interpreter("-c", textwrap.dedent(code), **env)
+
+
+def interpreter(*arguments: str, **env: str) -> str:
+    """What an interpreter prints that must end well."""
+    words = {name: value for name, value in os.environ.items() if not name.startswith("TPURUN")} | env
+    done = subprocess.run(
+        [sys.executable, *arguments], env=words, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
