@@ -10,6 +10,7 @@ mod operator;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod unit;
 
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};

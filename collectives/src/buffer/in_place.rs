@@ -6,6 +6,11 @@ use crate::reduce::{self, Reduction};
 
 /// What stays in the first-level cache while it goes to all that want it.
 const TILE: usize = 16 << 10;
+/// What the tiles of all sources take together at most: they stay in the second-level cache until they are
+/// written.
+const ALL_TILES: usize = 128 << 10;
+/// As short as a tile may be: each begins with the first lines of pages that are not in the TLB any more.
+const LEAST_TILE: usize = 2 << 10;
 
 impl Spans {
     /// Where the pieces are in an arena, as offsets and bytes; none when one of them is elsewhere.
@@ -89,11 +94,12 @@ impl Spans {
     ) {
         let (first, others) = sinks.split_first().expect("a fold has a result");
         let size = reduction.dtype().size();
+        let tile = (ALL_TILES / sources.len().max(1)).clamp(LEAST_TILE, TILE).next_power_of_two();
         let mut at = offset;
         let mut pointers: Vec<*const u8> = Vec::with_capacity(sources.len());
         while at < offset + len {
             let (to, room) = first.at(at);
-            let mut run = TILE.min(offset + len - at).min(room);
+            let mut run = tile.min(offset + len - at).min(room);
             pointers.clear();
             for source in sources {
                 let (from, available) = source.at(at);

@@ -3,6 +3,10 @@
 //! A NaN is always written as the one canonical NaN of its format: which payload and sign an operation
 //! leaves differs between processors and between orders of operands, and results must not.
 
+#![allow(unsafe_code)]
+
+use super::unit::{BLOCK, Unit};
+
 /// One element type: what memory holds (`Raw`) and what the arithmetic is done in (`Wide`).
 pub(super) trait Format {
     /// The bits in memory; every bit pattern is valid.
@@ -11,10 +15,34 @@ pub(super) trait Format {
     type Wide: Copy;
     /// Whether vector units beyond the baseline make a difference worth their code.
     const VECTORISED: bool = false;
-
     fn widen(raw: Self::Raw) -> Self::Wide;
     /// Rounds once, to nearest even.
     fn narrow(wide: Self::Wide) -> Self::Raw;
+
+    /// Whether a unit has instructions for [`widen_block`](Self::widen_block) and
+    /// [`narrow_block`](Self::narrow_block).
+    #[inline(always)]
+    fn converts_blocks<U: Unit>() -> bool {
+        false
+    }
+
+    /// [`widen`](Self::widen) for a block of elements.
+    ///
+    /// # Safety
+    /// They are readable, and the processor has `U`.
+    #[inline(always)]
+    unsafe fn widen_block<U: Unit>(_from: *const Self::Raw) -> [Self::Wide; BLOCK] {
+        unreachable!("nobody asks a format that does not convert blocks")
+    }
+
+    /// [`narrow`](Self::narrow) for a block of elements.
+    ///
+    /// # Safety
+    /// The processor has `U`.
+    #[inline(always)]
+    unsafe fn narrow_block<U: Unit>(_wide: [Self::Wide; BLOCK]) -> [Self::Raw; BLOCK] {
+        unreachable!("nobody asks a format that does not convert blocks")
+    }
 }
 
 /// Integers of type `T`, calculated in `T`.
@@ -130,6 +158,23 @@ impl Format for Bf16 {
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         if wide.is_nan() { 0x7fc0 } else { rounded as u16 }
     }
+
+    #[inline(always)]
+    fn converts_blocks<U: Unit>() -> bool {
+        U::CONVERTS
+    }
+
+    #[inline(always)]
+    unsafe fn widen_block<U: Unit>(from: *const u16) -> [f32; BLOCK] {
+        // SAFETY: the caller's promise.
+        unsafe { U::bf16_widen(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_block<U: Unit>(wide: [f32; BLOCK]) -> [u16; BLOCK] {
+        // SAFETY: the caller's promise.
+        unsafe { U::bf16_narrow(wide) }
+    }
 }
 
 /// IEEE half precision, calculated in `f32`.
@@ -148,6 +193,23 @@ impl Format for F16 {
     #[inline(always)]
     fn narrow(wide: f32) -> u16 {
         Small::<5, 10, 15>::narrow(wide, NonFinite::Ieee, 0x7e00) as u16
+    }
+
+    #[inline(always)]
+    fn converts_blocks<U: Unit>() -> bool {
+        U::CONVERTS
+    }
+
+    #[inline(always)]
+    unsafe fn widen_block<U: Unit>(from: *const u16) -> [f32; BLOCK] {
+        // SAFETY: the caller's promise.
+        unsafe { U::f16_widen(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_block<U: Unit>(wide: [f32; BLOCK]) -> [u16; BLOCK] {
+        // SAFETY: the caller's promise.
+        unsafe { U::f16_narrow(wide) }
     }
 }
 

@@ -72,10 +72,34 @@ fn run(unit: VectorUnit, case: &Case) -> Vec<u8> {
 fn folds_like_the_oracle_on_every_vector_unit() {
     each_pair(24, |case| {
         let expected = oracle::fold(&case.reduction, &case.sources, case.count);
-        prop_assert_eq!(&run(VectorUnit::Baseline, case), &expected);
-        prop_assert_eq!(&run(VectorUnit::widest(), case), &expected);
+        for unit in VectorUnit::all() {
+            prop_assert_eq!(&run(unit, case), &expected, "on {:?}", unit);
+        }
         Ok(())
     });
+}
+
+/// The conversions of a vector unit are instructions of their own: of each bit pattern they make what the
+/// baseline does.
+#[test]
+#[cfg_attr(miri, ignore = "many elements")]
+fn every_unit_converts_halves_alike() {
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for (op, scale) in [(ReduceOp::Sum, 1.0), (ReduceOp::PremulSum, 0.37), (ReduceOp::Max, 1.0)] {
+            let reduction = Reduction::new(dtype, op, scale, 2).expect("defined");
+            let every = |factor: u16| -> Vec<u8> {
+                (0..=u16::MAX).flat_map(|bits| bits.wrapping_mul(factor).to_le_bytes()).collect()
+            };
+            for sources in [vec![every(1)], vec![every(1), every(7919)], vec![every(1), every(3), every(257)]]
+            {
+                let case = Case { reduction, sources, count: 1 << 16 };
+                let expected = run(VectorUnit::Baseline, &case);
+                for unit in VectorUnit::all() {
+                    assert!(run(unit, &case) == expected, "{op} of {dtype} on {unit:?}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

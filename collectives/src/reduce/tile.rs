@@ -1,11 +1,15 @@
-//! The loops: cache-sized tiles of accumulators, one source after the other, in forms for several vector units.
+//! The loops: cache-sized tiles of accumulators, a few sources at a time, in forms for several vector units.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use super::format::Format;
 use super::operator::Operator;
+#[cfg(target_arch = "x86_64")]
+use super::unit::{Avx2, Avx512};
+use super::unit::{BLOCK, Baseline, Unit};
 
 /// Accumulators on the stack, in the first-level cache beside what is read.
 #[repr(align(64))]
@@ -45,28 +49,43 @@ pub(super) trait Kernel: Sized {
     const VECTORISED: bool;
 
     /// # Safety
-    /// What the constructor of the implementing type demands of its pointers.
-    unsafe fn run(self);
+    /// What the constructor of the implementing type demands of its pointers, on a processor that has `U`.
+    unsafe fn run<U: Unit>(self);
 }
 
 /// The vector instructions a loop may use; the result is the same on all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VectorUnit {
-    /// What every processor of the architecture has.
+    /// What every processor of the architecture has: NEON on aarch64.
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl VectorUnit {
+    /// Those this processor has, the widest last.
+    pub(super) fn all() -> Vec<Self> {
+        let mut units = vec![Self::Baseline];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            let has_avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            units.extend(has_avx2.then_some(Self::Avx2));
+            units.extend((has_avx2 && has_avx512).then_some(Self::Avx512));
+        }
+        units
+    }
+
     /// The widest one this processor has.
     #[inline]
     pub(super) fn widest() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
-            return Self::Avx2;
-        }
-        Self::Baseline
+        static WIDEST: OnceLock<VectorUnit> = OnceLock::new();
+        *WIDEST.get_or_init(|| *Self::all().last().expect("there is a baseline"))
     }
 }
 
@@ -75,23 +94,40 @@ impl VectorUnit {
 #[inline]
 pub(super) unsafe fn run<K: Kernel>(kernel: K, unit: VectorUnit) {
     #[cfg(target_arch = "x86_64")]
-    if K::VECTORISED && unit == VectorUnit::Avx2 {
-        // SAFETY: the caller's promise.
-        return unsafe { run_avx2(kernel) };
+    if K::VECTORISED {
+        match unit {
+            VectorUnit::Baseline => {}
+            // SAFETY: the caller's promise.
+            VectorUnit::Avx2 => return unsafe { run_avx2(kernel) },
+            // SAFETY: the caller's promise.
+            VectorUnit::Avx512 => return unsafe { run_avx512(kernel) },
+        }
     }
     let _baseline = unit;
     // SAFETY: the caller's promise.
-    unsafe { kernel.run() }
+    unsafe { kernel.run::<Baseline>() }
 }
 
 /// # Safety
-/// As [`Kernel::run`], on a processor with AVX2.
+/// As [`Kernel::run`], on a processor with these.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
-    unsafe { kernel.run() }
+    unsafe { kernel.run::<Avx2>() }
 }
+
+/// # Safety
+/// As [`Kernel::run`], on a processor with these.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) {
+    // SAFETY: the caller's promise.
+    unsafe { kernel.run::<Avx512>() }
+}
+
+/// Sources that are combined in one pass over the accumulators.
+const GROUP: usize = 4;
 
 /// `out[i] = finish(lift(s0[i]) ⊕ lift(s1[i]) ⊕ ...)`, from the layout of `F` to that of `T`.
 ///
@@ -121,46 +157,143 @@ where
     const VECTORISED: bool = F::VECTORISED && T::VECTORISED;
 
     #[inline(always)]
-    unsafe fn run(self) {
-        let Some((&first, others)) = self.sources.split_first() else { return };
-        let Self { factor, ranks, .. } = self;
+    unsafe fn run<U: Unit>(self) {
+        if self.sources.is_empty() {
+            return;
+        }
+        let factor = self.factor;
         let mut tile = Tile::new();
         let most = Tile::lanes::<F::Wide>(self.sources.len());
         let mut start = 0;
         while start < self.count {
             let lanes = (self.count - start).min(most);
-            let accumulators = tile.accumulators::<F::Wide>(lanes);
-            // SAFETY: `start + lanes <= count`, for which the caller promised readable elements.
-            let elements = unsafe { Elements::<F>::at(first, start) };
-            for (lane, accumulator) in accumulators.iter_mut().enumerate() {
-                // SAFETY: `lane < lanes`.
-                let raw = unsafe { elements.read(lane) };
-                accumulator.write(O::lift(F::widen(raw), factor));
+            let totals = tile.accumulators::<F::Wide>(lanes);
+            for (index, group) in self.sources.chunks(GROUP).enumerate() {
+                // SAFETY: `start + lanes <= count`, for which the caller promised readable elements; the
+                // accumulators are written by the first group.
+                unsafe { combine_group::<F, O, U>(totals, index == 0, group, start, factor) };
             }
-            for &source in others {
-                // SAFETY: as for the first source.
-                let elements = unsafe { Elements::<F>::at(source, start) };
-                for (lane, accumulator) in accumulators.iter_mut().enumerate() {
-                    // SAFETY: `lane < lanes`.
-                    let raw = unsafe { elements.read(lane) };
-                    // SAFETY: written by the loop over the first source.
-                    let total = unsafe { accumulator.assume_init() };
-                    accumulator.write(O::combine(total, O::lift(F::widen(raw), factor)));
-                }
-            }
-            let start_bytes = start * size_of::<T::Raw>();
             // SAFETY: within the `count` elements of `out`.
-            let out = unsafe { self.out.add(start_bytes) }.cast::<T::Raw>();
-            for (lane, accumulator) in accumulators.iter().enumerate() {
-                // SAFETY: written by the loop over the first source.
-                let total = unsafe { accumulator.assume_init() };
-                // SAFETY: `lane < lanes`.
-                let place = unsafe { out.add(lane) };
-                // SAFETY: writable by the caller's promise; no source of this tile is read any more.
-                unsafe { place.write_unaligned(T::narrow(O::finish(total, ranks))) };
-            }
+            let out = unsafe { self.out.add(start * size_of::<T::Raw>()) }.cast::<T::Raw>();
+            // SAFETY: the accumulators are written, and the caller promised room for the elements; no source of
+            // this tile is read any more.
+            unsafe { finish::<T, O, U>(totals, out, self.ranks) };
             start += lanes;
         }
+    }
+}
+
+/// [`combine`] for the elements from `start` on of up to [`GROUP`] sources.
+///
+/// # Safety
+/// As [`combine`].
+#[inline(always)]
+unsafe fn combine_group<F: Format, O: Operator<F::Wide>, U: Unit>(
+    totals: &mut [MaybeUninit<F::Wide>],
+    is_first: bool,
+    group: &[*const u8],
+    start: usize,
+    factor: f64,
+) {
+    // SAFETY: the caller's promise.
+    let at = |index: usize| unsafe { Elements::<F>::at(group[index], start) };
+    macro_rules! combine {
+        ($sources:expr) => {
+            if is_first {
+                // SAFETY: the caller's promise.
+                unsafe { combine::<F, O, U, true, _>(totals, $sources, factor) }
+            } else {
+                // SAFETY: the caller's promise.
+                unsafe { combine::<F, O, U, false, _>(totals, $sources, factor) }
+            }
+        };
+    }
+    match group.len() {
+        1 => combine!(&[at(0)]),
+        2 => combine!(&[at(0), at(1)]),
+        3 => combine!(&[at(0), at(1), at(2)]),
+        _ => combine!(&[at(0), at(1), at(2), at(3)]),
+    }
+}
+
+/// `totals[i] = totals[i] ⊕ lift(s0[i]) ⊕ lift(s1[i]) ⊕ ...`, in one pass; without the old total if `FIRST`.
+///
+/// # Safety
+/// The accumulators are initialised unless `FIRST`, every source has as many readable elements, and the
+/// processor has `U`.
+#[inline(always)]
+unsafe fn combine<F: Format, O: Operator<F::Wide>, U: Unit, const FIRST: bool, const N: usize>(
+    totals: &mut [MaybeUninit<F::Wide>],
+    sources: &[Elements<F>; N],
+    factor: f64,
+) {
+    let blocks = if F::converts_blocks::<U>() { totals.len() / BLOCK } else { 0 };
+    let (in_blocks, rest) = totals.split_at_mut(blocks * BLOCK);
+    for (block, totals) in in_blocks.chunks_exact_mut(BLOCK).enumerate() {
+        let operands = |source: &Elements<F>| {
+            // SAFETY: the caller's promise.
+            let operands = unsafe { F::widen_block::<U>(source.0.wrapping_add(block * BLOCK)) };
+            operands.map(|operand| O::lift(operand, factor))
+        };
+        let (mut sums, others) = if FIRST {
+            (operands(&sources[0]), &sources[1..])
+        } else {
+            // SAFETY: the caller's promise.
+            (std::array::from_fn(|lane| unsafe { totals[lane].assume_init() }), &sources[..])
+        };
+        for source in others {
+            for (sum, operand) in sums.iter_mut().zip(operands(source)) {
+                *sum = O::combine(*sum, operand);
+            }
+        }
+        for (total, sum) in totals.iter_mut().zip(sums) {
+            total.write(sum);
+        }
+    }
+    for (lane, total) in rest.iter_mut().enumerate() {
+        let operand = |source: &Elements<F>| {
+            // SAFETY: the caller's promise.
+            let raw = unsafe { source.read(blocks * BLOCK + lane) };
+            O::lift(F::widen(raw), factor)
+        };
+        let (mut sum, others) = if FIRST {
+            (operand(&sources[0]), &sources[1..])
+        } else {
+            // SAFETY: the caller's promise.
+            (unsafe { total.assume_init() }, &sources[..])
+        };
+        for source in others {
+            sum = O::combine(sum, operand(source));
+        }
+        total.write(sum);
+    }
+}
+
+/// `out[i] = narrow(finish(totals[i]))`.
+///
+/// # Safety
+/// The accumulators are initialised, `out` has room for as many elements, and the processor has `U`.
+#[inline(always)]
+unsafe fn finish<T: Format, O: Operator<T::Wide>, U: Unit>(
+    totals: &[MaybeUninit<T::Wide>],
+    out: *mut T::Raw,
+    ranks: u32,
+) {
+    // SAFETY: the caller's promise.
+    let finished = |total: &MaybeUninit<T::Wide>| O::finish(unsafe { total.assume_init() }, ranks);
+    let blocks = if T::converts_blocks::<U>() { totals.len() / BLOCK } else { 0 };
+    let (in_blocks, rest) = totals.split_at(blocks * BLOCK);
+    for (block, totals) in in_blocks.chunks_exact(BLOCK).enumerate() {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { T::narrow_block::<U>(std::array::from_fn(|lane| finished(&totals[lane]))) };
+        let place = out.wrapping_add(block * BLOCK).cast::<[T::Raw; BLOCK]>();
+        // SAFETY: the caller's promise.
+        unsafe { place.write_unaligned(raw) };
+    }
+    for (lane, total) in rest.iter().enumerate() {
+        let place = out.wrapping_add(blocks * BLOCK + lane);
+        // SAFETY: the caller's promise.
+        unsafe { place.write_unaligned(T::narrow(finished(total))) };
     }
 }
 
