@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ranks::{Call, with_ranks};
-use tpurun_collectives::arena::Arena;
+use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
 use tpurun_collectives::dtype::Dtype;
 use tpurun_collectives::{Config, Mode, OpKind, Spans};
 
@@ -46,7 +46,10 @@ fn row(ranks: u32, bytes: usize, dtype: Dtype, is_mapped: bool) {
     let arena = is_mapped
         .then(|| Arc::new(Arena::create(stride * u64::from(ranks)).expect("the host has a memfd to give")));
     let config = Config::from_env().expect("TPURUN_* variables are valid");
-    let config = Config { arena: arena.clone(), ..config };
+    let config = match &arena {
+        Some(arena) => Config { arenas: Arenas::default().with(ArenaKind::Host, arena.clone()), ..config },
+        None => config,
+    };
     // About a quarter of a second per block.
     let iterations = (100_000_000 / (ranks as usize * (bytes + 20_000))).clamp(3, 5000);
     let times = with_ranks(ranks, &config, Duration::from_secs(60), |communicator| {

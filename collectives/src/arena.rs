@@ -1,5 +1,7 @@
 //! The arena: memory of one process that the other ranks of its host map and read in place (contract C7).
 //!
+//! A process has up to two: that of device `tpu`, and that of CPU tensors which are to be shared.
+//!
 //! A sealed memfd of fixed size; pages take memory once they are touched. Its owner hands out an [`Export`],
 //! 32 bytes that say where it is found, and [`PeerArena`] is the other side. What lies where in it is for
 //! the allocator to know (`runtime/`); ranks tell each other ranges by their offsets.
@@ -114,16 +116,49 @@ impl Arena {
     }
 }
 
-static CURRENT: OnceLock<Arc<Arena>> = OnceLock::new();
-
-/// Makes this the arena that the communicators of this process use; the first stays.
-pub fn publish(arena: Arc<Arena>) {
-    let _ = CURRENT.set(arena);
+/// What lies in an arena.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ArenaKind {
+    /// Tensors of device `tpu`.
+    Device = 0,
+    /// CPU tensors.
+    Host = 1,
 }
 
-/// The arena of this process, if it has one: that of the process it is a fork of is none.
-pub(crate) fn current() -> Option<Arc<Arena>> {
-    CURRENT.get().filter(|arena| !arena.is_forked()).cloned()
+impl ArenaKind {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Device, Self::Host];
+}
+
+/// The arenas of a process, by their kind.
+#[derive(Clone, Debug, Default)]
+pub struct Arenas([Option<Arc<Arena>>; ArenaKind::ALL.len()]);
+
+impl Arenas {
+    /// The same, with this arena.
+    #[must_use]
+    pub fn with(mut self, kind: ArenaKind, arena: Arc<Arena>) -> Self {
+        self.0[kind as usize] = Some(arena);
+        self
+    }
+
+    /// The one of this kind.
+    pub fn get(&self, kind: ArenaKind) -> Option<&Arc<Arena>> {
+        self.0[kind as usize].as_ref()
+    }
+}
+
+static CURRENT: [OnceLock<Arc<Arena>>; ArenaKind::ALL.len()] = [const { OnceLock::new() }; 2];
+
+/// Makes this an arena that the communicators of this process use from now on; the first of a kind stays.
+pub fn publish(kind: ArenaKind, arena: Arc<Arena>) {
+    let _ = CURRENT[kind as usize].set(arena);
+}
+
+/// The arenas that this process has so far: those of the process it is a fork of are none.
+pub(crate) fn current() -> Arenas {
+    let current = |kind| CURRENT[kind as usize].get().filter(|arena| !arena.is_forked()).cloned();
+    Arenas(ArenaKind::ALL.map(current))
 }
 
 /// The size of the memory behind an arena with this much data.

@@ -1,12 +1,11 @@
 //! Every `TPURUN_*` variable of the engine, read once per communicator.
 
 use std::env;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tpurun_topology::{Algorithm, Topology};
 
-use crate::arena::{self, Arena};
+use crate::arena::{self, Arenas};
 use crate::failure::{Failure, invalid_usage};
 
 /// What is compared when operations are matched.
@@ -50,7 +49,7 @@ pub struct Config {
     /// CPUs this process may use: decides whether waiting ranks may spin.
     pub cpus: u32,
     /// Memory that the other ranks of the host can map: tensors that lie there are used in place.
-    pub arena: Option<Arc<Arena>>,
+    pub arenas: Arenas,
 }
 
 impl Default for Config {
@@ -63,7 +62,7 @@ impl Default for Config {
             topology: None,
             timeout: None,
             cpus: usable_cpus(),
-            arena: arena::current(),
+            arenas: arena::current(),
         }
     }
 }

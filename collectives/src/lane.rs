@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tpurun_topology::{Algorithm, Schedule};
 
+use crate::arena::ArenaKind;
 use crate::board::{Recording, WaitKind};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
@@ -137,8 +138,10 @@ impl Lane {
         let plan_print = planner.fingerprint();
         let patience = Patience::new(segment.size(), config.cpus);
         let plans = HashMap::new();
-        if let Some(arena) = &config.arena {
-            mapped::announce(&segment, arena);
+        for kind in ArenaKind::ALL {
+            if let Some(arena) = config.arenas.get(kind) {
+                mapped::announce(&segment, kind, arena);
+            }
         }
         Ok(Self {
             segment,
@@ -214,7 +217,7 @@ impl Lane {
         if schedule.algorithm == Algorithm::Flat {
             let flat = Flat::new(&segment, op, &schedule);
             let parity = self.parity();
-            meet.mapped = self.mapping.take(&segment, self.config.arena.as_ref(), op, parity);
+            meet.mapped = self.mapping.take(&segment, &self.config.arenas, op, parity);
             if meet.mapped.is_none() {
                 return flat.run(self, meet, None);
             }
@@ -266,7 +269,7 @@ impl Lane {
                 seq: meet.seq,
                 epoch: self.segment.members().epoch,
                 rounds,
-                mapped: meet.mapped.is_some(),
+                mapped: meet.mapped.as_ref().map(Mapped::kind),
                 algorithm: meet.algorithm,
                 print: self.plan_print,
                 matching: self.segment.matching(),
@@ -333,10 +336,11 @@ impl Lane {
         let rounds = slots.iter().map(Slot::rounds).max().unwrap_or(1);
         let uneven = meet.op.kind == OpKind::AllToAll && splits::uneven(segment, parity);
         let agreed: &AtomicU64 = segment.region().at(layout.agreed(parity));
-        let memory = match slots.iter().filter(|slot| slot.mapped()).count() {
-            0 => Memory::Windows,
-            mapped if mapped == slots.len() => Memory::Arenas,
-            _ => Memory::Mixed,
+        let mapped = slots[0].mapped();
+        let memory = match (slots.iter().all(|slot| slot.mapped() == mapped), mapped) {
+            (true, None) => Memory::Windows,
+            (true, Some(_)) => Memory::Arenas,
+            (false, _) => Memory::Mixed,
         };
         let found = Agreed { rounds, uneven, memory };
         agreed.store(found.encode(), Ordering::Relaxed);

@@ -18,16 +18,21 @@
 //! All of it is a pure function of three numbers, so every rank computes the same offsets and checks them
 //! against the header once.
 
+use crate::arena::{ArenaKind, Export};
+
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
 const PAGE: usize = 4096;
 const LEDGER_BYTES: usize = 8;
-const MEMBER_BYTES: usize = 256;
+const MEMBER_BYTES: usize = 320;
 /// Within a member, behind the words of segment.rs.
 const EXPORT: usize = 208;
+const EXPORT_BYTES: usize = 48;
+const _: () = assert!(EXPORT + ArenaKind::ALL.len() * EXPORT_BYTES <= MEMBER_BYTES);
+const _: () = assert!(8 + Export::BYTES <= EXPORT_BYTES);
 /// A slot: one cache line of key, the rest details for messages.
 pub(crate) const SLOT_BYTES: usize = 384;
 /// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
@@ -109,9 +114,9 @@ impl Layout {
         4 * PAGE + self.nth(rank) * MEMBER_BYTES
     }
 
-    /// A word that is not zero when `rank` has said where its arena is, which follows.
-    pub(crate) fn export(&self, rank: u32) -> usize {
-        self.member(rank) + EXPORT
+    /// A word that is not zero when `rank` has said where its arena of this kind is, which follows.
+    pub(crate) fn export(&self, rank: u32, kind: ArenaKind) -> usize {
+        self.member(rank) + EXPORT + kind as usize * EXPORT_BYTES
     }
 
     pub(crate) fn slot(&self, rank: u32, parity: usize) -> usize {

@@ -10,7 +10,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use crate::arena::{Arena, Export, PeerArena};
+use crate::arena::{Arena, ArenaKind, Arenas, Export, PeerArena};
 use crate::buffer::Spans;
 use crate::failure::Failure;
 use crate::op::{Op, OpKind};
@@ -27,23 +27,24 @@ const HEAD: usize = 4;
 
 /// This process's view of the arenas of a communicator.
 #[derive(Debug, Default)]
-pub(crate) enum Mapping {
+pub(crate) struct Mapping([Peers; ArenaKind::ALL.len()]);
+
+/// The arenas of one kind of all ranks.
+#[derive(Debug, Default)]
+enum Peers {
     /// Not all ranks have one yet.
     #[default]
     Missing,
     /// One can not be mapped: everything is staged.
     Refused,
-    Ready(Arc<Arenas>),
+    Ready(Arc<[Arc<PeerArena>]>),
 }
-
-/// The arenas of all ranks of a communicator.
-#[derive(Debug)]
-pub(crate) struct Arenas(Vec<Arc<PeerArena>>);
 
 /// An operation of this rank whose tensors are in its arena.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    arenas: Arc<Arenas>,
+    kind: ArenaKind,
+    arenas: Arc<[Arc<PeerArena>]>,
     parity: usize,
     /// Made by who works on it, once all have arrived.
     plan: OnceCell<Plan>,
@@ -70,22 +71,26 @@ impl Mapping {
     pub(crate) fn take(
         &mut self,
         segment: &Segment,
-        arena: Option<&Arc<Arena>>,
+        arenas: &Arenas,
         op: &Op,
         parity: usize,
     ) -> Option<Mapped> {
-        let own = arena?;
         if cfg!(tpurun_unmatched)
             || segment.size() == 1
             || op.inputs.total().max(op.outputs.total()) < MIN_BYTES
         {
             return None;
         }
-        let (inputs, outputs) = (op.inputs.places(own)?, op.outputs.places(own)?);
-        if matches!(self, Self::Missing) {
-            *self = Arenas::open(segment, own);
+        let places = |kind: &ArenaKind| {
+            let own = arenas.get(*kind)?;
+            Some((*kind, own, op.inputs.places(own)?, op.outputs.places(own)?))
+        };
+        let (kind, own, inputs, outputs) = ArenaKind::ALL.iter().find_map(places)?;
+        let peers = &mut self.0[kind as usize];
+        if matches!(peers, Peers::Missing) {
+            *peers = Peers::open(segment, kind, own);
         }
-        let Self::Ready(arenas) = self else { return None };
+        let Peers::Ready(arenas) = peers else { return None };
         let words = HEAD + 2 * (inputs.len() + outputs.len());
         let fits =
             words * 8 <= segment.layout().window_bytes() && inputs.len().max(outputs.len()) <= MAX_PIECES;
@@ -104,7 +109,7 @@ impl Mapping {
         let places = inputs.into_iter().chain(outputs).flat_map(|(offset, bytes)| [offset, bytes]);
         let bytes: Vec<u8> = head.chain(places).flat_map(u64::to_le_bytes).collect();
         segment.region().write(window, &bytes);
-        Some(Mapped { arenas: arenas.clone(), parity, plan: OnceCell::new() })
+        Some(Mapped { kind, arenas: arenas.clone(), parity, plan: OnceCell::new() })
     }
 }
 
@@ -131,27 +136,25 @@ fn is_hazardous(op: &Op, me: usize) -> bool {
         || others(outputs, output).any(|chunk| outputs.chunk(chunk).overlaps(inputs))
 }
 
-impl Arenas {
+impl Peers {
     /// Tells the other ranks where this one's arena is, and looks for theirs.
-    fn open(segment: &Segment, own: &Arc<Arena>) -> Mapping {
-        announce(segment, own);
-        let Some(exports) = segment.ranks().map(|rank| announced(segment, rank)).collect::<Option<Vec<_>>>()
-        else {
-            return Mapping::Missing;
-        };
+    fn open(segment: &Segment, kind: ArenaKind, own: &Arena) -> Self {
+        announce(segment, kind, own);
+        let exports = segment.ranks().map(|rank| announced(segment, rank, kind));
+        let Some(exports) = exports.collect::<Option<Vec<_>>>() else { return Self::Missing };
         match exports.iter().map(known_peer).collect() {
-            Ok(peers) => Mapping::Ready(Arc::new(Self(peers))),
+            Ok(peers) => Self::Ready(peers),
             Err(failure) => {
                 tracing::info!("{} is staged: {failure}", segment.members().name);
-                Mapping::Refused
+                Self::Refused
             }
         }
     }
 }
 
 /// Writes where the arena of this rank is, for the others.
-pub(crate) fn announce(segment: &Segment, own: &Arena) {
-    let at = segment.layout().export(segment.rank());
+pub(crate) fn announce(segment: &Segment, kind: ArenaKind, own: &Arena) {
+    let at = segment.layout().export(segment.rank(), kind);
     let ready: &AtomicU64 = segment.region().at(at);
     if ready.load(Ordering::Relaxed) == 0 {
         segment.region().write(at + 8, &own.export().to_bytes());
@@ -160,8 +163,8 @@ pub(crate) fn announce(segment: &Segment, own: &Arena) {
     }
 }
 
-fn announced(segment: &Segment, rank: u32) -> Option<Export> {
-    let at = segment.layout().export(rank);
+fn announced(segment: &Segment, rank: u32, kind: ArenaKind) -> Option<Export> {
+    let at = segment.layout().export(rank, kind);
     let ready: &AtomicU64 = segment.region().at(at);
     (ready.load(Ordering::Acquire) != 0).then(|| {
         let mut bytes = [0; Export::BYTES];
@@ -184,6 +187,11 @@ fn known_peer(export: &Export) -> Result<Arc<PeerArena>, Failure> {
 }
 
 impl Mapped {
+    /// Of the arenas that its tensors are in.
+    pub(crate) fn kind(&self) -> ArenaKind {
+        self.kind
+    }
+
     /// Into how many pieces the work is cut, each worth waking somebody for.
     pub(crate) fn work_bytes(&self, segment: &Segment, op: &Op) -> Result<usize, Failure> {
         let plan = self.plan(segment, op)?;
@@ -257,7 +265,7 @@ impl Mapped {
         if inputs.max(outputs) > MAX_PIECES || !fits(HEAD + 2 * (inputs + outputs)) {
             return None;
         }
-        let arena = &self.arenas.0[rank as usize];
+        let arena = &self.arenas[rank as usize];
         let spans = |first: usize, count: usize, per_chunk: usize| {
             let words = words(first, 2 * count);
             let places: Vec<(u64, u64)> = words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();

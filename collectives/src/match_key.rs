@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tpurun_topology::Algorithm;
 
+use crate::arena::ArenaKind;
 use crate::config::Matching;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::layout::SLOT_BYTES;
@@ -34,10 +35,12 @@ const SIZES: usize = 2;
 const SCALE: usize = 3;
 const SITE: usize = 4;
 const SEQ: usize = 5;
-/// Rounds in the lower half and whether tensors are mapped in its highest bit, the epoch in the upper half.
+/// Rounds in the lower half and in which arenas tensors are in its highest bits, the epoch in the upper half.
 const ROUNDS: usize = 6;
 const EPOCH_BITS: u64 = 0xffff_ffff << 32;
 const MAPPED: u32 = 1 << 31;
+const IN_HOST_ARENA: u32 = 1 << 30;
+const ROUND_BITS: u32 = IN_HOST_ARENA - 1;
 const PLAN: usize = 7;
 // The second cache line on: details.
 const NDIM: usize = 8;
@@ -56,8 +59,8 @@ pub(crate) struct Planned {
     pub(crate) epoch: u32,
     /// Rounds it takes, as far as this rank knows.
     pub(crate) rounds: u32,
-    /// Whether its tensors are to be used where they are.
-    pub(crate) mapped: bool,
+    /// The arena where its tensors are to be used.
+    pub(crate) mapped: Option<ArenaKind>,
     pub(crate) algorithm: Option<Algorithm>,
     /// Differs where plans can not fit together.
     pub(crate) print: u64,
@@ -104,7 +107,12 @@ impl<'a> Slot<'a> {
         self.store(SCALE, scale);
         self.store(SITE, if planned.matching == Matching::Strict { hash(&op.site) } else { 0 });
         self.store(SEQ, planned.seq);
-        let rounds = planned.rounds & !MAPPED | if planned.mapped { MAPPED } else { 0 };
+        let mapped = match planned.mapped {
+            None => 0,
+            Some(ArenaKind::Device) => MAPPED,
+            Some(ArenaKind::Host) => MAPPED | IN_HOST_ARENA,
+        };
+        let rounds = planned.rounds & ROUND_BITS | mapped;
         self.store(ROUNDS, u64::from(rounds) | u64::from(planned.epoch) << 32);
         self.store(PLAN, planned.print);
         self.store(NDIM, u64::from(op.shape.ndim()));
@@ -123,12 +131,14 @@ impl<'a> Slot<'a> {
 
     /// Rounds this rank needs; the last to arrive takes the maximum over all.
     pub(crate) fn rounds(&self) -> u32 {
-        self.load(ROUNDS) as u32 & !MAPPED
+        self.load(ROUNDS) as u32 & ROUND_BITS
     }
 
-    /// Whether this rank's tensors are to be used where they are.
-    pub(crate) fn mapped(&self) -> bool {
-        self.load(ROUNDS) as u32 & MAPPED != 0
+    /// The arena where this rank's tensors are to be used.
+    pub(crate) fn mapped(&self) -> Option<ArenaKind> {
+        let word = self.load(ROUNDS) as u32;
+        let kind = if word & IN_HOST_ARENA == 0 { ArenaKind::Device } else { ArenaKind::Host };
+        (word & MAPPED != 0).then_some(kind)
     }
 
     /// What came out of an operation, for the meeting that compares results.
@@ -367,7 +377,7 @@ mod tests {
                     seq: 7,
                     epoch,
                     rounds,
-                    mapped: false,
+                    mapped: None,
                     algorithm: None,
                     print: 0,
                     matching: Matching::Strict,

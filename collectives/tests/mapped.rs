@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ranks::collectives::{chunk, every_collective, me, summed};
 use ranks::{Call, config, with_ranks};
-use tpurun_collectives::arena::Arena;
+use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{Communicator, Config, FailureKind, Mode, OpKind, Results, Spans};
 
@@ -30,7 +30,7 @@ impl Device {
     }
 
     fn config(&self) -> Config {
-        Config { arena: Some(self.arena.clone()), ..config() }
+        Config { arenas: Arenas::default().with(ArenaKind::Device, self.arena.clone()), ..config() }
     }
 
     fn tensor(&self, values: &[i64]) -> (*mut i64, usize) {
@@ -101,6 +101,22 @@ fn ranks_with_tensors_elsewhere_make_all_stage() {
                     device.run(call, communicator, Mode::Blocking)
                 });
             }
+        });
+    }
+}
+
+/// Tensors of the device on some ranks, CPU tensors on others: nobody knows where to look for all of them.
+#[test]
+fn arenas_of_two_kinds_make_all_stage() {
+    let (device, host) = (Device::new(), Device::new());
+    let arenas = Arenas::default()
+        .with(ArenaKind::Device, device.arena.clone())
+        .with(ArenaKind::Host, host.arena.clone());
+    let config = Config { arenas, ..config() };
+    for on_device in [0, 1, 3] {
+        with_ranks(3, &config, TIMEOUT, |communicator| {
+            let memory = if me(communicator).0 < on_device { &device } else { &host };
+            every_collective(communicator, 9000, |call| memory.run(call, communicator, Mode::Blocking));
         });
     }
 }

@@ -8,6 +8,7 @@
 #include "callbacks.h"
 #include "device/claim.h"
 #include "process_group.h"
+#include "shared.h"
 #include "stacks.h"
 
 namespace py = pybind11;
@@ -49,6 +50,14 @@ PYBIND11_MODULE(_C, module) {
       });
 
   tpurun::device::bind(module);
+  module.def(
+      "shared_empty",
+      [](const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+        return tpurun::shared::empty(sizes, dtype);
+      },
+      py::arg("sizes"), py::arg("dtype"), "An uninitialised CPU tensor that collectives use where it is.");
+  module.def("is_shared", &tpurun::shared::is_shared, py::arg("tensor"),
+             "Whether a tensor is in memory that the other ranks of the host map.");
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
   module.def("tell_gil", &tpurun::tell_gil, py::arg("signal"), py::arg("fd"),
              "Say beside a stack whether its thread holds the interpreter's lock.");

@@ -4,10 +4,13 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
 #include "call_site.h"
 #include "device/streams.h"
 #include "errors.h"
 #include "gil.h"
+#include "shared.h"
 #include "sparse.h"
 #include "store.h"
 #include "work.h"
@@ -109,6 +112,9 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   config.epoch = epoch;
   config.store = callbacks_of(*store_);
   config.python_threads = python_threads();
+  if (size > 1) {
+    shared::open();
+  }
   TpurunComm* comm = nullptr;
   TpurunError error;
   const auto status = without_gil([&] { return tpurun_comm_create(&config, &comm, &error); });
@@ -215,6 +221,14 @@ void ProcessGroup::shutdown() {
   // Streams may wait for what would end here.
   device::streams::synchronize_all();
   without_gil([this] { tpurun_comm_shutdown(comm_.get()); });
+}
+
+at::Tensor ProcessGroup::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(size >= 0, "allocate_tensor: expected a size of 0 or more, got ", size);
+  if (!options.device().is_cpu()) {
+    return at::empty({size}, options);
+  }
+  return shared::empty({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
 void ProcessGroup::startCoalescing() {

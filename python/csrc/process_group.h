@@ -64,6 +64,9 @@ class ProcessGroup final : public c10d::Backend {
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override { hooks_->add(id, std::move(hook)); }
   void unregisterAbortHook(int64_t id) override { hooks_->remove(id); }
 #endif
+  // DDP asks for the memory of its buckets, FSDP2 for that of its buffers: other ranks can use it in place.
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   uint64_t getSequenceNumberForGroup() override;

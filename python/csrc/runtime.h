@@ -63,6 +63,13 @@ uint64_t tpurun_memory_trim(void);      // gives free memory back to the host; h
 // in bytes. It may grow between two calls. Not terminated; 0 before the arena is opened, and in a fork.
 uint64_t tpurun_memory_report(char* text, uint64_t capacity);
 
+// The shared host memory of this process: CPU tensors that the other ranks of the host use where they are. A
+// second arena, as large as the memory of the host, which takes none before it is touched.
+TpurunStatus tpurun_shared_open(TpurunError* error);  // again does nothing; TPURUN_FORKED in a fork
+void* tpurun_shared_allocate(uint64_t bytes);         // null: not opened, a fork, or full
+void tpurun_shared_free(void* data);                  // a live block; does nothing in a fork
+int32_t tpurun_shared_owns(const void* data);         // 1 when it points into the arena
+
 // To be called in the child of a fork that was not made by the C library's fork(), which calls it by itself:
 // the child keeps the parent's tensors, to read, and to write for itself alone.
 void tpurun_memory_forked(void);

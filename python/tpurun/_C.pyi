@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+from torch import Tensor, dtype
 from torch.distributed import Store
 from torch.distributed.distributed_c10d import Backend
 
@@ -32,6 +33,12 @@ class ProcessGroup(Backend):
         """The members by their rank in the world that the job began with."""
     @property
     def options(self) -> ProcessGroupOptions: ...
+
+def shared_empty(sizes: Sequence[int], dtype: dtype) -> Tensor:
+    """An uninitialised CPU tensor that collectives use where it is."""
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether a tensor is in memory that the other ranks of the host map."""
 
 def call_site() -> str:
     """The place in the calling program, as messages show it: ``train.py:28``."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpurun._programs import Program, program, programs
+    from tpurun._shared import empty, symmetric
     from tpurun.errors import (
         AbortedError,
         CollectiveMismatchError,
@@ -34,11 +35,13 @@ __all__ = [
     "Program",
     "RankLostError",
     "__version__",
+    "empty",
     "program",
     "programs",
     "reform",
     "register_backends",
     "shrink",
+    "symmetric",
 ]
 
 _ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
@@ -78,6 +81,10 @@ def __getattr__(name: str) -> Any:
         from tpurun import _programs
 
         return getattr(_programs, name)
+    if name in ("empty", "symmetric"):
+        from tpurun import _shared
+
+        return getattr(_shared, name)
     if name in ("reform", "shrink"):
         from tpurun import survivors
 

@@ -85,9 +85,17 @@ def _native_world() -> Any:
     return None
 
 
+def serves_cpu() -> bool:
+    """Whether the world's collectives on CPU tensors are of this backend."""
+    return _native_world() is not None
+
+
 def create(options: Any, pg_options: Any) -> Backend:
     """Build this rank's end of a group; returns when all its ranks have come."""
+    from tpurun import _shared
+
     native = load_native()
+    _shared.serve_wrappers()
     if isinstance(pg_options, native.ProcessGroup):
         return pg_options  # survivors, who have met already
     world = _native_world()

@@ -69,6 +69,36 @@ pub extern "C" fn tpurun_memory_size(data: *const u8) -> u64 {
 }
 
 /// # Safety
+/// `runtime.h`: `error` is valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_shared_open(error: *mut CError) -> i32 {
+    // SAFETY: the caller's promise.
+    match unsafe { guarded(error, || process::open_shared().map(drop)) } {
+        Ok(()) => 0,
+        Err(status) => status,
+    }
+}
+
+/// `runtime.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_shared_allocate(bytes: u64) -> *mut u8 {
+    let allocate = || process::shared().and_then(|memory| memory.allocate(bytes, None).ok());
+    or_default(allocate).map_or(std::ptr::null_mut(), |data| data.as_ptr())
+}
+
+/// `runtime.h`; any address.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_shared_free(data: *const u8) {
+    or_default(|| process::shared().is_some_and(|memory| memory.free(data)));
+}
+
+/// `runtime.h`; any address.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_shared_owns(data: *const u8) -> i32 {
+    or_default(|| process::shared().is_some_and(|memory| memory.owns(data)).into())
+}
+
+/// # Safety
 /// `runtime.h`: `stats` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_memory_stats(stats: *mut Stats) {

@@ -1,7 +1,7 @@
-//! The eager runtime of one rank: device memory.
+//! The eager runtime of one rank: device memory, and CPU memory that ranks share.
 //!
 //! A tensor on device `tpu` lives in the arena of its process, which the other ranks of the host can map.
-//! [`Heap`] decides which bytes of it are whose, in pure code over offsets; [`DeviceMemory`] puts the two
+//! [`Heap`] decides which bytes of it are whose, in pure code over offsets; [`ArenaMemory`] puts the two
 //! together; `process.rs` holds the one of this process, and `ffi.rs` is what the Python extension calls.
 //! The extension links this crate alone: the engine's C ABI is in it, too.
 
@@ -22,6 +22,6 @@ pub use tpurun_collectives as collectives;
 pub use accounts::Stats;
 pub use error::MemoryError;
 pub use heap::{Block, Heap};
-pub use memory::DeviceMemory;
+pub use memory::ArenaMemory;
 pub use report::Report;
 pub use shortage::Shortage;

@@ -1,4 +1,4 @@
-//! Device memory: an arena, and who has what of it.
+//! Memory of one process: an arena, and who has what of it.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,16 +10,16 @@ use crate::error::MemoryError;
 use crate::heap::Heap;
 use crate::report::Report;
 
-/// The memory of one device. Any thread may allocate, and any other free.
+/// The memory of one device, or that of shared CPU tensors. Any thread may allocate, and any other free.
 #[derive(Debug)]
-pub struct DeviceMemory {
+pub struct ArenaMemory {
     device: u32,
     limit: u64,
     arena: Arc<Arena>,
     heap: Mutex<Heap>,
 }
 
-impl DeviceMemory {
+impl ArenaMemory {
     /// Opens an arena of `limit` bytes, none of which takes memory of the host yet; `device` is its number in
     /// messages.
     ///

@@ -204,7 +204,7 @@ fn small_blocks_of_a_slab_reuse_what_was_freed_last() {
 
 #[test]
 fn peaks_and_totals_start_again_when_asked() {
-    let memory = tpurun_runtime::DeviceMemory::open(0, 8 << 20).unwrap();
+    let memory = tpurun_runtime::ArenaMemory::open(0, 8 << 20).unwrap();
     let one = memory.allocate(3 << 20, None).unwrap();
     let two = memory.allocate(1 << 20, None).unwrap();
     assert!(memory.free(one.as_ptr()));

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use tpurun_runtime::DeviceMemory;
+use tpurun_runtime::ArenaMemory;
 use tpurun_runtime::collectives::FailureKind;
 use tpurun_runtime::collectives::arena::{Export, PeerArena};
 
@@ -69,7 +69,7 @@ fn the_owner() {
     if std::env::var_os(OWNER).is_none() {
         return;
     }
-    let memory = DeviceMemory::open(0, 64 << 20).expect("memfds work here");
+    let memory = ArenaMemory::open(0, 64 << 20).expect("memfds work here");
     let block = memory.allocate(BYTES, Some("owner.py:1")).expect("there is room").as_ptr();
     let offset = memory.arena().offset_of(block, BYTES).expect("it is in the arena");
     // Through a mapping of its own, as everybody else writes.

@@ -3,7 +3,7 @@
 
 use std::sync::mpsc;
 
-use tpurun_runtime::DeviceMemory;
+use tpurun_runtime::ArenaMemory;
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 5000;
@@ -20,7 +20,7 @@ struct Marked {
 unsafe impl Send for Marked {}
 
 impl Marked {
-    fn new(memory: &DeviceMemory, bytes: usize, mark: u8) -> Self {
+    fn new(memory: &ArenaMemory, bytes: usize, mark: u8) -> Self {
         let data = memory.allocate(bytes as u64, None).expect("there is room").as_ptr();
         // SAFETY: a block of this many bytes, which is ours alone.
         unsafe { data.write_bytes(mark, bytes) };
@@ -28,7 +28,7 @@ impl Marked {
     }
 
     /// Nobody else may have written into it.
-    fn free(self, memory: &DeviceMemory) {
+    fn free(self, memory: &ArenaMemory) {
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(self.data, self.bytes) };
         assert!(bytes.iter().all(|byte| *byte == self.mark), "two blocks overlap");
@@ -38,7 +38,7 @@ impl Marked {
 
 #[test]
 fn blocks_are_freed_by_other_threads_and_none_is_lost() {
-    let memory = &DeviceMemory::open(0, LIMIT).unwrap();
+    let memory = &ArenaMemory::open(0, LIMIT).unwrap();
     let (tx, rx): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::sync_channel::<Marked>(64)).unzip();
     std::thread::scope(|scope| {
         for (thread, rx) in rx.into_iter().enumerate() {
@@ -67,7 +67,7 @@ fn blocks_are_freed_by_other_threads_and_none_is_lost() {
 /// Trimming takes nothing from those who allocate meanwhile.
 #[test]
 fn trimming_zeroes_no_live_block() {
-    let memory = &DeviceMemory::open(0, LIMIT).unwrap();
+    let memory = &ArenaMemory::open(0, LIMIT).unwrap();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (1..3)
             .map(|thread: u8| {

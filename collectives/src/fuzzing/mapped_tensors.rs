@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::memory::{KINDS, chunks, op};
 use super::{Input, Target};
-use crate::arena::Arena;
+use crate::arena::{Arena, ArenaKind, Arenas};
 use crate::buffer::Spans;
 use crate::dtype::Dtype;
 use crate::mapped::{Mapping, announce};
@@ -19,6 +19,7 @@ pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };
 const BYTES: u64 = 16 << 10;
 const ARENA_BYTES: u64 = 16 * BYTES;
 const RANKS: u32 = 3;
+const KIND: ArenaKind = ArenaKind::Host;
 
 fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
@@ -27,16 +28,17 @@ fn run(bytes: &[u8]) {
         (0..RANKS).map(|_| Arc::new(Arena::create(ARENA_BYTES).expect("memory for an arena"))).collect();
     // All ranks are this process here, so each can be found.
     for rank in 1..RANKS {
-        let at = segment.layout().export(rank);
+        let at = segment.layout().export(rank, KIND);
         segment.region().write(at + 8, &arenas[rank as usize].export().to_bytes());
         segment.region().write(at, &1_u64.to_le_bytes());
     }
-    announce(&segment, &arenas[0]);
+    announce(&segment, KIND, &arenas[0]);
     let op = any_op(&mut input, &arenas[0]);
     if validate(&op, segment.members()).is_err() {
         return;
     }
-    let Some(mapped) = Mapping::default().take(&segment, Some(&arenas[0]), &op, 0) else { return };
+    let own = Arenas::default().with(KIND, arenas[0].clone());
+    let Some(mapped) = Mapping::default().take(&segment, &own, &op, 0) else { return };
     for rank in 1..RANKS {
         describe(&mut input, &segment, rank);
     }

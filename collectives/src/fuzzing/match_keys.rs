@@ -31,7 +31,7 @@ fn run(bytes: &[u8]) {
                 seq: 3,
                 epoch: 0,
                 rounds: 1,
-                mapped: false,
+                mapped: None,
                 algorithm: None,
                 print: 7,
                 matching: Matching::Strict,

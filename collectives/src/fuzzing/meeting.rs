@@ -41,7 +41,7 @@ fn run(bytes: &[u8]) {
                 seq: 0,
                 epoch: 0,
                 rounds: 1,
-                mapped: false,
+                mapped: None,
                 algorithm,
                 print,
                 matching: Matching::Normal,
