@@ -21,6 +21,7 @@ use crate::presence::Presence;
 use crate::segment::{Bootstrap, Membership, Offer, Segment, Verdict};
 use crate::sentinel::{Sentinel, Watch};
 use crate::survivors::Survivors;
+use crate::traffic::{Counter, Traffic};
 use crate::validate::validate;
 use crate::work::{Carrier, OnDone, Outcome, Work};
 
@@ -53,6 +54,7 @@ pub struct Communicator {
     /// Asynchronous collectives that have not ended: a blocking one queues behind them.
     queued: Arc<AtomicUsize>,
     closing: Arc<AtomicBool>,
+    traffic: Arc<Counter>,
     timeout_ms: AtomicU64,
     messages_posted: AtomicU64,
     /// A process that this one forks has a copy of us, but none of our threads, and is not the rank.
@@ -85,7 +87,8 @@ impl Communicator {
         drop(waiting);
         presence.unblocked();
         let closing = Arc::new(AtomicBool::new(false));
-        let lane = Lane::new(segment.clone(), config, presence.clone(), closing.clone())?;
+        let traffic = Arc::<Counter>::default();
+        let lane = Lane::new(segment.clone(), config, presence.clone(), closing.clone(), traffic.clone())?;
         Ok(Self {
             lane: Arc::new(Mutex::new(lane)),
             collectives: Mutex::new(None),
@@ -99,6 +102,7 @@ impl Communicator {
             watch: Mutex::new(None),
             queued: Arc::new(AtomicUsize::new(0)),
             closing,
+            traffic,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
             messages_posted: AtomicU64::new(0),
             pid: std::process::id(),
@@ -319,6 +323,11 @@ impl Communicator {
     /// Collectives posted so far.
     pub fn seq(&self) -> u64 {
         self.segment.posted(self.segment.rank()).load(Ordering::Relaxed)
+    }
+
+    /// What this rank has moved for collectives of this communicator so far, for others as well.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.total()
     }
 
     /// Who is in it.

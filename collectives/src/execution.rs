@@ -20,6 +20,7 @@ use program::{Act, Fold, Place, Program, Task};
 
 use crate::buffer::{Scratch, Spans};
 use crate::reduce::Reduction;
+use crate::traffic::Traffic;
 use crate::wire::{Form, Header};
 
 /// One run of one schedule on one rank.
@@ -35,6 +36,7 @@ pub struct Execution {
     staging: Staging,
     /// Where the search for something to transmit goes on.
     cursor: usize,
+    traffic: Traffic,
 }
 
 /// Which operation of a communicator this is.
@@ -160,7 +162,9 @@ impl Execution {
         operation: Operation,
         segment_bytes: usize,
     ) -> Result<Self, ExecutionError> {
-        let Program { channels, kept, scratch_bytes } = Program::new(schedule, reduction, &buffers)?;
+        let program = Program::new(schedule, reduction, &buffers)?;
+        let traffic = program.traffic(reduction, schedule.collective.reduces());
+        let Program { channels, kept, scratch_bytes } = program;
         let memory = Memory { buffers, scratch: Scratch::new(scratch_bytes) };
         for kept in kept {
             memory.keep(reduction, schedule.collective.reduces(), &kept);
@@ -170,12 +174,26 @@ impl Execution {
         let longest = channels.iter().flat_map(|channel| &channel.tasks).map(|task| task.bytes).max();
         let staging = Staging { bytes: vec![0; segment_bytes.min(longest.unwrap_or(0))], holds: None };
         let unfinished = channels.iter().map(Channel::left).sum();
-        let mut execution =
-            Self { operation, reduction, memory, channels, unfinished, segment_bytes, staging, cursor: 0 };
+        let mut execution = Self {
+            operation,
+            reduction,
+            memory,
+            channels,
+            unfinished,
+            segment_bytes,
+            staging,
+            cursor: 0,
+            traffic,
+        };
         for channel in &mut execution.channels {
             channel.begin_sends();
         }
         Ok(execution)
+    }
+
+    /// What a whole run moves.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     /// Whether all steps are done; then the outputs are complete.

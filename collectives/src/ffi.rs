@@ -20,6 +20,7 @@ use crate::op::{Op, OpKind, Shape};
 use crate::segment::{Bootstrap, Membership};
 use crate::sentinel::Sentinel;
 use crate::text::head;
+use crate::traffic::Traffic;
 use crate::work::{OnDone, Outcome, Work};
 
 const ERROR_TEXT_BYTES: usize = 8184;
@@ -162,6 +163,7 @@ const _: () = assert!(size_of::<CStore>() == 32);
 const _: () = assert!(size_of::<CConfig>() == 80);
 const _: () = assert!(size_of::<CMembers>() == 40);
 const _: () = assert!(size_of::<COp>() == 136);
+const _: () = assert!(size_of::<Traffic>() == 24);
 
 /// `TpurunWork`: keeps its communicator, which a waiting thread may have to drive.
 #[derive(Debug)]
@@ -298,6 +300,16 @@ pub unsafe extern "C" fn tpurun_comm_members(communicator: *const Arc<Communicat
     };
     // SAFETY: the caller's promise; it may be uninitialised, so it is only written.
     unsafe { members.write(filled) };
+}
+
+/// # Safety
+/// `tpurun.h`: all pointers are valid for the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_traffic(communicator: *const Arc<Communicator>, traffic: *mut Traffic) {
+    // SAFETY: the caller's promise.
+    let moved = unsafe { &*communicator }.traffic();
+    // SAFETY: the caller's promise; it may be uninitialised, so it is only written.
+    unsafe { traffic.write(moved) };
 }
 
 /// # Safety

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::lane::{Agreed, Lane, Meet, Memory};
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
+use crate::traffic::{Counter, Traffic};
 
 const LINE: usize = 64;
 
@@ -18,6 +19,7 @@ pub(crate) struct Flat<'a> {
     segment: &'a Segment,
     op: &'a Op,
     schedule: &'a Schedule,
+    traffic: &'a Counter,
     /// Bytes of each chunk that go through a window in one round.
     stretch: usize,
     /// Distance of a window's chunks.
@@ -25,7 +27,12 @@ pub(crate) struct Flat<'a> {
 }
 
 impl<'a> Flat<'a> {
-    pub(crate) fn new(segment: &'a Segment, op: &'a Op, schedule: &'a Schedule) -> Self {
+    pub(crate) fn new(
+        segment: &'a Segment,
+        op: &'a Op,
+        schedule: &'a Schedule,
+        traffic: &'a Counter,
+    ) -> Self {
         let slots = match op.kind {
             OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter => segment.size() as usize,
             _ => 1,
@@ -34,7 +41,7 @@ impl<'a> Flat<'a> {
         // Chunks lie close together when all ranks know how long each is: small ones then share pages.
         let known = op.kind == OpKind::ReduceScatter;
         let stride = if known { room.min(op.inputs.longest_chunk().next_multiple_of(LINE)) } else { room };
-        Self { segment, op, schedule, stretch: stride.max(LINE), stride: stride.max(LINE) }
+        Self { segment, op, schedule, traffic, stretch: stride.max(LINE), stride: stride.max(LINE) }
     }
 
     /// Rounds that this rank knows to be needed.
@@ -110,6 +117,7 @@ impl<'a> Flat<'a> {
         if self.op.kind.reduces() {
             if self.segment.size() == 1 {
                 inputs.fold_alone(self.op.reduction(1), outputs);
+                self.traffic.in_place(outputs.total(), 1, 1);
             }
             return;
         }
@@ -122,6 +130,7 @@ impl<'a> Flat<'a> {
         if input < inputs.chunks() && output < outputs.chunks() {
             let (from, to) = (inputs.chunk(input), outputs.chunk(output));
             from.copy_to(0, &to, 0, from.total());
+            self.traffic.in_place(from.total(), 1, 1);
         }
     }
 
@@ -185,6 +194,7 @@ impl<'a> Flat<'a> {
         let start = self.segment.layout().window(self.segment.rank(), window);
         let at = start + self.slot(block) * self.stride;
         self.op.inputs.stage(chunk, offset, bytes, self.segment.region(), at);
+        self.traffic.stage(bytes);
     }
 
     fn fetch(&self, from: Source, block: Block, offset: usize, parity: usize) {
@@ -195,6 +205,7 @@ impl<'a> Flat<'a> {
             Source::Folded => self.segment.layout().folded(parity),
         };
         self.op.outputs.fetch(chunk, offset, bytes, self.segment.region(), at);
+        self.traffic.stage(bytes);
     }
 
     fn fold(&self, run: &[&Step], block: Block, offset: usize, parity: usize) {
@@ -210,5 +221,7 @@ impl<'a> Flat<'a> {
         let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
         let reduction = self.op.reduction(self.segment.size());
         self.op.outputs.fold(0, offset, bytes, reduction, self.segment.region(), &sources);
+        let read = (bytes * sources.len()) as u64;
+        self.traffic.add(Traffic { read, written: bytes as u64, staged: read });
     }
 }

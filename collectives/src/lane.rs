@@ -28,6 +28,7 @@ use crate::segment::{Segment, Verdict};
 use crate::splits;
 use crate::stepwise;
 use crate::sync::{Arrival, AtomicU64, Opened, Ordering, Patience};
+use crate::traffic::{Counter, Traffic};
 use crate::verdict;
 use crate::verify;
 
@@ -42,6 +43,7 @@ pub(crate) struct Lane {
     mapping: Mapping,
     presence: Arc<Presence>,
     closing: Arc<AtomicBool>,
+    traffic: Arc<Counter>,
     /// Of everything but the operation that plans depend on.
     plan_print: u64,
     round: u32,
@@ -133,6 +135,7 @@ impl Lane {
         config: Config,
         presence: Arc<Presence>,
         closing: Arc<AtomicBool>,
+        traffic: Arc<Counter>,
     ) -> Result<Self, Failure> {
         let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
         let plan_print = planner.fingerprint();
@@ -152,6 +155,7 @@ impl Lane {
             mapping: Mapping::default(),
             presence,
             closing,
+            traffic,
             plan_print,
             round: 0,
             seq: 0,
@@ -213,9 +217,9 @@ impl Lane {
         };
         let schedule = self.plan(wanted, op.kind)?;
         meet.algorithm = Some(schedule.algorithm);
-        let segment = self.segment.clone();
+        let (segment, traffic) = (self.segment.clone(), self.traffic.clone());
         if schedule.algorithm == Algorithm::Flat {
-            let flat = Flat::new(&segment, op, &schedule);
+            let flat = Flat::new(&segment, op, &schedule, &traffic);
             let parity = self.parity();
             meet.mapped = self.mapping.take(&segment, &self.config.arenas, op, parity);
             if meet.mapped.is_none() {
@@ -230,13 +234,15 @@ impl Lane {
         }
         // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
         let flat = self.plan(wanted.flat(), op.kind)?;
-        let flat = Flat::new(&segment, op, &flat);
+        let flat = Flat::new(&segment, op, &flat, &traffic);
         let agreed = self.match_keys(&meet, flat.rounds())?;
         if agreed.uneven {
             return flat.run(self, meet, Some(agreed));
         }
         let hopeless = |needed: &[u32]| self.hopeless(&meet, &[], needed);
-        stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &hopeless)
+        let moved = stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &hopeless)?;
+        traffic.add(moved);
+        Ok(())
     }
 
     fn plan(&mut self, wanted: Wanted, op: OpKind) -> Result<Arc<Schedule>, Failure> {
@@ -382,7 +388,7 @@ impl Lane {
 
     fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) -> Result<(), Failure> {
         if let Some(mapped) = &meet.mapped {
-            return mapped.run(&self.segment, meet.op, piece, of);
+            return mapped.run(&self.segment, meet.op, piece, of, &self.traffic);
         }
         if meet.fold_bytes == 0 {
             return Ok(());
@@ -395,6 +401,8 @@ impl Lane {
         let sources = self.segment.ranks().map(|rank| layout.window(rank, meet.fold_window) + from);
         let out = layout.folded(parity) + from;
         self.segment.region().fold(meet.op.reduction(self.segment.size()), sources, out, to - from);
+        let (read, written) = ((to - from) as u64 * u64::from(self.segment.size()), (to - from) as u64);
+        self.traffic.add(Traffic { read, written, staged: read + written });
         Ok(())
     }
 

@@ -80,6 +80,8 @@ mod survivors;
 #[cfg(not(tpurun_loom))]
 mod text;
 #[cfg(not(tpurun_loom))]
+mod traffic;
+#[cfg(not(tpurun_loom))]
 pub mod transport;
 #[cfg(not(tpurun_loom))]
 mod validate;
@@ -106,5 +108,7 @@ pub use op::{Op, OpKind, Shape};
 pub use segment::{Bootstrap, Membership};
 #[cfg(not(tpurun_loom))]
 pub use sentinel::Sentinel;
+#[cfg(not(tpurun_loom))]
+pub use traffic::Traffic;
 #[cfg(not(tpurun_loom))]
 pub use work::{OnDone, Outcome, Work};

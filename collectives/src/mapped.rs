@@ -16,6 +16,7 @@ use crate::failure::Failure;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Ordering};
+use crate::traffic::Counter;
 
 /// Smaller tensors are staged: reading where they are takes longer than copying them.
 const MIN_BYTES: usize = 16 << 10;
@@ -199,7 +200,14 @@ impl Mapped {
     }
 
     /// Does one of `of` pieces of the work.
-    pub(crate) fn run(&self, segment: &Segment, op: &Op, piece: u32, of: u32) -> Result<(), Failure> {
+    pub(crate) fn run(
+        &self,
+        segment: &Segment,
+        op: &Op,
+        piece: u32,
+        of: u32,
+        traffic: &Counter,
+    ) -> Result<(), Failure> {
         let plan = self.plan(segment, op)?;
         let reduction = op.kind.reduces().then(|| op.reduction(segment.size()));
         let cut = |n: u32| (plan.total as u128 * u128::from(n) / u128::from(of)) as usize;
@@ -216,6 +224,7 @@ impl Mapped {
             if first == end {
                 continue;
             }
+            traffic.in_place(end - first, task.sources.len(), task.sinks.len());
             match reduction {
                 Some(reduction) => {
                     Spans::fold_to_each(&task.sources, &task.sinks, reduction, first, end - first);

@@ -10,13 +10,14 @@ use crate::failure::{Failure, FailureKind};
 use crate::op::Op;
 use crate::process::LOOK_PERIOD;
 use crate::segment::{Segment, Verdict};
+use crate::traffic::Traffic;
 use crate::transport::shm::ShmTransport;
 use crate::transport::{DriveError, Round, drive};
 
 /// Says from the ranks that are needed next why an operation can not complete.
 pub(crate) type Hopeless<'a> = &'a dyn Fn(&[u32]) -> Option<Verdict>;
 
-/// Runs one operation whose keys have matched. `hopeless` tells from the ranks that the next steps need
+/// Runs one operation whose keys have matched, and says what it has moved. `hopeless` tells from the ranks that the next steps need
 /// whether they can still be done.
 pub(crate) fn run(
     segment: &Segment,
@@ -25,7 +26,7 @@ pub(crate) fn run(
     seq: u64,
     deadline: Instant,
     hopeless: Hopeless<'_>,
-) -> Result<(), Failure> {
+) -> Result<Traffic, Failure> {
     let buffers = Buffers { input: op.inputs.clone(), output: op.outputs.clone() };
     let mut transport = ShmTransport::new(segment, schedule.channels.len());
     let operation = Operation { epoch: segment.members().epoch, seq };
@@ -47,7 +48,7 @@ pub(crate) fn run(
             DriveError::Execution(error) => broken(segment, op, &error),
         })?;
         if execution.is_done() {
-            return Ok(());
+            return Ok(execution.traffic());
         }
         if let Some(failure) = segment.failure() {
             return Err(failure);

@@ -126,6 +126,9 @@ pub(crate) struct Bench {
     /// Element type [default: float32]
     #[arg(long, value_name = "DTYPE")]
     pub(crate) dtype: Option<String>,
+    /// Where tensors are: staged (copied through shared memory), mapped (of tpurun.empty) [default: staged]
+    #[arg(long, value_name = "KINDS")]
+    pub(crate) memory: Option<String>,
     /// What to measure [default: tpu_dist]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
@@ -147,6 +150,7 @@ impl Bench {
             ("--collectives", &self.collectives),
             ("--sizes", &self.sizes),
             ("--dtype", &self.dtype),
+            ("--memory", &self.memory),
             ("--backend", &self.backend),
             ("--against", &self.against),
             ("--seconds", &self.seconds),
@@ -160,6 +164,7 @@ const BENCH_EXAMPLES: &str = "\
 Examples:
   tpurun bench                                          the usual collectives on 2 and 8 ranks
   tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
+  tpurun bench --memory staged,mapped --sizes 16M       tensors that are copied, and that are not
   tpurun bench --collectives all_reduce --json          one JSON object per line";
 
 #[derive(Args, Clone, Debug, Default)]

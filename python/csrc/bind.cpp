@@ -38,6 +38,11 @@ PYBIND11_MODULE(_C, module) {
       // none of them here.
       .def(
           "perform_nocolor_split", [](const Pg&, const py::object&) {}, py::arg("device"))
+      .def_property_readonly("traffic",
+                             [](const Pg& self) {
+                               const auto moved = self.traffic();
+                               return py::make_tuple(moved.read, moved.written, moved.staged);
+                             })
       .def_property_readonly("epoch", [](const Pg& self) { return self.members().epoch; })
       .def_property_readonly("group_id",
                              [](const Pg& self) {

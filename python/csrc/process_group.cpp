@@ -157,6 +157,12 @@ TpurunMembers ProcessGroup::members() const {
   return members;
 }
 
+TpurunTraffic ProcessGroup::traffic() const {
+  TpurunTraffic traffic;
+  tpurun_comm_traffic(comm_.get(), &traffic);
+  return traffic;
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& opts) {

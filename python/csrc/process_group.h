@@ -43,6 +43,7 @@ class ProcessGroup final : public c10d::Backend {
   c10::intrusive_ptr<ProcessGroup> survivors(const std::vector<uint32_t>& lost,
                                              std::chrono::milliseconds timeout);
   TpurunMembers members() const;
+  TpurunTraffic traffic() const;
 
   const std::string getBackendName() const override { return "tpu_dist"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }

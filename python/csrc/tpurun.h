@@ -194,6 +194,14 @@ TpurunStatus tpurun_comm_shrink(TpurunComm* comm, const uint32_t* lost, uint64_t
                                 int64_t timeout_ms, uint32_t python_threads, TpurunComm** survivors,
                                 TpurunError* error);
 void tpurun_comm_members(const TpurunComm* comm, TpurunMembers* members);
+
+// Bytes that this rank has moved for collectives of the communicator so far.
+typedef struct {
+  uint64_t read;
+  uint64_t written;
+  uint64_t staged;  // of both, what went through windows and rings
+} TpurunTraffic;
+void tpurun_comm_traffic(const TpurunComm* comm, TpurunTraffic* traffic);
 void tpurun_comm_free(TpurunComm* comm);  // shuts down first when that was not done
 void tpurun_comm_set_timeout(TpurunComm* comm, int64_t timeout_ms);
 int64_t tpurun_comm_timeout(const TpurunComm* comm);  // ms; TPURUN_TIMEOUT_MS may have replaced the config's

@@ -64,6 +64,7 @@ def test_patterns_sum_up():
     [
         (["--sizes", "8,x"], "expected a size such as 8, 64K or 1M, given 'x'"),
         (["--collectives", "all_reduce,nothing"], "given 'nothing'"),
+        (["--memory", "staged,paged"], "expected some of staged, mapped, given 'paged'"),
         (["--seconds", "0"], "expected a number of seconds up to 3600, given '0'"),
         (["--backend", "gloo", "--against", "gloo"], "name another one"),
     ],
@@ -113,12 +114,13 @@ def test_a_comparison_shows_both_and_their_ratio():
     title, columns, _units, line = first.stdout.splitlines()
     assert title == "# also_gloo, 2 ranks, against gloo"
     assert columns.split() == [
-        "collective", "bytes", "time", "min-max", "algbw", "busbw", "gloo", "min-max", "ratio",
+        "collective", "bytes", "time", "min-max", "algbw", "busbw", "moved", "memory",
+        "gloo", "min-max", "ratio",
     ]  # fmt: skip
     fields = line.split()
     assert fields[:2] == ["all_reduce", "64"]
     ratio = float(fields[-1].removesuffix("x"))
-    assert ratio == pytest.approx(float(fields[6]) / float(fields[2]), abs=0.1)
+    assert ratio == pytest.approx(float(fields[8]) / float(fields[2]), abs=0.1)
 
 
 WRONG_RESULT = """
@@ -135,7 +137,7 @@ def wrong(setting):
 bench.COLLECTIVES["all_reduce"] = wrong
 dist.init_process_group("gloo")
 try:
-    bench.measure("all_reduce", 64, {"gloo": dist.group.WORLD}, 0.01)
+    bench.measure("all_reduce", 64, [bench.Variant("gloo", dist.group.WORLD)], 0.01)
 except RuntimeError as error:
     print(error)
     raise SystemExit(3)

@@ -24,6 +24,9 @@ class ProcessGroup(Backend):
     def survivors(self, lost: Sequence[int], timeout: timedelta) -> ProcessGroup:
         """The group of those that are left, of a later epoch; see ``tpurun.shrink``."""
     @property
+    def traffic(self) -> tuple[int, int, int]:
+        """Bytes that this rank has moved for collectives: read, written, and of both those staged."""
+    @property
     def epoch(self) -> int: ...
     @property
     def group_id(self) -> str:

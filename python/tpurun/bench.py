@@ -5,6 +5,11 @@ any other launcher does as well. Terms and bandwidths are those of nccl-tests: `
 largest buffer of a rank, algbw is bytes / time, and busbw is algbw times the share of these bytes that a link
 must carry, which makes different collectives and numbers of ranks comparable. Bandwidths are in 10^9 bytes/s.
 
+`moved` is what all ranks read and wrote in memory, as a multiple of the least there is: each input read once,
+each output written once. `memory` is how fast that was, as a share of what the memory can do, measured in the
+same run. Ordinary tensors are staged in shared memory; with `--memory mapped` they are of tpurun.empty(),
+which collectives use where they are.
+
 A time is the wall time of one iteration on the slowest rank, taken over blocks of iterations that start
 together. Backends are measured in turn, block by block, so that other load hits both; medians are shown.
 """
@@ -22,6 +27,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from tpurun import _memory_speed
 
 DTYPES = {
     "float32": torch.float32,
@@ -41,13 +48,36 @@ examples:
   tpurun bench                                          the usual collectives on 2 and 8 ranks
   tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
   tpurun bench --collectives all_reduce --json          one JSON object per line
+  tpurun bench --memory staged,mapped --sizes 16M       tensors that are copied, and that are not
   torchrun --nproc-per-node 4 -m tpurun.bench           under another launcher
 """
 
 
+# Ordinary CPU tensors, and those of tpurun.empty().
+MEMORIES = ("staged", "mapped")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is measured: a group that spans the world, named after its backend, and where its tensors are."""
+
+    backend: str
+    group: dist.ProcessGroup
+    memory: str = MEMORIES[0]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the backend counts what it moves."""
+        return hasattr(self.group._get_backend(torch.device("cpu")), "traffic")
+
+    @property
+    def name(self) -> str:
+        return self.backend if self.memory == MEMORIES[0] else f"{self.backend} {self.memory}"
+
+
 @dataclass(frozen=True)
 class Row:
-    """What one backend took for one collective of one size."""
+    """What one variant took for one collective of one size."""
 
     collective: str
     bytes: int
@@ -60,6 +90,13 @@ class Row:
     max_us: float
     blocks: int
     iterations: int
+    memory: str | None = None
+    traffic_bytes: int | None = None
+    """Read and written by all ranks for one operation."""
+    staged_bytes: int | None = None
+    """Of these, to and from memory that is nobody's tensor."""
+    floor_bytes: int | None = None
+    roofline_percent: float | None = None
 
 
 def parse_size(text: str) -> int:
@@ -104,6 +141,7 @@ class Setting:
     ranks: int
     count: int
     dtype: torch.dtype
+    memory: str = MEMORIES[0]
 
     @property
     def chunk(self) -> int:
@@ -121,10 +159,18 @@ class Setting:
         )
 
     def zeros(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=self.dtype)
+        return self._placed(torch.zeros(count, dtype=self.dtype))
 
     def _periodic(self, period: list[int], count: int) -> torch.Tensor:
-        return torch.tensor(period, dtype=self.dtype).repeat(count // len(period) + 1)[:count].clone()
+        return self._placed(torch.tensor(period, dtype=self.dtype).repeat(count // len(period) + 1)[:count])
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy where the tensors of this setting are."""
+        if self.memory == MEMORIES[0]:
+            return tensor.clone()
+        from tpurun import empty
+
+        return empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor)
 
 
 def all_reduce(s: Setting) -> Call:
@@ -240,37 +286,79 @@ class Plan:
 def measure(
     collective: str,
     bytes_asked: int,
-    groups: dict[str, dist.ProcessGroup],
+    variants: Sequence[Variant],
     seconds: float,
     dtype: torch.dtype = torch.float32,
     on_progress: Callable[[str], None] = lambda text: None,
+    speed: _memory_speed.Speed | None = None,
 ) -> list[Row]:
-    """Times one collective of one size on each group, in turn. All ranks of the world call this together.
+    """Times one collective of one size on each variant, in turn. All ranks of the world call this together.
 
-    The groups span the world and are named after their backends. The size is rounded down to whole elements,
-    the same number for each rank where the collective gives each rank a share.
+    The size is rounded down to whole elements, the same number for each rank where the collective gives each
+    rank a share.
 
     Raises RuntimeError if a result is wrong.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     share = dtype.itemsize * (ranks if collective in SHARED_OUT else 1)
     count = max(1, bytes_asked // share) * share // dtype.itemsize
-    calls = {}
-    for backend, group in groups.items():
-        on_progress(f"{backend}: checking the result")
-        calls[backend] = _checked(collective, backend, Setting(group, rank, ranks, count, dtype))
-    # The first call was the check: the second one does not set anything up any more.
-    plan = Plan.within(seconds, {backend: _time_block(call, 1) for backend, call in calls.items()})
-    times: dict[str, list[float]] = {backend: [] for backend in groups}
+    calls, traffic = {}, {}
+    for variant in variants:
+        on_progress(f"{variant.name}: checking the result")
+        setting = Setting(variant.group, rank, ranks, count, dtype, variant.memory)
+        calls[variant.name] = _checked(collective, variant.name, setting)
+        traffic[variant.name] = _traffic(variant, calls[variant.name])
+    # The first calls were the check: now nothing is set up any more.
+    plan = Plan.within(seconds, {name: _time_block(call, 1) for name, call in calls.items()})
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for block in range(plan.blocks):
-        for backend, call in calls.items():
-            on_progress(f"{backend}: block {block + 1} of {plan.blocks}")
-            times[backend].append(_time_block(call, plan.iterations[backend]))
+        for name, call in calls.items():
+            on_progress(f"{name}: block {block + 1} of {plan.blocks}")
+            times[name].append(_time_block(call, plan.iterations[name]))
     moved = 0 if collective == "barrier" else count * dtype.itemsize
-    return [
-        _row(collective, moved, ranks, backend, times[backend], plan.iterations[backend])
-        for backend in groups
-    ]
+    bytes_per_s = speed.of(moved) if speed is not None else None
+    floor = _memory_speed.floor_bytes(collective, moved, ranks)
+    rows = []
+    for variant in variants:
+        row = _row(
+            collective, moved, ranks, variant.backend, times[variant.name], plan.iterations[variant.name]
+        )
+        if (found := traffic[variant.name]) is not None:
+            row = _with_traffic(row, variant.memory, *found, floor, bytes_per_s)
+        rows.append(row)
+    return rows
+
+
+def _traffic(variant: Variant, call: Call) -> tuple[int, int] | None:
+    """Bytes that all ranks move for one call, and of them those that are staged."""
+    if not variant.is_ours:
+        return None
+    counts = [0, 0]
+    for sign in (-1, 1):
+        if sign > 0:
+            call.run()
+        # Who helps others counts for them, so everybody has to be done.
+        dist.barrier()
+        found = _memory_speed.moved(variant.group, torch.device("cpu"))
+        assert found is not None
+        counts = [count + sign * more for count, more in zip(counts, found, strict=True)]
+    return counts[0], counts[1]
+
+
+def _with_traffic(
+    row: Row, memory: str, moved: int, staged: int, floor: int, bytes_per_s: float | None
+) -> Row:
+    percent = None
+    if bytes_per_s:
+        percent = round(100 * moved / (row.time_us / 1e6) / bytes_per_s, 1)
+    return replace(
+        row,
+        memory=memory,
+        traffic_bytes=moved,
+        staged_bytes=staged,
+        floor_bytes=floor,
+        roofline_percent=percent,
+    )
 
 
 def _checked(collective: str, backend: str, setting: Setting) -> Call:
@@ -329,7 +417,8 @@ def _row(collective: str, moved: int, ranks: int, backend: str, times: list[floa
 
 def table_header(backend: str, against: str | None, ranks: int) -> str:
     titles = f"{'collective':<14} {'bytes':>11} {'time':>11} {'min-max':>21} {'algbw':>9} {'busbw':>9}"
-    units = f"{'':<14} {'':>11} {'us':>11} {'us':>21} {'GB/s':>9} {'GB/s':>9}"
+    titles += f" {'moved':>6} {'memory':>7}"
+    units = f"{'':<14} {'':>11} {'us':>11} {'us':>21} {'GB/s':>9} {'GB/s':>9} {'':>6} {'':>7}"
     name = f"{backend}, {ranks} ranks"
     if against is not None:
         name += f", against {against}"
@@ -343,6 +432,9 @@ def table_line(row: Row, against: Row | None) -> str:
         f"{row.collective:<14} {row.bytes:>11} {row.time_us:>11.1f} {_spread(row):>21} "
         f"{row.algbw_gbps:>9.3f} {row.busbw_gbps:>9.3f}"
     )
+    moved = f"{row.traffic_bytes / row.floor_bytes:.1f}x" if row.traffic_bytes and row.floor_bytes else "-"
+    speed = f"{row.roofline_percent:.0f} %" if row.roofline_percent is not None else "-"
+    line += f" {moved:>6} {speed:>7}"
     if against is not None:
         ratio = against.time_us / row.time_us
         line += f"  {against.time_us:>11.1f} {_spread(against):>21} {ratio:>7.1f}x"
@@ -392,30 +484,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     dist.init_process_group(args.backend, timeout=timedelta(minutes=10))
     try:
         groups = {backend: dist.new_group(backend=backend) for backend in backends}
-        run(args, groups)
+        variants = [Variant(args.backend, groups[args.backend], memory) for memory in args.memory]
+        if args.against is not None:
+            variants.append(Variant(args.against, groups[args.against]))
+        if any(variant.memory != MEMORIES[0] and not variant.is_ours for variant in variants):
+            raise SystemExit(f"tpurun.bench: --memory mapped is for tpu_dist, not for {args.backend}")
+        run(args, variants)
         dist.barrier()  # the others may still read what this rank offers
     finally:
         dist.destroy_process_group()
 
 
-def run(args: argparse.Namespace, groups: dict[str, dist.ProcessGroup]) -> None:
+def run(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
     """Measures all that was asked for and prints each row when it is there."""
     is_first = dist.get_rank() == 0
     cases = list(_cases(args.collectives, args.sizes))
     progress = Progress(len(cases), is_first)
     if is_first and not args.json:
         print(table_header(args.backend, args.against, dist.get_world_size()), flush=True)
+    speed = _memory_speed.Speed()
     for collective, bytes_asked in cases:
         progress.case = f"{collective} {bytes_asked} bytes"
-        rows = measure(collective, bytes_asked, groups, args.seconds, DTYPES[args.dtype], progress.show)
+        dtype = DTYPES[args.dtype]
+        rows = measure(collective, bytes_asked, variants, args.seconds, dtype, progress.show, speed)
         progress.done += 1
         if not is_first:
             continue
         if args.json:
             for row in rows:
-                print(json.dumps(asdict(row)), flush=True)
+                known = {name: value for name, value in asdict(row).items() if value is not None}
+                print(json.dumps(known), flush=True)
         else:
-            print(table_line(rows[0], rows[1] if len(rows) > 1 else None), flush=True)
+            against = rows[-1] if args.against is not None else None
+            for row in rows[: len(args.memory)]:
+                print(table_line(row, against), flush=True)
     progress.finish()
 
 
@@ -444,6 +546,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--backend", default="tpu_dist", help="what to measure (default: %(default)s)")
+    parser.add_argument(
+        "--memory",
+        type=_memories,
+        default=MEMORIES[0],
+        metavar="KINDS",
+        help=f"where tensors are: some of {', '.join(MEMORIES)} (default: %(default)s)",
+    )
     parser.add_argument("--against", metavar="BACKEND", help="measure the same on this backend in turn")
     parser.add_argument(
         "--seconds",
@@ -473,6 +582,15 @@ def _collectives(text: str) -> list[str]:
     def known(name: str) -> str:
         if name not in COLLECTIVES:
             raise ValueError(f"expected some of {', '.join(COLLECTIVES)}, given {name!r}")
+        return name
+
+    return _list_of(text, known)
+
+
+def _memories(text: str) -> list[str]:
+    def known(name: str) -> str:
+        if name not in MEMORIES:
+            raise ValueError(f"expected some of {', '.join(MEMORIES)}, given {name!r}")
         return name
 
     return _list_of(text, known)

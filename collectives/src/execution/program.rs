@@ -9,6 +9,7 @@ use super::ExecutionError;
 use super::layout::{Buffers, Extent, Placement};
 use super::slots;
 use crate::reduce::Reduction;
+use crate::traffic::Traffic;
 use crate::wire::Form;
 
 /// The steps of each channel, and what they need.
@@ -104,6 +105,42 @@ impl Program {
         }
         program.kept = compiler.kept(&placement)?;
         Ok(program)
+    }
+}
+
+impl Program {
+    /// What all of it moves; rings are what is staged.
+    pub(super) fn traffic(&self, reduction: Reduction, reduces: bool) -> Traffic {
+        let (size, wide) = (reduction.dtype().size() as u64, reduction.wide().size() as u64);
+        let mut total = Traffic::default();
+        let mut move_bytes = |read, written, staged| {
+            total.read += read;
+            total.written += written;
+            total.staged += staged;
+        };
+        for task in self.channels.iter().flatten() {
+            let bytes = task.bytes as u64;
+            let elements = bytes / wide * size;
+            match &task.act {
+                Act::Send(_) | Act::Store(_) => move_bytes(bytes, bytes, bytes),
+                Act::SendWidened(_) => move_bytes(elements, bytes, bytes),
+                Act::Fold(fold) => {
+                    move_bytes(2 * bytes, bytes, bytes);
+                    if fold.own.is_some() {
+                        move_bytes(elements, bytes, 0);
+                    }
+                    if fold.result.is_some() {
+                        move_bytes(bytes, elements, 0);
+                    }
+                }
+            }
+        }
+        for kept in &self.kept {
+            let partial = if reduces { kept.count as u64 * wide } else { 0 };
+            let elements = kept.count as u64 * size;
+            move_bytes(elements + partial, elements + partial, 0);
+        }
+        total
     }
 }
 

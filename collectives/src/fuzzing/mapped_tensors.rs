@@ -11,6 +11,7 @@ use crate::dtype::Dtype;
 use crate::mapped::{Mapping, announce};
 use crate::op::Op;
 use crate::segment::Segment;
+use crate::traffic::Counter;
 use crate::validate::validate;
 
 pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };
@@ -44,9 +45,9 @@ fn run(bytes: &[u8]) {
     }
     // Others may write while this one reads, so nothing is known of the numbers.
     let pieces = 1 + input.below(3) as u32;
-    let outcome = mapped
-        .work_bytes(&segment, &op)
-        .and_then(|_| (0..pieces).try_for_each(|piece| mapped.run(&segment, &op, piece, pieces)));
+    let outcome = mapped.work_bytes(&segment, &op).and_then(|_| {
+        (0..pieces).try_for_each(|piece| mapped.run(&segment, &op, piece, pieces, &Counter::default()))
+    });
     if let Err(failure) = outcome {
         assert!(failure.text().contains("its arena") || failure.text().contains("other sizes"), "{failure}");
     }

@@ -51,7 +51,7 @@ fn run(bytes: &[u8]) {
     }
     spoil(&segment, &mut input);
     let presence = Arc::new(Presence::new(None, segment.members()));
-    let lane = Lane::new(segment.clone(), config, presence, Arc::new(AtomicBool::new(false)));
+    let lane = Lane::new(segment.clone(), config, presence, Arc::new(AtomicBool::new(false)), Arc::default());
     let posted = Posting { recording: None, caller: None };
     let outcome = lane.expect("a ring of ranks").run(&op, Duration::from_millis(1), posted);
     if let Err(failure) = outcome {

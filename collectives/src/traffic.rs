@@ -1,0 +1,52 @@
+//! Bytes that operations move, as this rank moves them: the floor of an all-reduce of S bytes on N ranks is N·S
+//! read and N·S written, summed over the ranks.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// What was moved so far, in bytes. What a kernel keeps in registers and in tiles of its own is not counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Traffic {
+    /// From tensors and from memory that ranks share.
+    pub read: u64,
+    /// To tensors and to memory that ranks share.
+    pub written: u64,
+    /// Of both, what went into and came out of windows and rings instead of a tensor.
+    pub staged: u64,
+}
+
+/// Counts for one communicator; any thread of the rank may.
+#[derive(Debug, Default)]
+pub(crate) struct Counter {
+    read: AtomicU64,
+    written: AtomicU64,
+    staged: AtomicU64,
+}
+
+impl Counter {
+    pub(crate) fn add(&self, moved: Traffic) {
+        self.read.fetch_add(moved.read, Ordering::Relaxed);
+        self.written.fetch_add(moved.written, Ordering::Relaxed);
+        self.staged.fetch_add(moved.staged, Ordering::Relaxed);
+    }
+
+    /// A copy between a tensor and staged memory.
+    pub(crate) fn stage(&self, bytes: usize) {
+        let bytes = bytes as u64;
+        self.add(Traffic { read: bytes, written: bytes, staged: bytes });
+    }
+
+    /// From `sources` tensors to `sinks` others.
+    pub(crate) fn in_place(&self, bytes: usize, sources: usize, sinks: usize) {
+        let (bytes, sources, sinks) = (bytes as u64, sources as u64, sinks as u64);
+        self.add(Traffic { read: bytes * sources, written: bytes * sinks, staged: 0 });
+    }
+
+    pub(crate) fn total(&self) -> Traffic {
+        Traffic {
+            read: self.read.load(Ordering::Relaxed),
+            written: self.written.load(Ordering::Relaxed),
+            staged: self.staged.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+"""How fast the memory is, and the least that a collective moves through it: what bench.py compares with."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# Below, the time goes into meeting, and nothing of it into memory.
+LEAST_BYTES = 1 << 20
+REPETITIONS = 3
+
+
+def floor_bytes(collective: str, largest: int, ranks: int) -> int:
+    """Bytes read and written at least, by all ranks: each input once, each output once.
+
+    ``largest`` is the size of the largest buffer of a rank; all others follow from it.
+    """
+    match collective:
+        case "all_reduce" | "all_to_all" | "send_recv":
+            return 2 * ranks * largest
+        case "all_gather" | "reduce_scatter" | "reduce":
+            return (ranks + 1) * largest
+        case "broadcast":
+            return ranks * largest
+        case "gather" | "scatter":
+            return 2 * largest
+        case _:
+            return 0
+
+
+class Speed:
+    """Bytes per second that all ranks together read and write, on buffers of one size each.
+
+    The fastest of a copy, a sum of two buffers into a third, and an update in place. All ranks run them at
+    once, as the collective would; measured once for each size.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def of(self, bytes_each: int) -> float | None:
+        """For buffers of this size; None for those that measure something else. Called by all ranks."""
+        if bytes_each < LEAST_BYTES:
+            return None
+        if bytes_each not in self._known:
+            self._known[bytes_each] = _measured(bytes_each)
+        return self._known[bytes_each]
+
+
+def _measured(bytes_each: int) -> float:
+    import torch
+    import torch.distributed as dist
+
+    a, b, c = (torch.ones(bytes_each // 4) for _ in range(3))
+    kernels: list[tuple[int, Any]] = [
+        (2, lambda: b.copy_(a)),
+        (3, lambda: torch.add(a, b, out=c)),
+        (2, lambda: a.mul_(1.0)),
+    ]
+    best = 0.0
+    for buffers, kernel in kernels:
+        kernel()
+        for _ in range(REPETITIONS):
+            dist.barrier()
+            start = time.perf_counter()
+            kernel()
+            seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            best = max(best, buffers * bytes_each * dist.get_world_size() / seconds.item())
+    return best
+
+
+def moved(group: Any, device: torch.device) -> tuple[int, int] | None:
+    """Bytes read and written, and of them staged, by all ranks of a group of this backend so far."""
+    import torch
+    import torch.distributed as dist
+
+    backend = group._get_backend(device)
+    traffic = getattr(backend, "traffic", None)
+    if traffic is None:
+        return None
+    read, written, staged = traffic
+    total = torch.tensor([read + written, staged])
+    dist.all_reduce(total)
+    return int(total[0]), int(total[1])

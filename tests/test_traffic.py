@@ -1,0 +1,27 @@
+"""What collectives move through memory, as `tpurun bench` counts it."""
+
+import json
+
+import pytest
+
+from jobs import TPURUN, Job
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_moved_is_counted(ranks, tmp_path):
+    """Staged, an all-reduce reads 3 N and writes 2 N + 1 times its size; mapped, N and N."""
+    command = [TPURUN, "bench", "--ranks", str(ranks), "--json", "--seconds", "0.01", "--sizes", "96K,3M"]
+    command += ["--collectives", "all_reduce,all_gather,broadcast,all_to_all", "--memory", "staged,mapped"]
+    job = Job(tmp_path, command).wait()
+    assert job.code == 0, job.err
+    rows = [json.loads(line) for line in job.out.splitlines()]
+    assert len(rows) == 16
+    for row in rows:
+        assert ("roofline_percent" in row) == (row["bytes"] >= 1 << 20)
+        if row["memory"] == "mapped":
+            assert (row["traffic_bytes"], row["staged_bytes"]) == (row["floor_bytes"], 0)
+        else:
+            assert row["traffic_bytes"] > row["floor_bytes"] and row["staged_bytes"] > 0
+    staged = [row for row in rows if (row["memory"], row["collective"]) == ("staged", "all_reduce")]
+    assert [row["traffic_bytes"] for row in staged] == [(5 * ranks + 1) * row["bytes"] for row in staged]
+    assert [row["floor_bytes"] for row in staged] == [2 * ranks * row["bytes"] for row in staged]
