@@ -5,11 +5,13 @@
 //! which the reader recognises. The reader trusts no byte: every count is clamped, every text is cleaned.
 //!
 //! A slot has the rank's blocked waits (`wait.rs`), and per communicator a lane (`lane.rs`) with counts and
-//! the last operations (`record.rs`): this is the flight recorder, too.
+//! the last operations (`record.rs`): this is the flight recorder, too. Its first words say when the rank
+//! reached the steps of its start (`marks.rs`).
 //!
 //! The board is for people and verdicts. No collective reads it to decide anything.
 
 mod lane;
+mod marks;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,7 @@ use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering};
 
 pub use lane::{Lane, LaneView};
+pub use marks::Mark;
 pub use record::{OpRecord, OpView, Outcome, RECORDS, Recording};
 pub use wait::{Wait, WaitKind, WaitView, Waiting};
 
@@ -227,4 +230,6 @@ const SLOT_HEADER_WORDS: usize = 8;
 const SLOT_PID: usize = 0;
 const SLOT_CLAIMED: usize = 1;
 const SLOT_TOKENS: usize = 2;
+const SLOT_MARKS: usize = 3;
+const _: () = assert!(SLOT_MARKS + marks::MARKS <= SLOT_HEADER_WORDS);
 const SLOT_WORDS: usize = SLOT_HEADER_WORDS + wait::WAITS * wait::WORDS + LANES * lane::WORDS;

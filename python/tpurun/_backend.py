@@ -10,6 +10,8 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tpurun import _marks
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
 
@@ -102,7 +104,7 @@ def create(options: Any, pg_options: Any) -> Backend:
     if world is not None and world.epoch > _epoch:
         adopt(world)  # torch.distributed.shrink_group made it
     timeout = options.timeout if pg_options is None else pg_options._timeout
-    return native.ProcessGroup(
+    group = native.ProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
@@ -112,6 +114,8 @@ def create(options: Any, pg_options: Any) -> Backend:
         timeout,
         _epoch,
     )
+    _marks.reach(_marks.GROUP_CREATED)
+    return group
 
 
 # Since ranks were lost and the others formed a new world: its ranks by their rank in the one before all, by

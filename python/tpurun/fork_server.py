@@ -41,6 +41,8 @@ ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev
 def main() -> None:
     """Imports, answers ``ready`` or ``refuse``, then serves until the agent closes the socket."""
     options = json.loads(sys.argv[1])
+    # What `tpurun --timings` shows of this process.
+    times = {"python_ns": now_ns()}
     _device.is_left_to_ranks = True
     # What `-m` put there is for finding this module; the program gets its own entry in the child.
     if not sys.flags.safe_path:
@@ -51,7 +53,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     agent = Agent(options["fd"])
     try:
-        preload(options)
+        preload(options, times)
         if options["forks"]:
             check_fork_is_sound()
     except Refusal as refusal:
@@ -61,13 +63,13 @@ def main() -> None:
         serve_store(agent)
         return
     if not options["forks"]:
-        agent.tell(event="ready")
+        agent.tell(event="ready", **times)
         serve_store(agent)
         return
     gc.collect()
     finalizers = keep_from_ranks()
     gc.freeze()
-    Server(agent, options, dispositions).run()
+    Server(agent, options, dispositions).run(times)
     for finalizer in finalizers:
         finalizer.atexit = True
     end_children()
@@ -137,11 +139,11 @@ class Server:
         wakeup_end.setblocking(False)
         self._wakeup_end = wakeup_end
 
-    def run(self) -> None:
+    def run(self, times: dict[str, int]) -> None:
         """Serves until the agent closes its end."""
         signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        self.agent.tell(event="ready")
+        self.agent.tell(event="ready", **times)
         while True:
             readable, _, _ = select.select([self.agent.socket, self.wakeup], [], [])
             if self.wakeup in readable:
@@ -168,6 +170,8 @@ class Server:
     def start_rank(self, request: dict, fds: list[int]) -> None:
         """Forks one rank; the child does not return from here."""
         rank = request["rank"]
+        # Before, since the child may be the first to run.
+        begun_ns = now_ns()
         try:
             pid = os.fork()
         except OSError as error:
@@ -177,7 +181,7 @@ class Server:
             self.become_rank(request, fds)
         set_process_group(pid)
         self.ranks[pid] = rank
-        self.agent.tell(event="started", rank=rank, pid=pid)
+        self.agent.tell(event="started", rank=rank, pid=pid, ns=begun_ns)
 
     def become_rank(self, request: dict, fds: list[int]) -> None:
         """In the child: undoes what makes this process a server, then runs the program."""
@@ -259,12 +263,13 @@ class Server:
             self.agent.tell(event="exited", rank=rank, code=max(code, 0), signal=max(-code, 0))
 
 
-def preload(options: dict) -> None:
-    """Imports what all ranks will import."""
+def preload(options: dict, times: dict[str, int]) -> None:
+    """Imports what all ranks will import, and notes when torch is there."""
     if importlib.util.find_spec("torch") is None:
         raise Refusal("torch is not installed", is_quiet=True)
     import_or_refuse("torch")
     import_or_refuse("torch.distributed")
+    times["torch_ns"] = now_ns()
     if not options["forks"]:
         return
     for name in options["preload"]:
@@ -276,6 +281,11 @@ def preload(options: dict) -> None:
         except Exception:
             # The program itself will say what is wrong with it.
             continue
+
+
+def now_ns() -> int:
+    """The clock of the board."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def import_or_refuse(name: str) -> None:

@@ -21,7 +21,7 @@ import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _device, stacks
+from tpurun import _device, _marks, stacks
 
 MAX_MESSAGE_CHARS = 8192
 
@@ -62,6 +62,7 @@ def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: 
     try:
         code = load_module(main_module, target) if is_module else load_script(main_module, target)
         claim_device(arguments)
+        _marks.reach(_marks.SCRIPT_ENTERED)
         exec(code, main_module.__dict__)
     except SystemExit as stop:
         return exit_status(stop)

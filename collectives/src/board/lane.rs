@@ -1,8 +1,8 @@
 //! One communicator of one rank on the board: who is in it, how many collectives it has seen, what is pending.
 
 use super::{
-    Board, LANES, NAME_BYTES, OpView, RECORDS, RankWriter, SLOT_CLAIMED, SLOT_PID, lane_at, now_ns, pack,
-    record, slot_at, unpack,
+    Board, LANES, Mark, NAME_BYTES, OpView, RECORDS, RankWriter, SLOT_CLAIMED, SLOT_PID, lane_at, now_ns,
+    pack, record, slot_at, unpack,
 };
 use crate::sync::{AtomicU64, Ordering};
 use crate::text::head;
@@ -16,6 +16,8 @@ use std::sync::atomic::AtomicBool;
 pub struct Lane {
     pub(super) board: Board,
     pub(super) at: usize,
+    /// The rank's slot.
+    pub(super) slot: usize,
     /// The memory is another communicator's from then on.
     closed: AtomicBool,
 }
@@ -64,7 +66,7 @@ impl RankWriter {
         }
         board.write_text(at + NAME, NAME_BYTES, head(name, NAME_BYTES).as_bytes());
         board.word(at + STATE).store(STATE_OPEN, Ordering::Release);
-        Some(Lane { board: board.clone(), at, closed: AtomicBool::new(false) })
+        Some(Lane { board: board.clone(), at, slot: slot_at(self.rank), closed: AtomicBool::new(false) })
     }
 
     fn unused_lane(&self) -> Option<usize> {
@@ -105,6 +107,7 @@ impl Lane {
     /// Collective number `seq` has succeeded on this rank.
     pub fn completed(&self, seq: u64) {
         self.word(COMPLETED).fetch_max(seq.saturating_add(1), Ordering::Relaxed);
+        self.mark_first(Mark::FirstDone, now_ns);
     }
 
     /// The communicator was destroyed; its counts stay readable. Dropping the lane does the same.

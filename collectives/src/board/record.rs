@@ -3,7 +3,7 @@
 //! A record is begun when the program posts the operation and completed as the operation goes on. Records
 //! lie in a ring; one that was overwritten meanwhile is no longer completed.
 
-use super::{Board, Lane, MAX_DIMS, SITE_BYTES, now_ns, pack, unpack};
+use super::{Board, Lane, MAX_DIMS, Mark, SITE_BYTES, now_ns, pack, unpack};
 use crate::sync::Ordering;
 use crate::text::tail;
 
@@ -103,8 +103,10 @@ pub struct Recording {
 impl Lane {
     /// Begins the record of an operation that the program has just posted.
     pub fn posted(&self, op: &OpRecord<'_>) -> Recording {
+        let now = now_ns();
         if !is_message(op.collective) {
             self.count_posted(op.seq.saturating_add(1));
+            self.mark_first(Mark::FirstPosted, || now);
         }
         let number = self.next_record();
         let at = record_at(self.at, number);
@@ -124,7 +126,7 @@ impl Lane {
         for (index, dim) in op.shape.iter().take(MAX_DIMS).enumerate() {
             board.store(at + DIMS + index, *dim as u64);
         }
-        board.store(at + POSTED_NS, now_ns());
+        board.store(at + POSTED_NS, now);
         for word in [MATCHED_NS, FIRST_BYTE_NS, DONE_NS] {
             board.store(at + word, 0);
         }

@@ -1,3 +1,5 @@
+use std::os::unix::fs::FileExt;
+
 use super::*;
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -78,6 +80,32 @@ fn a_record_grows_until_it_is_overwritten() {
     assert_eq!((done.number, done.outcome), (5, Outcome::Done));
     let times = [done.posted_ns, done.matched_ns, done.first_byte_ns, done.done_ns];
     assert!(times.is_sorted() && times[0] > 0, "{times:?}");
+}
+
+#[test]
+fn only_the_first_of_each_step_is_marked() {
+    let (board, fd) = Board::create(2).unwrap();
+    let marks = [Mark::ScriptEntered, Mark::GroupCreated, Mark::FirstPosted, Mark::FirstDone];
+    let seen = || marks.map(|mark| board.mark(1, mark));
+    let lane = board.rank(1).claim_lane(1, "g", 1, 0).unwrap();
+    lane.ended(lane.posted(&OpRecord { collective: 9, ..op(0, "", &[]) }), Outcome::Done);
+    assert_eq!(seen(), [None; 4], "a message is no collective");
+    lane.posted(&op(0, "", &[]));
+    let [None, None, Some(posted), None] = seen() else { panic!("{:?}", seen()) };
+    lane.completed(0);
+    let [None, None, Some(_), Some(done)] = seen() else { panic!("{:?}", seen()) };
+    assert!(board.records(1)[0].1[1].posted_ns == posted && posted <= done);
+    // Another communicator is not the first any more.
+    let other = board.rank(1).claim_lane(2, "h", 1, 0).unwrap();
+    other.posted(&op(0, "", &[]));
+    other.completed(0);
+    let file = std::fs::File::from(fd);
+    for (index, mark) in marks[..2].iter().enumerate() {
+        let word = (index as u64 + 7).to_ne_bytes();
+        file.write_all_at(&word, board.offset_of_mark(1, *mark) as u64).unwrap();
+    }
+    assert_eq!(seen(), [Some(7), Some(8), Some(posted), Some(done)]);
+    assert!(marks.iter().all(|mark| board.mark(0, *mark).is_none() && board.mark(2, *mark).is_none()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::{Input, Target};
-use crate::board::{Board, OpRecord, Outcome, Wait, WaitKind};
+use crate::board::{Board, Mark, OpRecord, Outcome, Wait, WaitKind};
 use crate::region::Region;
 
 pub(super) const TARGET: Target = Target { name: "board_image", run, seeds };
@@ -85,6 +85,7 @@ fn read_all(board: &Board) {
             assert!(lane.comm_rank < lane.size);
             assert!(!lane.name.chars().any(char::is_control));
         }
+        assert_ne!(board.mark(rank, Mark::ScriptEntered), Some(0));
         for (_, ops) in board.records(rank) {
             assert!(ops.len() <= crate::board::RECORDS);
             assert!(ops.iter().all(|op| !op.site.chars().any(char::is_control)));
