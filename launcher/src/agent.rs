@@ -7,6 +7,7 @@ mod lives;
 mod recorder;
 mod start;
 mod suspicion;
+mod timings;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ use crate::screen::Screen;
 use crate::signals::Signals;
 use crate::stacks::Class;
 use crate::suspects::Suspects;
+use crate::timings::Step;
 use crate::verdict::{Cause, Failure, Verdict};
 use crate::watch::Watch;
 
@@ -77,6 +79,7 @@ struct Agent {
     /// Lost ranks that the others do not know of yet.
     due: Vec<deliver::Due>,
     suspicion: deliver::Suspicion,
+    timings: timings::Watching,
     host: String,
     started: Instant,
     oom_kills_before: u64,
@@ -187,13 +190,14 @@ impl Agent {
             Phase::Clearing(clearing) => Some(clearing.until),
             Phase::Starting | Phase::Running => None,
         };
-        let deadlines = [phase, self.output.poll_deadline(), self.next_delivery()];
+        let deadlines = [phase, self.output.poll_deadline(), self.next_delivery(), self.next_timing()];
         deadlines.into_iter().flatten().chain([self.next_watch]).min().expect("the list is not empty")
     }
 
     fn on_time(&mut self, now: Instant) {
         self.output.tick(now);
         self.deliver_losses(now);
+        self.look_at_timings(now);
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
             self.look_around(now);
@@ -265,7 +269,12 @@ impl Agent {
 
     async fn on_server(&mut self, event: ServerEvent) {
         match event {
-            ServerEvent::Ready => self.start_store().await,
+            ServerEvent::Ready { python_ns, torch_ns } => {
+                self.timings.reached_at(Step::PythonStarted, python_ns);
+                self.timings.reached_at(Step::TorchImported, torch_ns);
+                self.timings.reached(Step::ServerReady);
+                self.start_store().await;
+            }
             ServerEvent::Refuse { reason, quiet } => {
                 if !quiet {
                     self.say(&format!("no fork server ({reason}): starting an interpreter for each rank"));
@@ -273,7 +282,10 @@ impl Agent {
                 self.on_refusal(quiet).await;
             }
             ServerEvent::Store { port, reason } => self.on_store(port, &reason).await,
-            ServerEvent::Started { rank, pid } => self.on_started(rank, pid),
+            ServerEvent::Started { rank, pid, ns } => {
+                self.timings.started(rank, ns);
+                self.on_started(rank, pid);
+            }
             ServerEvent::Failed { rank, reason } => self.on_not_started(rank, &reason),
             ServerEvent::Exited { rank, code, signal } => {
                 let ending = if signal == 0 { Ending::Exit(code) } else { Ending::Signal(signal) };

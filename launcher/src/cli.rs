@@ -247,6 +247,9 @@ pub(crate) struct Options {
     /// Print what would run, where and how, and stop
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Show when each step from the command to the first collective was reached, and what it took
+    #[arg(long, env = "TPURUN_TIMINGS", hide_env = true, value_parser = words::switch)]
+    pub(crate) timings: bool,
     #[command(flatten, next_help_heading = "Options of torchrun")]
     pub(crate) torchrun: TorchrunOptions,
 }
@@ -329,6 +332,7 @@ const EXAMPLES: &str = r#"Examples:
   tpurun --elastic 4:8 train.py           8 ranks, and on with 4 to 7 when some are lost
   tpurun -n 1 eval.py : -n 7 train.py     two programs in one world: rank 0, ranks 1 to 7
   tpurun --job job.toml                   the programs that a file lists
+  tpurun -n 64 --timings train.py         where the time until the first collective goes
   tpurun status                           say what the ranks of a running job do
   tpurun bench --ranks 8 --against gloo   measure the collectives
 

@@ -45,6 +45,11 @@ pub(crate) fn of_board(fd: i32) -> Variables {
     named(vec![(BOARD_FD_VAR, fd.to_string())])
 }
 
+/// Where on the board a rank marks how far it has come, in bytes; `python/tpurun/_marks.py` knows the rest.
+pub(crate) fn of_marks(offset: usize) -> Variables {
+    named(vec![("TPURUN_MARKS_AT", offset.to_string())])
+}
+
 /// What a forked rank must set again, because its server was started with [`SERVER_THREADS`].
 pub(crate) fn of_threads(job: &Job) -> Variables {
     let users = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
@@ -83,7 +88,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 15] = [
+const OURS: [&str; 16] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -96,6 +101,7 @@ const OURS: [&str; 15] = [
     "TPURUN_TIMEOUT_MS",
     "TPURUN_RANK_PID",
     "TPURUN_RESTART",
+    "TPURUN_MARKS_AT",
     BOARD_FD_VAR,
     CONTROL_FD_VAR,
     "TPURUN_PYTHON",
@@ -117,9 +123,15 @@ mod tests {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let job = Job::new(&words::read(&words).unwrap()).unwrap();
         let of_rank = of_rank(&job, 2, Path::new("e"));
-        let all =
-            [of_job(&job, "run", 0), of_run(Path::new("r")), of_board(3), of_store(1, true), of_rank.clone()]
-                .concat();
+        let all = [
+            of_job(&job, "run", 0),
+            of_run(Path::new("r")),
+            of_board(3),
+            of_marks(64),
+            of_store(1, true),
+            of_rank.clone(),
+        ]
+        .concat();
         let others: Vec<String> =
             all.into_iter().map(|(name, _)| name).filter(|name| !is_ours(name)).collect();
         assert!(others.iter().all(|name| name == "OMP_NUM_THREADS"), "{others:?}");

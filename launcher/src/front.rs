@@ -7,27 +7,61 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+use tpurun_collectives::board::now_ns;
 
 use crate::signals::Signals;
 use crate::{cgroup, kill};
 
-/// First argument of the agent's command line; the number of this process follows.
+/// First argument of the agent's command line; what it must know of this process follows.
 pub(crate) const AGENT: &str = "--agent-of";
 
-/// Runs the job of this command line and `more` arguments, and returns its exit code.
-pub(crate) fn run(more: &[String]) -> Result<i32, String> {
+/// What the agent must know of its front. Times are CLOCK_MONOTONIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    /// The process that waits for it.
+    pub(crate) front: i32,
+    /// When the command was started.
+    pub(crate) begun_ns: u64,
+    /// When it was known what to run.
+    pub(crate) understood_ns: u64,
+}
+
+impl Origin {
+    fn here(begun_ns: u64) -> Origin {
+        Origin { front: getpid().as_raw_nonzero().get(), begun_ns, understood_ns: now_ns() }
+    }
+
+    fn to_word(self) -> String {
+        format!("{},{},{}", self.front, self.begun_ns, self.understood_ns)
+    }
+
+    /// Reads it back in the agent.
+    pub(crate) fn parse(word: &str) -> Option<Origin> {
+        let mut numbers = word.split(',');
+        Some(Origin {
+            front: numbers.next()?.parse().ok()?,
+            begun_ns: numbers.next()?.parse().ok()?,
+            understood_ns: numbers.next()?.parse().ok()?,
+        })
+    }
+}
+
+/// Runs the job of this command line, which was started at `begun_ns`, and `more` arguments, and returns its
+/// exit code.
+pub(crate) fn run(more: &[String], begun_ns: u64) -> Result<i32, String> {
+    let origin = Origin::here(begun_ns);
     // Before the agent exists, so that nothing it may leave behind is missed.
     set_child_subreaper(Some(getpid())).map_err(|errno| format!("cannot become a subreaper: {errno}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent(more)));
+    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent(more, origin)));
     let (agent, status, forwarded) = ended.map_err(|error| format!("cannot run the agent: {error}"))?;
     Ok(clean_up(agent, status, forwarded))
 }
 
 /// Until the agent ends; also returns the last signal that was passed on to it.
-async fn accompany_agent(more: &[String]) -> io::Result<(u32, ExitStatus, Option<Signal>)> {
+async fn accompany_agent(more: &[String], origin: Origin) -> io::Result<(u32, ExitStatus, Option<Signal>)> {
     let mut signals = Signals::new(handled().into_iter().map(|signal| (signal, signal)))?;
-    let mut agent = start_agent(more)?;
+    let mut agent = start_agent(more, origin)?;
     let mut forwarded = None;
     loop {
         let signal = signals.next().await;
@@ -40,12 +74,11 @@ async fn accompany_agent(more: &[String]) -> io::Result<(u32, ExitStatus, Option
     }
 }
 
-fn start_agent(more: &[String]) -> io::Result<Child> {
-    let front = getpid().as_raw_nonzero().to_string();
+fn start_agent(more: &[String], origin: Origin) -> io::Result<Child> {
     Command::new("/proc/self/exe")
         .arg0("tpurun")
         .arg(AGENT)
-        .arg(front)
+        .arg(origin.to_word())
         .args(std::env::args_os().skip(1))
         .args(more)
         .spawn()

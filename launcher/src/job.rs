@@ -52,6 +52,8 @@ pub(crate) struct Job {
     /// Between SIGTERM and SIGKILL when somebody asked the job to stop.
     pub(crate) stop_grace: Duration,
     pub(crate) dry_run: bool,
+    /// Whether to show where the time until the first collective goes.
+    pub(crate) timings: bool,
 }
 
 impl Job {
@@ -119,6 +121,7 @@ impl Job {
             failure_grace: stop_grace.unwrap_or(FAILURE_GRACE),
             stop_grace: stop_grace.unwrap_or(STOP_GRACE),
             dry_run: options.dry_run,
+            timings: options.timings,
         })
     }
 }

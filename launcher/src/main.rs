@@ -42,6 +42,7 @@ mod status;
 mod supervisor;
 mod suspects;
 mod target;
+mod timings;
 mod trace;
 mod verdict;
 mod wait_graph;
@@ -51,9 +52,11 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use tpurun_collectives::board::now_ns;
 
 use cli::{Bench, Cli, Command, Options};
 use doctor::DoctorOptions;
+use front::Origin;
 use job::Job;
 
 fn main() -> ExitCode {
@@ -64,10 +67,12 @@ fn main() -> ExitCode {
 }
 
 fn main_code() -> Result<ExitCode, String> {
+    let mut begun_ns = now_ns();
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == front::AGENT) {
-        let front = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).ok_or("expected a pid")?;
-        return Ok(exit_code(agent::run(Job::new(&cli::words::parse(arguments))?, front)?));
+        let origin = arguments.next().and_then(|word| Origin::parse(word.to_str()?));
+        let origin = origin.ok_or("expected to be started by tpurun itself")?;
+        return Ok(exit_code(agent::run(Job::new(&cli::words::parse(arguments))?, origin)?));
     }
     let cli = cli::words::parse(std::env::args_os().skip(1));
     match &cli.command {
@@ -84,21 +89,26 @@ fn main_code() -> Result<ExitCode, String> {
                 let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
                 let one = Cli { command: Some(Command::Bench(bench)), ..cli.clone() };
                 // The last `--ranks` of a command line counts.
-                let code = start(&one, &["--ranks".into(), count.into()])?;
+                let code = start(&one, &["--ranks".into(), count.into()], begun_ns)?;
                 if code != ExitCode::SUCCESS {
                     return Ok(code);
                 }
+                begun_ns = now_ns();
             }
             Ok(ExitCode::SUCCESS)
         }
-        None => start(&cli, &[]),
+        None => start(&cli, &[], begun_ns),
     }
 }
 
 /// Runs the job of a command line with some more arguments, or describes it.
-fn start(cli: &Cli, more: &[String]) -> Result<ExitCode, String> {
+fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> {
     let job = Job::new(cli)?;
-    if job.dry_run { print(dry_run::describe(&job).as_bytes()) } else { Ok(exit_code(front::run(more)?)) }
+    if job.dry_run {
+        print(dry_run::describe(&job).as_bytes())
+    } else {
+        Ok(exit_code(front::run(more, begun_ns)?))
+    }
 }
 
 fn examine(options: &Options, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {

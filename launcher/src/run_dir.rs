@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 pub(crate) use crate::error_record::ErrorRecord;
 use crate::flight::notice::{FLIGHT, JOB_FILE};
+use crate::timings;
 
 /// One run's directory, open for writing.
 #[derive(Debug)]
@@ -117,10 +118,11 @@ fn open_named(dir: &Path) -> io::Result<PathBuf> {
         for entry in fs::read_dir(dir)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
+            let is_ours = name == JOB_FILE || name == timings::FILE;
             let is_report = name.starts_with(REPORT) && name.ends_with(".txt");
             if name == ERRORS || name.starts_with(FLIGHT) {
                 let _ = fs::remove_dir_all(entry.path());
-            } else if is_report || name == JOB_FILE || name.starts_with("rank-") && name.ends_with(".log") {
+            } else if is_report || is_ours || name.starts_with("rank-") && name.ends_with(".log") {
                 fs::remove_file(entry.path())?;
             }
         }

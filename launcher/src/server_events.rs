@@ -6,14 +6,14 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(crate) enum ServerEvent {
-    /// Everything is imported.
-    Ready,
+    /// Everything is imported; since when it runs, and when torch was there, CLOCK_MONOTONIC.
+    Ready { python_ns: Option<u64>, torch_ns: Option<u64> },
     /// It can not fork ranks; quiet when nobody would want to know why.
     Refuse { reason: String, quiet: bool },
     /// The rendezvous store serves on this port, or did not start.
     Store { port: Option<u16>, reason: String },
-    /// A rank runs.
-    Started { rank: u32, pid: i32 },
+    /// A rank runs; it was forked just after this moment.
+    Started { rank: u32, pid: i32, ns: Option<u64> },
     /// A rank could not be forked.
     Failed { rank: u32, reason: String },
     /// A rank has ended; the signal is 0 when it exited.
@@ -55,7 +55,9 @@ mod tests {
     #[test]
     fn events_are_read_as_the_server_writes_them() {
         let parse = |text: &str| serde_json::from_str::<ServerEvent>(text).unwrap();
-        assert!(matches!(parse(r#"{"event": "ready"}"#), ServerEvent::Ready));
+        assert!(matches!(parse(r#"{"event": "ready"}"#), ServerEvent::Ready { torch_ns: None, .. }));
+        let started = parse(r#"{"event": "started", "rank": 1, "pid": 9, "ns": 77}"#);
+        assert!(matches!(started, ServerEvent::Started { rank: 1, pid: 9, ns: Some(77) }));
         let store = parse(r#"{"event": "store", "port": null, "reason": "in use"}"#);
         assert!(matches!(store, ServerEvent::Store { port: None, reason } if reason == "in use"));
         let exited = parse(r#"{"event": "exited", "rank": 3, "code": 0, "signal": 9}"#);

@@ -25,6 +25,7 @@ impl Agent {
             stopping.is_hurried = true;
         }
         self.finish_flight();
+        self.close_timings();
         let phase = std::mem::replace(&mut self.phase, Phase::Running);
         let (code, is_hurried) = match phase {
             Phase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),

@@ -190,6 +190,7 @@ impl Agent {
         let Phase::Clearing(clearing) = std::mem::replace(&mut self.phase, Phase::Starting) else { return };
         let Why::Restart(verdict, ranks) = &clearing.stopping.why else { return };
         self.finish_flight();
+        self.close_timings();
         let report = self.report(verdict, &clearing.stopping, Instant::now());
         self.run_dir.close_world(self.restarts, &report);
         self.recorder.close_world();

@@ -10,14 +10,16 @@ use rustix::process::{
 };
 use serde_json::json;
 use tokio::sync::mpsc;
-use tpurun_collectives::board::Board;
+use tpurun_collectives::board::{self, Board, Mark};
 
 use super::recorder::Recorder;
+use super::timings::Watching;
 use super::{Agent, Asked, FRONT_DIED, Phase, Receivers, Senders};
 use crate::cgroup::{self, JobCgroup};
 use crate::control_server::ControlServer;
 use crate::environment::{self, Variables};
 use crate::fork_server::ForkServer;
+use crate::front::Origin;
 use crate::job::Job;
 use crate::labels::Labels;
 use crate::losses::Losses;
@@ -28,28 +30,30 @@ use crate::run_dir::RunDir;
 use crate::screen::Screen;
 use crate::signals::Signals;
 use crate::suspects::Suspects;
+use crate::timings::Step;
 use crate::watch::Watch;
 
-/// Runs the job for the process `front`, which waits for us, and returns its exit code.
+/// Runs the job for the front, which waits for us, and returns its exit code.
 ///
 /// # Errors
 /// One line, when the job can not even begin.
-pub(crate) fn run(job: Job, front: i32) -> Result<i32, String> {
+pub(crate) fn run(job: Job, origin: Origin) -> Result<i32, String> {
     // Away from the terminal: Ctrl-C reaches the front alone, which passes it on once.
     let _ = setsid();
     let prepared = set_parent_process_death_signal(Some(FRONT_DIED))
         .and_then(|()| set_child_subreaper(Some(getpid())))
         .map_err(|errno| format!("cannot supervise processes: {errno}"));
     prepared?;
-    if getppid().and_then(|pid| Some(pid == Pid::from_raw(front)?)) != Some(true) {
+    if getppid().and_then(|pid| Some(pid == Pid::from_raw(origin.front)?)) != Some(true) {
         return Err("expected to be started by tpurun itself".into());
     }
     allow_descriptors(job.ranks)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the event loop: {error}"))?;
     runtime.block_on(async {
-        let (mut agent, mut rx) = Agent::new(job, front)?;
+        let (mut agent, mut rx) = Agent::new(job, origin)?;
         agent.announce();
+        agent.timings.reached(Step::AgentReady);
         agent.start().await;
         agent.supervise(&mut rx).await;
         Ok(agent.finish(&mut rx).await)
@@ -57,7 +61,7 @@ pub(crate) fn run(job: Job, front: i32) -> Result<i32, String> {
 }
 
 impl Agent {
-    fn new(job: Job, front: i32) -> Result<(Agent, Receivers), String> {
+    fn new(job: Job, origin: Origin) -> Result<(Agent, Receivers), String> {
         let refused = |what: &'static str| move |error: io::Error| format!("cannot make {what}: {error}");
         let signals = Signals::new(meanings()).map_err(refused("a signal handler"))?;
         let run_dir = RunDir::create(job.log_dir.as_deref())?;
@@ -71,11 +75,11 @@ impl Agent {
         let now = Instant::now();
         let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file());
         let agent = Agent {
-            front,
+            front: origin.front,
             run_dir,
             board,
             board_fd,
-            cgroup: JobCgroup::create(front),
+            cgroup: JobCgroup::create(origin.front),
             labels,
             output,
             screen,
@@ -96,6 +100,7 @@ impl Agent {
             next_watch: now,
             due: Vec::new(),
             suspicion: Default::default(),
+            timings: Watching::new(&job, origin),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             started: now,
             oom_kills_before: cgroup::oom_kills(),
@@ -175,6 +180,7 @@ impl Agent {
         let Some(port) = port else {
             return self.on_not_started(0, &format!("the rendezvous store: {reason}"));
         };
+        self.timings.reached(Step::StoreReady);
         self.phase = Phase::Running;
         let store = environment::of_store(port, true);
         let (forked, spawned): (Vec<u32>, Vec<u32>) =
@@ -260,6 +266,7 @@ impl Agent {
     fn spawn_rank(&mut self, rank: u32, common: &Variables) -> io::Result<()> {
         let ends = self.open_ends(rank)?;
         let variables: Variables = common.iter().cloned().chain(self.rank_variables(rank)).collect();
+        self.timings.started(rank, Some(board::now_ns()));
         let pid = ranks::spawn(&self.job, rank, ends, &variables, &self.board_fd)?;
         self.on_started(rank, pid);
         Ok(())
@@ -278,7 +285,9 @@ impl Agent {
     }
 
     fn rank_variables(&self, rank: u32) -> Variables {
-        environment::of_rank(&self.job, rank, &self.run_dir.error_file(rank))
+        let marks = self.board.offset_of_mark(rank, Mark::ScriptEntered);
+        let of_rank = environment::of_rank(&self.job, rank, &self.run_dir.error_file(rank));
+        of_rank.into_iter().chain(environment::of_marks(marks)).collect()
     }
 }
 

@@ -131,6 +131,15 @@ fn not_a_program(number: usize, command: &str) -> String {
     )
 }
 
+/// The value of a variable that stands for an option without one.
+pub(super) fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "true" => Ok(true),
+        "" | "0" | "false" => Ok(false),
+        _ => Err("expected 1 or 0".into()),
+    }
+}
+
 pub(super) fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let mut parts = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));

@@ -1,0 +1,145 @@
+//! `--timings` in the agent: it notes moments as they come, takes those of the ranks from the board, and tells
+//! all of it once, when every rank has had its first collective or the ranks of the first world are gone.
+//!
+//! The file in the run directory is written whoever asked; the table and what it took are for `--timings`.
+
+use std::time::{Duration, Instant};
+
+use tpurun_collectives::board::{self, Mark};
+
+use super::{Agent, WATCH_EVERY};
+use crate::flight::dump;
+use crate::front::Origin;
+use crate::job::Job;
+use crate::ranks::Rank;
+use crate::timings::cost::{self, Cost, Measuring};
+use crate::timings::{self, Moments, Step};
+
+/// What is noted until it is told.
+#[derive(Debug)]
+pub(super) struct Watching {
+    moments: Moments,
+    state: State,
+    /// All ranks below this one have had their first collective.
+    done: u32,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting { next_look: Instant },
+    Measuring(Measuring),
+    Told,
+}
+
+impl Watching {
+    pub(super) fn new(job: &Job, origin: Origin) -> Watching {
+        let mut moments = Moments::new(origin.begun_ns, job.ranks);
+        moments.reached(Step::Understood, Some(origin.understood_ns));
+        Watching { moments, state: State::Waiting { next_look: Instant::now() }, done: 0 }
+    }
+
+    /// The job has reached a step just now.
+    pub(super) fn reached(&mut self, step: Step) {
+        self.reached_at(step, Some(board::now_ns()));
+    }
+
+    pub(super) fn reached_at(&mut self, step: Step, at_ns: Option<u64>) {
+        if !matches!(self.state, State::Told) {
+            self.moments.reached(step, at_ns);
+        }
+    }
+
+    /// A rank was started; of later worlds nothing is told.
+    pub(super) fn started(&mut self, rank: u32, at_ns: Option<u64>) {
+        if !matches!(self.state, State::Told) {
+            self.moments.rank_reached(rank, Step::RankStarted, at_ns);
+        }
+    }
+}
+
+impl Agent {
+    /// When to look again, while there is something to look for.
+    pub(super) fn next_timing(&self) -> Option<Instant> {
+        match &self.timings.state {
+            State::Waiting { next_look } => Some(*next_look),
+            // Its thread has nobody to wake.
+            State::Measuring(_) => Some(Instant::now() + LOOK_EVERY),
+            State::Told => None,
+        }
+    }
+
+    pub(super) fn look_at_timings(&mut self, now: Instant) {
+        match &mut self.timings.state {
+            State::Waiting { next_look } if now >= *next_look => {
+                // Ranks may leave soon after, and then their memory can not be measured any more. Who has come
+                // a long way without a collective may never have one.
+                let often = LOOK_EVERY.max((now - self.started) / 1000).min(WATCH_EVERY);
+                *next_look = now + if self.job.timings { often } else { WATCH_EVERY };
+                let (board, ranks) = (&self.board, &self.ranks);
+                // That one was started may be heard of later than that it is done.
+                let is_done = |rank: &u32| {
+                    ranks[*rank as usize].pid().is_some() && board.mark(*rank, Mark::FirstDone).is_some()
+                };
+                self.timings.done += (self.timings.done..self.job.ranks).take_while(is_done).count() as u32;
+                if self.timings.done == self.job.ranks {
+                    self.measure_timings();
+                }
+            }
+            State::Measuring(measuring) if measuring.is_finished() => self.close_timings(),
+            _ => {}
+        }
+    }
+
+    fn measure_timings(&mut self) {
+        if !self.job.timings {
+            return self.tell_timings(None);
+        }
+        let ranks = self.ranks.iter().map(|rank| match rank {
+            Rank::Running(pid) => *pid,
+            // Not there, or not known to be.
+            _ => -1,
+        });
+        match Measuring::start(self.front, ranks.collect()) {
+            Ok(measuring) => self.timings.state = State::Measuring(measuring),
+            Err(_) => self.tell_timings(None),
+        }
+    }
+
+    /// Tells what there is: the ranks are gone, or all there.
+    pub(super) fn close_timings(&mut self) {
+        match std::mem::replace(&mut self.timings.state, State::Told) {
+            State::Told => {}
+            State::Measuring(measuring) => self.tell_timings(measuring.finish()),
+            State::Waiting { .. } => {
+                let cost = || Cost { cpu_ms: cost::cpu_ms(self.front), memory: None };
+                self.tell_timings(self.job.timings.then(cost));
+            }
+        }
+    }
+
+    fn tell_timings(&mut self, cost: Option<Cost>) {
+        self.timings.state = State::Told;
+        let moments = &mut self.timings.moments;
+        for rank in 0..self.board.world() {
+            for (step, mark) in ON_THE_BOARD {
+                moments.rank_reached(rank, step, self.board.mark(rank, mark));
+            }
+        }
+        let expected = if self.job.python.is_some() { &Step::OF_RANKS[..] } else { &Step::OF_RANKS[..1] };
+        let timings = moments.timings(board::now_ns(), expected, cost);
+        // As with the events, a full disk ends no job.
+        let _ = dump::replace(&self.run_dir.path().join(timings::FILE), &timings.to_json());
+        if self.job.timings {
+            self.output.note(timings::render(&timings).trim_end());
+            self.show();
+        }
+    }
+}
+
+const ON_THE_BOARD: [(Step, Mark); 4] = [
+    (Step::ScriptEntered, Mark::ScriptEntered),
+    (Step::GroupCreated, Mark::GroupCreated),
+    (Step::FirstPosted, Mark::FirstPosted),
+    (Step::FirstDone, Mark::FirstDone),
+];
+const LOOK_EVERY: Duration = Duration::from_millis(5);
