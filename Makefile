@@ -22,6 +22,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 VENV_READY := $(VENV)/.tpurun-venv
 PACKAGES_READY := $(VENV)/.tpurun-packages
 INSTALLED := $(VENV)/.tpurun-installed
+PLOTS_READY := $(VENV)/.tpurun-plots
 
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives runtime launcher python \
 	-type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so')
@@ -50,8 +51,8 @@ demo: $(INSTALLED) ## train a small GPT on 64 ranks
 	@tpurun -n 64 examples/train.py $(ARGS)
 
 .PHONY: bench
-bench: $(INSTALLED) ## time the collectives against Gloo, and device tpu against CPU tensors
-	@tpurun bench --against gloo $(ARGS)
+bench: $(INSTALLED) $(PLOTS_READY) bench-tools ## everything beside Gloo and MPI, and overhead; writes docs/performance.md (ARGS=--help)
+	@$(PY) -m tests.performance --out docs $(ARGS)
 	@$(MAKE) --no-print-directory overhead ARGS=
 
 .PHONY: overhead
@@ -136,6 +137,25 @@ $(PACKAGES_READY): constraints.txt $(VENV_READY)
 	@$(PIP) install --constraint constraints.txt $(PACKAGES)
 	@touch $@
 
+$(PLOTS_READY): constraints.txt $(PACKAGES_READY)
+	$(call say,installing matplotlib into .venv)
+	@$(PIP) install --quiet --constraint constraints.txt matplotlib
+	@touch $@
+
+# Without them the page says what was not measured.
+BENCH_COMMANDS := mpicc.openmpi mpirun.openmpi mpicc.mpich mpirun.mpich valgrind
+BENCH_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev valgrind
+.PHONY: bench-tools
+bench-tools:
+	@missing=""; \
+	for name in $(BENCH_COMMANDS); do command -v $$name > /dev/null || missing+=" $$name"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		echo "tpurun: installing $(BENCH_PACKAGES)"; \
+		if apt-get -qq update && apt-get -qq install -y $(BENCH_PACKAGES) > /dev/null; then exit 0; fi; \
+	fi; \
+	echo "tpurun: going on without$$missing (apt-get install $(BENCH_PACKAGES))" >&2
+
 , := ,
 
 $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
@@ -207,4 +227,4 @@ check-python: $(PACKAGES_READY)
 .PHONY: check-cpp
 check-cpp: $(PACKAGES_READY)
 	$(call say,checking C++)
-	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h
+	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h tests/performance/*.c
