@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 # Below, the time goes into meeting, and nothing of it into memory.
 LEAST_BYTES = 1 << 20
+LONG_BYTES = 64 << 20
 REPETITIONS = 3
+# How many of the kernels below are like a collective.
+KERNELS = {"all_reduce": 3, "reduce_scatter": 2, "reduce": 2}
 
 
 def floor_bytes(collective: str, largest: int, ranks: int) -> int:
@@ -34,23 +37,25 @@ def floor_bytes(collective: str, largest: int, ranks: int) -> int:
 class Speed:
     """Bytes per second that all ranks together read and write, on buffers of one size each.
 
-    The fastest of a copy, a sum of two buffers into a third, and an update in place. All ranks run them at
-    once, as the collective would; measured once for each size.
+    The fastest of the kernels that do to memory what the collective does: a copy; where it adds, a sum of two
+    buffers into a third; where the sum takes the place of what was added, an update in place. All ranks run them
+    at once, as the collective would; measured once for each size.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, float] = {}
+        self._known: dict[tuple[int, int], float] = {}
 
-    def of(self, bytes_each: int) -> float | None:
+    def of(self, collective: str, bytes_each: int) -> float | None:
         """For buffers of this size; None for those that measure something else. Called by all ranks."""
         if bytes_each < LEAST_BYTES:
             return None
-        if bytes_each not in self._known:
-            self._known[bytes_each] = _measured(bytes_each)
-        return self._known[bytes_each]
+        key = (KERNELS.get(collective, 1), bytes_each)
+        if key not in self._known:
+            self._known[key] = _measured(*key)
+        return self._known[key]
 
 
-def _measured(bytes_each: int) -> float:
+def _measured(kernel_count: int, bytes_each: int) -> float:
     import torch
     import torch.distributed as dist
 
@@ -60,18 +65,22 @@ def _measured(bytes_each: int) -> float:
         (3, lambda: torch.add(a, b, out=c)),
         (2, lambda: a.mul_(1.0)),
     ]
+    # Long enough that it makes no difference who leaves the barrier first.
+    times = max(1, LONG_BYTES // bytes_each)
     best = 0.0
-    for buffers, kernel in kernels:
+    for buffers, kernel in kernels[:kernel_count]:
         kernel()
         for _ in range(REPETITIONS):
             dist.barrier()
             start = time.perf_counter()
-            kernel()
+            for _ in range(times):
+                kernel()
             # From the first that began to the last that ended, on the one clock of the host: with more ranks
             # than cores, a rank may have one for itself from its begin to its end.
-            times = torch.tensor([-start, time.perf_counter()], dtype=torch.float64)
-            dist.all_reduce(times, op=dist.ReduceOp.MAX)
-            best = max(best, buffers * bytes_each * dist.get_world_size() / times.sum().item())
+            span = torch.tensor([-start, time.perf_counter()], dtype=torch.float64)
+            dist.all_reduce(span, op=dist.ReduceOp.MAX)
+            moved = times * buffers * bytes_each * dist.get_world_size()
+            best = max(best, moved / span.sum().item())
     return best
 
 

@@ -316,7 +316,7 @@ def measure(
             on_progress(f"{name}: block {block + 1} of {plan.blocks}")
             times[name].append(_time_block(call, plan.iterations[name]))
     moved = 0 if collective == "barrier" else count * dtype.itemsize
-    bytes_per_s = speed.of(moved) if speed is not None else None
+    bytes_per_s = speed.of(collective, moved) if speed is not None else None
     floor = _memory_speed.floor_bytes(collective, moved, ranks)
     rows = []
     for variant in variants:
