@@ -342,14 +342,22 @@ impl Drop for Communicator {
     }
 }
 
-/// Each rank's share of the staging budget: two windows.
-fn window_bytes(staging_bytes: usize, ranks: u32) -> usize {
-    // Half of a common level 2 cache: what is staged is folded while it is still there.
+/// Each rank's share of what may be staged, which is two windows.
+fn window_bytes(staging_bytes: Option<usize>, ranks: u32) -> usize {
+    // Half of a large level 2 cache for all of them: what is staged is folded while it is still there. Measured
+    // on 2 cores with 2 to 64 ranks, as are the bounds.
+    const ALL: usize = 1 << 20;
     const MOST: usize = 512 << 10;
-    // Below, rounds cost more than they move; and every peer needs a cache line, for the collectives that
-    // address each of them.
-    let least = (16 << 10).max(64 * ranks as usize);
-    (staging_bytes / (2 * ranks as usize)).clamp(least, MOST.max(least))
+    // Below, rounds cost more than they move.
+    const LEAST: usize = 64 << 10;
+    const LEAST_GIVEN: usize = 16 << 10;
+    let ranks = ranks as usize;
+    let bytes = match staging_bytes {
+        None => (ALL / ranks).clamp(LEAST, MOST),
+        Some(bytes) => (bytes / (2 * ranks)).clamp(LEAST_GIVEN, MOST),
+    };
+    // Every peer needs a cache line, for the collectives that address each of them.
+    bytes.max(64 * ranks)
 }
 
 fn wait_kind(op: &Op) -> WaitKind {

@@ -31,10 +31,10 @@ pub enum Results {
 /// Settings of a communicator.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Shared memory all ranks of a communicator may stage in, in bytes (`TPURUN_STAGING_BYTES`, default
-    /// 4 MiB, 256 KiB to 4 GiB). Each rank has two windows of its share; larger messages pass through in
-    /// several rounds. The default keeps what is staged in the caches of common CPUs.
-    pub staging_bytes: usize,
+    /// Shared memory all ranks of a communicator may stage in, in bytes (`TPURUN_STAGING_BYTES`, 256 KiB to
+    /// 4 GiB). Each rank has two windows of its share; larger messages pass through in several rounds. By
+    /// default what is staged stays in the caches of common CPUs, see `window_bytes`.
+    pub staging_bytes: Option<usize>,
     /// `TPURUN_MATCH`: `normal` (default) or `strict`.
     pub matching: Matching,
     /// `TPURUN_VERIFY_RESULTS`: `0` (default) or `1`, which costs one more meeting and a hash of the result
@@ -55,7 +55,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            staging_bytes: 4 << 20,
+            staging_bytes: None,
             matching: Matching::Normal,
             results: Results::Trusted,
             algorithm: None,
@@ -79,10 +79,9 @@ impl Config {
     fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let mut config = Self::default();
         if let Some(bytes) = variable("TPURUN_STAGING_BYTES") {
-            config.staging_bytes =
-                bytes.parse().ok().filter(|bytes| (256 << 10..=4 << 30).contains(bytes)).ok_or_else(
-                    || bad("TPURUN_STAGING_BYTES", "a number from 262144 to 4294967296", &bytes),
-                )?;
+            let parsed = bytes.parse().ok().filter(|bytes| (256 << 10..=4 << 30).contains(bytes));
+            let expected = "a number from 262144 to 4294967296";
+            config.staging_bytes = Some(parsed.ok_or_else(|| bad("TPURUN_STAGING_BYTES", expected, &bytes))?);
         }
         if let Some(matching) = variable("TPURUN_MATCH") {
             config.matching = match matching.as_str() {
@@ -145,7 +144,7 @@ mod tests {
             with("TPURUN_TIMEOUT_MS", "1500").expect("valid").timeout,
             Some(Duration::from_millis(1500))
         );
-        assert_eq!(with("TPURUN_STAGING_BYTES", "1048576").expect("valid").staging_bytes, 1 << 20);
+        assert_eq!(with("TPURUN_STAGING_BYTES", "1048576").expect("valid").staging_bytes, Some(1 << 20));
     }
 
     #[test]

@@ -720,7 +720,7 @@ impl Segment {
     /// The failure of this communicator, if it has failed.
     pub(crate) fn failure(&self) -> Option<Failure> {
         let speak_for = |writer| self.speak_for(writer);
-        match self.publication().settled(self.writer(), self.look_at_writer(), speak_for) {
+        match self.publication().settled(|| self.writer(), self.look_at_writer(), speak_for) {
             Settled::Nothing => return None,
             Settled::Stands => {}
             Settled::Silent => {

@@ -7,6 +7,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "gil.h"
+
 namespace py = pybind11;
 
 namespace tpurun {
@@ -113,17 +115,20 @@ std::string innermost_user_frame() {
 
 }  // namespace
 
-std::string call_site() {
+std::string call_site() { return caller().site; }
+
+Caller caller() {
   if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
     return {};
   }
   const py::gil_scoped_acquire gil;
+  const uint32_t threads = count_python_threads();
   // An exception may be on its way through this thread already; looking around must not disturb it.
   const py::error_scope pending;
   try {
-    return innermost_user_frame();
+    return {innermost_user_frame(), threads};
   } catch (const std::exception&) {
-    return {};  // the site is a courtesy of the message, never a reason to fail
+    return {{}, threads};  // the site is a courtesy of the message, never a reason to fail
   }
 }
 

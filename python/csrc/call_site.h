@@ -1,9 +1,18 @@
 // Where in the user's Python program an operation was asked for.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace tpurun {
+
+struct Caller {
+  std::string site;             // as call_site()
+  uint32_t python_threads = 0;  // as python_threads()
+};
+
+// Both, for one turn of the interpreter's lock: that is much of what they take.
+Caller caller();
 
 // "train.py:28" of the innermost frame of this thread outside torch, or empty on a thread without Python.
 std::string call_site();

@@ -266,11 +266,11 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
   if (operation.device()) {
     device::streams::settle();
   }
-  const std::string site = call_site();
+  const auto [site, threads] = caller();
   const bool batched = coalesces();
   if (call == Call::kBlocking && !batched) {
     TpurunOp record = operation.record(rank_, site, timeout.count());
-    record.python_threads = python_threads();
+    record.python_threads = threads;
     auto work = c10::make_intrusive<FinishedWork>(rank_, operation, timeout);
     extensions_.began(work);
     TpurunError error;

@@ -38,8 +38,8 @@ class Speed:
     """Bytes per second that all ranks together read and write, on buffers of one size each.
 
     The fastest of the kernels that do to memory what the collective does: a copy; where it adds, a sum of two
-    buffers into a third; where the sum takes the place of what was added, an update in place. All ranks run them
-    at once, as the collective would; measured once for each size.
+    buffers into a third; where the sum takes the place of what was added, an update in place. All ranks run
+    them at once, as the collective would; measured once for each size.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ impl Publication {
                 self.settle(if stands { STANDS } else { NONE });
                 return if stands { Settled::Stands } else { Settled::Nothing };
             }
-            match self.settled(writer, &mut look_at, &speak_for) {
+            match self.settled(|| writer, &mut look_at, &speak_for) {
                 // The one before was taken back; ours may be the one that counts.
                 Settled::Nothing => {}
                 settled => return settled,
@@ -73,10 +73,10 @@ impl Publication {
     }
 
     /// What is said, after waiting for who is saying it; `speak_for` writes the text of a dead writer, in the
-    /// place of what it left, and makes it take effect.
+    /// place of what it left, and makes it take effect. `reader` is who we are, which is asked for only then.
     pub(crate) fn settled(
         &self,
-        reader: u32,
+        reader: impl Fn() -> u32,
         mut look_at: impl FnMut(u32) -> Writer,
         speak_for: impl Fn(u32),
     ) -> Settled {
@@ -92,7 +92,7 @@ impl Publication {
                 Writer::Alive => self.pause(seen),
                 Writer::Silent => return Settled::Silent,
                 Writer::Gone => {
-                    if self.swap(seen, WRITING | reader << WRITER_SHIFT) {
+                    if self.swap(seen, WRITING | reader() << WRITER_SHIFT) {
                         speak_for(seen >> WRITER_SHIFT);
                         self.settle(STANDS);
                     }
@@ -180,7 +180,8 @@ mod tests {
         }
 
         fn read(&self, reader: u32) -> Option<u32> {
-            let settled = self.publication.settled(reader, |writer| self.look_at(writer), |_| self.speak());
+            let settled =
+                self.publication.settled(|| reader, |writer| self.look_at(writer), |_| self.speak());
             (settled == Settled::Stands).then(|| self.text())
         }
 

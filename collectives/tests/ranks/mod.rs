@@ -44,7 +44,7 @@ impl Bootstrap for Handover {
 }
 
 pub fn config() -> Config {
-    Config { staging_bytes: 256 << 10, ..Config::default() }
+    Config { staging_bytes: Some(256 << 10), ..Config::default() }
 }
 
 /// Runs `body` as each rank of a group, and returns what each returned.

@@ -112,7 +112,7 @@ impl Shared {
     /// What a rank raises.
     fn failure(&self, reader: u32) -> Option<u32> {
         let look_at = |writer| self.look_at(writer);
-        let settled = self.publication.settled(reader, look_at, |_| self.speak_for_the_dead(reader));
+        let settled = self.publication.settled(|| reader, look_at, |_| self.speak_for_the_dead(reader));
         (settled == Settled::Stands).then(|| {
             let text = [0, 1].map(|half| self.text[half].load(Ordering::Relaxed));
             assert_eq!(text[0], text[1], "half of a text");
