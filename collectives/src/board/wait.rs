@@ -75,7 +75,8 @@ impl RankWriter {
         board.store(at + SEQ, seq);
         board.store(at + THREADS, u64::from(wait.python_threads));
         let tokens = board.word(slot_at(self.rank) + SLOT_TOKENS);
-        let token = tokens.fetch_add(1, Ordering::Relaxed) + FIRST_TOKEN;
+        // Whoever has the board can have spoilt the count: what is written is a token all the same.
+        let token = tokens.fetch_add(1, Ordering::Relaxed).wrapping_add(FIRST_TOKEN).max(FIRST_TOKEN);
         // Release: whoever sees the token sees the words above.
         board.word(at).store(token, Ordering::Release);
         Waiting { entry: Some((board.clone(), at)) }

@@ -100,5 +100,7 @@ fn seeds() -> Vec<Vec<u8>> {
         [&[255, 0, 0, 16, 0, 0, 0, 0, 0][..], b"TPUBRD\0\x02", &2_u64.to_le_bytes(), &word(1, 9)].concat(),
         [&[0][..], &word(9, 255), &[255; 8], &word(10, 3)].concat(),
         [&[0][..], &word(16, 2), &word(80, 7), &word(90, 100)].concat(),
+        // A count of waits that is at its end.
+        [&[0][..], &word(10, 255), &[255; 8]].concat(),
     ]
 }
