@@ -11,20 +11,7 @@ namespace tpurun {
 
 inline bool holds_gil() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0; }
 
-// Python threads of this process, for a caller that is one and is about to block; 0 for any other thread.
-// Whoever judges whether a rank can still go on has to know that nobody else of it is running. The bindings
-// release the lock before they come here; going on needs it again anyway, so taking it delays nothing.
-inline uint32_t count_python_threads();
-
-inline uint32_t python_threads() {
-  if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
-    return 0;
-  }
-  const pybind11::gil_scoped_acquire gil;
-  return count_python_threads();
-}
-
-// The same, for who holds the lock.
+// Python threads of this process, for who holds the lock.
 inline uint32_t count_python_threads() {
   uint32_t threads = 0;
   for (auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); state != nullptr;
@@ -32,6 +19,17 @@ inline uint32_t count_python_threads() {
     ++threads;
   }
   return threads;
+}
+
+// Python threads of this process, for a caller that is one and is about to block; 0 for any other thread.
+// Whoever judges whether a rank can still go on has to know that nobody else of it is running. The bindings
+// release the lock before they come here; going on needs it again anyway, so taking it delays nothing.
+inline uint32_t python_threads() {
+  if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
+    return 0;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  return count_python_threads();
 }
 
 template <class Blocking>

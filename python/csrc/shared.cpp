@@ -1,7 +1,5 @@
 #include "shared.h"
 
-#include <memory>
-
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -37,9 +35,9 @@ SharedAllocator& allocator() {
 }  // namespace
 
 void open() {
-  // The text is large, and only of interest to a debugger: tensors are staged without this memory.
-  const auto error = std::make_unique<TpurunError>();
-  tpurun_shared_open(error.get());
+  // Only of interest to a debugger, tensors are staged without this memory; and large, to be touched in vain.
+  thread_local TpurunError error;
+  tpurun_shared_open(&error);
 }
 
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {

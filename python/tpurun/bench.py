@@ -21,7 +21,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -333,16 +333,10 @@ def _traffic(variant: Variant, call: Call) -> tuple[int, int] | None:
     """Bytes that all ranks move for one call, and of them those that are staged."""
     if not variant.is_ours:
         return None
-    counts = [0, 0]
-    for sign in (-1, 1):
-        if sign > 0:
-            call.run()
-        # Who helps others counts for them, so everybody has to be done.
-        dist.barrier()
-        found = _memory_speed.moved(variant.group, torch.device("cpu"))
-        assert found is not None
-        counts = [count + sign * more for count, more in zip(counts, found, strict=True)]
-    return counts[0], counts[1]
+    moved_before, staged_before = _memory_speed.moved(variant.group)
+    call.run()
+    moved, staged = _memory_speed.moved(variant.group)
+    return moved - moved_before, staged - staged_before
 
 
 def _with_traffic(
@@ -536,7 +530,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--collectives",
-        type=_collectives,
+        type=_some_of(COLLECTIVES),
         default=",".join(list(COLLECTIVES)[:5]),
         metavar="NAMES",
         help=f"of {', '.join(COLLECTIVES)} (default: the first five)",
@@ -548,7 +542,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backend", default="tpu_dist", help="what to measure (default: %(default)s)")
     parser.add_argument(
         "--memory",
-        type=_memories,
+        type=_some_of(MEMORIES),
         default=MEMORIES[0],
         metavar="KINDS",
         help=f"where tensors are: some of {', '.join(MEMORIES)} (default: %(default)s)",
@@ -578,22 +572,13 @@ def _sizes(text: str) -> list[int]:
     return _list_of(text, parse_size)
 
 
-def _collectives(text: str) -> list[str]:
+def _some_of(names: Collection[str]) -> Callable[[str], list[str]]:
     def known(name: str) -> str:
-        if name not in COLLECTIVES:
-            raise ValueError(f"expected some of {', '.join(COLLECTIVES)}, given {name!r}")
+        if name not in names:
+            raise ValueError(f"expected some of {', '.join(names)}, given {name!r}")
         return name
 
-    return _list_of(text, known)
-
-
-def _memories(text: str) -> list[str]:
-    def known(name: str) -> str:
-        if name not in MEMORIES:
-            raise ValueError(f"expected some of {', '.join(MEMORIES)}, given {name!r}")
-        return name
-
-    return _list_of(text, known)
+    return lambda text: _list_of(text, known)
 
 
 def _seconds(text: str) -> float:

@@ -17,11 +17,9 @@ use crate::sites::SITE_BYTES;
 /// `runtime.h`: `error` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_memory_open(device: u32, limit_bytes: u64, error: *mut CError) -> i32 {
+    let opened = || process::open(device, limit_bytes).map(drop);
     // SAFETY: the caller's promise.
-    match unsafe { guarded(error, || process::open(device, limit_bytes).map(drop)) } {
-        Ok(()) => 0,
-        Err(status) => status,
-    }
+    unsafe { guarded(error, opened) }.err().unwrap_or_default()
 }
 
 /// # Safety
@@ -72,11 +70,9 @@ pub extern "C" fn tpurun_memory_size(data: *const u8) -> u64 {
 /// `runtime.h`: `error` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_shared_open(error: *mut CError) -> i32 {
+    let opened = || process::open_shared().map(drop);
     // SAFETY: the caller's promise.
-    match unsafe { guarded(error, || process::open_shared().map(drop)) } {
-        Ok(()) => 0,
-        Err(status) => status,
-    }
+    unsafe { guarded(error, opened) }.err().unwrap_or_default()
 }
 
 /// `runtime.h`.

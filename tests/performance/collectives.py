@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 
 from .job import TPURUN, Failed, Job, Late, Row
 from .progress import Progress
@@ -13,7 +11,6 @@ from .settings import Settings, bearable_bytes, needed_bytes
 OURS, GLOO = "tpu_dist", "gloo"
 # Three blocks of one iteration, the check and the estimate: about ten seconds an iteration.
 LIMIT_S = 60.0
-HELP_S = 60.0
 
 
 def measured(settings: Settings, progress: Progress) -> Iterator[Row]:
@@ -68,13 +65,7 @@ def bench(collective: str, ranks: int, sizes: list[int], seconds: float) -> list
     """The command that measures these; a row for each size, as JSON."""
     command = [str(TPURUN), "bench", "--json", "--ranks", str(ranks), "--collectives", collective]
     command += ["--sizes", ",".join(map(str, sizes)), "--seconds", str(seconds)]
-    return [*command, "--memory", "staged,mapped"] if _knows_memory() else command
-
-
-@cache
-def _knows_memory() -> bool:
-    done = subprocess.run([TPURUN, "bench", "--help"], capture_output=True, text=True, timeout=HELP_S)
-    return "--memory" in done.stdout
+    return [*command, "--memory", "staged,mapped"]
 
 
 def _missing(collective: str, ranks: int, size: int, backend: str, why: str) -> Row:

@@ -106,9 +106,7 @@ impl Program {
         program.kept = compiler.kept(&placement)?;
         Ok(program)
     }
-}
 
-impl Program {
     /// What all of it moves; rings are what is staged.
     pub(super) fn traffic(&self, reduction: Reduction, reduces: bool) -> Traffic {
         let (size, wide) = (reduction.dtype().size() as u64, reduction.wide().size() as u64);

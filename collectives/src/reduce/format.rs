@@ -138,6 +138,28 @@ impl<F: Format> Format for Complex<F> {
     }
 }
 
+/// Blocks of halves, by these instructions of a unit.
+macro_rules! converted_by_units {
+    ($widen:ident, $narrow:ident) => {
+        #[inline(always)]
+        fn converts_blocks<U: Unit>() -> bool {
+            U::CONVERTS
+        }
+
+        #[inline(always)]
+        unsafe fn widen_block<U: Unit>(from: *const u16) -> [f32; BLOCK] {
+            // SAFETY: the caller's promise.
+            unsafe { U::$widen(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn narrow_block<U: Unit>(wide: [f32; BLOCK]) -> [u16; BLOCK] {
+            // SAFETY: the caller's promise.
+            unsafe { U::$narrow(wide) }
+        }
+    };
+}
+
 /// The upper half of an `f32`, calculated in `f32`.
 pub(super) struct Bf16;
 
@@ -159,22 +181,7 @@ impl Format for Bf16 {
         if wide.is_nan() { 0x7fc0 } else { rounded as u16 }
     }
 
-    #[inline(always)]
-    fn converts_blocks<U: Unit>() -> bool {
-        U::CONVERTS
-    }
-
-    #[inline(always)]
-    unsafe fn widen_block<U: Unit>(from: *const u16) -> [f32; BLOCK] {
-        // SAFETY: the caller's promise.
-        unsafe { U::bf16_widen(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn narrow_block<U: Unit>(wide: [f32; BLOCK]) -> [u16; BLOCK] {
-        // SAFETY: the caller's promise.
-        unsafe { U::bf16_narrow(wide) }
-    }
+    converted_by_units!(bf16_widen, bf16_narrow);
 }
 
 /// IEEE half precision, calculated in `f32`.
@@ -195,22 +202,7 @@ impl Format for F16 {
         Small::<5, 10, 15>::narrow(wide, NonFinite::Ieee, 0x7e00) as u16
     }
 
-    #[inline(always)]
-    fn converts_blocks<U: Unit>() -> bool {
-        U::CONVERTS
-    }
-
-    #[inline(always)]
-    unsafe fn widen_block<U: Unit>(from: *const u16) -> [f32; BLOCK] {
-        // SAFETY: the caller's promise.
-        unsafe { U::f16_widen(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn narrow_block<U: Unit>(wide: [f32; BLOCK]) -> [u16; BLOCK] {
-        // SAFETY: the caller's promise.
-        unsafe { U::f16_narrow(wide) }
-    }
+    converted_by_units!(f16_widen, f16_narrow);
 }
 
 macro_rules! eight_bits {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::proc_stat::Stat;
+use crate::proc_stat::{Schedstat, Stat};
 
 /// One look. All times count from the start of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Sample {
     pub(crate) fn read(pid: i32) -> Option<Sample> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let stat = Stat::parse(&stat)?;
-        let (state, cpu) = (stat.state, cpu_time(&stat));
+        let (state, cpu) = (stat.state, stat.cpu);
         let wait_channel = match state {
             'D' => fs::read_to_string(format!("/proc/{pid}/wchan")).ok().as_deref().and_then(parse_channel),
             _ => None,
@@ -118,25 +118,17 @@ impl fmt::Display for Activity {
     }
 }
 
-fn cpu_time(stat: &Stat) -> Duration {
-    Duration::from_millis(stat.cpu_ticks.saturating_mul(TICK_MS))
-}
-
 /// Of each thread its number, its state, and its time in the queue where the kernel counts that.
 fn threads(pid: i32) -> Vec<(i32, char, Option<Duration>)> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
         let thread = entry.file_name().to_str()?.parse().ok()?;
         let state = Stat::parse(&fs::read_to_string(entry.path().join("stat")).ok()?)?.state;
-        let queued = fs::read_to_string(entry.path().join("schedstat")).ok();
-        Some((thread, state, queued.as_deref().and_then(parse_schedstat)))
+        let schedstat = fs::read_to_string(entry.path().join("schedstat")).ok();
+        let queued = schedstat.as_deref().and_then(Schedstat::parse).map(|stat| stat.queued);
+        Some((thread, state, queued))
     };
     threads.take(MAX_THREADS).filter_map(read).collect()
-}
-
-/// Time on a CPU, time in the queue for one (both in nanoseconds), and how often it was let run.
-fn parse_schedstat(text: &str) -> Option<Duration> {
-    text.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
 /// A kernel that does not tell says 0.
@@ -145,8 +137,6 @@ fn parse_channel(text: &str) -> Option<String> {
     (!name.is_empty() && name != "0" && name.bytes().all(|b| b.is_ascii_graphic())).then(|| name.to_owned())
 }
 
-/// The unit of /proc/PID/stat: USER_HZ, which is 100 on every architecture that tpurun runs on.
-const TICK_MS: u64 = 10;
 /// A process that wants the CPU for this share of the time is not asleep.
 const BUSY: f64 = 0.2;
 /// One that gets less than this share of what it stands in the queue for is starved.
@@ -240,10 +230,6 @@ mod tests {
 
     #[test]
     fn the_kernels_texts_are_read() {
-        let stat = "9 (a ) Z 5 (b) D 1 1 1 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 777 1000 2";
-        assert_eq!(Stat::parse(stat).map(|stat| cpu_time(&stat)), Some(Duration::from_secs(3)));
-        assert_eq!(parse_schedstat("5 1000000 3\n"), Some(Duration::from_millis(1)));
-        assert_eq!(parse_schedstat("5"), None);
         assert_eq!(parse_channel("nfs_wait\n").as_deref(), Some("nfs_wait"));
         assert_eq!([parse_channel("0"), parse_channel(""), parse_channel("\x1b[2J")], [None, None, None]);
     }

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
-use crate::proc_stat::Stat;
+use crate::proc_stat::{Schedstat, Stat};
 use crate::processes::{Process, descendants};
 
 /// Until the last rank had its first collective done.
@@ -90,28 +91,24 @@ fn all(front: i32) -> Vec<Process> {
 }
 
 fn cpu_of(front: i32, processes: &[Process]) -> u64 {
-    let ns = processes.iter().map(|process| {
+    let times = processes.iter().map(|process| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).ok();
-        let Some(stat) = stat.as_deref().and_then(Stat::parse) else { return 0 };
-        let own = stat.cpu_ticks.saturating_mul(TICK_NS).max(threads_ns(process.pid));
+        let Some(stat) = stat.as_deref().and_then(Stat::parse) else { return Duration::ZERO };
+        let own = stat.cpu.max(threads_time(process.pid));
         // What the front has waited for were other jobs.
-        let waited = if process.pid == front { 0 } else { stat.waited_ticks.saturating_mul(TICK_NS) };
+        let waited = if process.pid == front { Duration::ZERO } else { stat.waited };
         own.saturating_add(waited)
     });
-    ns.fold(0, u64::saturating_add) / 1_000_000
+    times.fold(Duration::ZERO, Duration::saturating_add).as_millis() as u64
 }
 
 /// Of the threads that have not ended, where the kernel counts that. It is finer than ticks, of which a rank
 /// that has just started has few.
-fn threads_ns(pid: i32) -> u64 {
+fn threads_time(pid: i32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let texts = threads.filter_map(|entry| fs::read_to_string(entry.path().join("schedstat")).ok());
-    texts.filter_map(|text| on_cpu_ns(&text)).fold(0, u64::saturating_add)
-}
-
-/// Time on a CPU is the first number of schedstat.
-fn on_cpu_ns(text: &str) -> Option<u64> {
-    text.split_ascii_whitespace().next()?.parse().ok()
+    let times = texts.filter_map(|text| Some(Schedstat::parse(&text)?.on_cpu));
+    times.fold(Duration::ZERO, Duration::saturating_add)
 }
 
 /// Of one process; None when it is gone, or not ours to look at.
@@ -124,9 +121,6 @@ fn parse_pss(text: &str) -> Option<u64> {
     kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// USER_HZ is 100 on every architecture that tpurun runs on.
-const TICK_NS: u64 = 10_000_000;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,7 +131,6 @@ mod tests {
                       Pss_Dirty:  68 kB\n";
         assert_eq!(parse_pss(rollup), Some(385 << 10));
         assert_eq!(parse_pss("Pss_Dirty: 68 kB\nPss: -1 kB"), None);
-        assert_eq!((on_cpu_ns("1234567 89 3\n"), on_cpu_ns("")), (Some(1_234_567), None));
     }
 
     #[test]
