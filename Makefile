@@ -101,7 +101,7 @@ soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, e
 	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) test-rust test-loom test-python ## run every test
+test: $(INSTALLED) test-rust test-loom test-instructions test-python ## run every test
 
 .PHONY: check
 check: check-rust check-python check-cpp ## format, lints, documentation, licences
@@ -180,6 +180,12 @@ test-loom: | tools
 	$(call say,checking the models of the concurrent parts)
 	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
 		cargo test --package tpurun-collectives --release --locked --lib loom
+
+# The same on a busy machine, where times are not.
+.PHONY: test-instructions
+test-instructions: | tools
+	$(call say,counting instructions)
+	@$(PYTHON) .ci/instructions.py
 
 # What a model has never caught it may not look at.
 .PHONY: planted-bugs

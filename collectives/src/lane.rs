@@ -38,7 +38,8 @@ pub(crate) struct Lane {
     segment: Arc<Segment>,
     planner: Planner,
     config: Config,
-    patience: Patience,
+    /// Of the caller's own thread, and of the progress thread, beside which the rank computes.
+    patience: [Patience; 2],
     plans: HashMap<Wanted, Arc<Schedule>>,
     mapping: Mapping,
     presence: Arc<Presence>,
@@ -139,7 +140,7 @@ impl Lane {
     ) -> Result<Self, Failure> {
         let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
         let plan_print = planner.fingerprint();
-        let patience = Patience::new(segment.size(), config.cpus);
+        let patience = [1, 2].map(|threads| Patience::new(threads * segment.size(), config.cpus));
         let plans = HashMap::new();
         for kind in ArenaKind::ALL {
             if let Some(arena) = config.arenas.get(kind) {
@@ -409,6 +410,7 @@ impl Lane {
     fn wait(&mut self, meet: &Meet<'_>, round: u32, about: About) -> Result<(), Failure> {
         let segment = self.segment.clone();
         let meeting = segment.meeting();
+        let patience = self.patience[usize::from(meet.posted.caller.is_none())];
         let mut blocked = false;
         let mut waiting = None;
         let mut departures = 0;
@@ -426,7 +428,7 @@ impl Lane {
                 departures = self.segment.departures();
                 self.give_up_if_hopeless(meet, round);
             }
-            match meeting.wait(round, self.patience, Some(until), nudges) {
+            match meeting.wait(round, patience, Some(until), nudges) {
                 Opened::Yes => break Ok(()),
                 Opened::Poisoned => {
                     break Err(self.poisoned().expect("it stays poisoned"));

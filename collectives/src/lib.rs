@@ -12,6 +12,9 @@ mod sync;
 #[cfg(not(tpurun_loom))]
 pub mod arena;
 #[cfg(not(tpurun_loom))]
+#[doc(hidden)]
+pub mod benching;
+#[cfg(not(tpurun_loom))]
 pub mod board;
 #[cfg(not(tpurun_loom))]
 pub mod bootstrap;

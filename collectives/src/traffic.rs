@@ -26,7 +26,8 @@ pub(crate) struct Counter {
 impl Counter {
     pub(crate) fn add(&self, moved: Traffic) {
         // No fetch_add: there is one writer at a time, and every small operation comes here.
-        let add = |count: &AtomicU64, more| count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        let add =
+            |count: &AtomicU64, more| count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
         add(&self.read, moved.read);
         add(&self.written, moved.written);
         add(&self.staged, moved.staged);
