@@ -53,6 +53,7 @@ impl Keys {
             mapped: None,
             algorithm: None,
             print: 0,
+            behind: 0,
             matching: Matching::Normal,
         };
         self.slot(rank).write(&self.op, &planned);

@@ -1,27 +1,27 @@
 //! A communicator: a rank group at an epoch, and this rank's end of it.
 //!
 //! It has two lanes that never wait for each other, one for collectives and one for messages. A blocking
-//! collective runs on the caller's own thread; an asynchronous one on the lane's progress thread, which
-//! exists from the first such operation on. Communicators share nothing, so what happens on one can not
+//! collective runs on the caller's own thread; an asynchronous one on the thread that waits for it, or on the
+//! lane's progress thread, which exists from the first such operation on. Communicators share nothing, so what happens on one can not
 //! delay another (contract C1).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::board::{Board, Recording, WaitKind};
 use crate::config::Config;
 use crate::control::ControlClient;
-use crate::engine::{CollectiveThread, Job, MessageThread, QUEUE_LENGTH};
+use crate::engine::{CollectiveThread, Job, Jobs, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
-use crate::lane::{Lane, Posting};
+use crate::lane::{Lane, Posting, Shared};
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::presence::Presence;
 use crate::segment::{Bootstrap, Membership, Offer, Segment, Verdict};
 use crate::sentinel::{Sentinel, Watch};
 use crate::survivors::Survivors;
-use crate::traffic::{Counter, Traffic};
+use crate::traffic::Traffic;
 use crate::validate::validate;
 use crate::work::{Carrier, OnDone, Outcome, Work};
 
@@ -29,8 +29,11 @@ use crate::work::{Carrier, OnDone, Outcome, Work};
 pub enum Mode {
     /// On the caller's thread, to its end.
     Blocking,
-    /// On the engine's; the callback is called when it ended, whatever its outcome.
+    /// Returns at once; the callback is called when it ended, whatever its outcome, on any thread.
     Async(Option<OnDone>),
+    /// As `Async`, and a small operation of which this rank has done its part may end as late as somebody
+    /// waits for it or calls [`Communicator::attend`]. No other rank waits longer for that.
+    Lazy(Option<OnDone>),
 }
 
 impl std::fmt::Debug for Mode {
@@ -38,6 +41,7 @@ impl std::fmt::Debug for Mode {
         f.write_str(match self {
             Mode::Blocking => "Blocking",
             Mode::Async(_) => "Async",
+            Mode::Lazy(_) => "Lazy",
         })
     }
 }
@@ -53,8 +57,7 @@ pub struct Communicator {
     watch: Mutex<Option<Watch>>,
     /// Asynchronous collectives that have not ended: a blocking one queues behind them.
     queued: Arc<AtomicUsize>,
-    closing: Arc<AtomicBool>,
-    traffic: Arc<Counter>,
+    shared: Arc<Shared>,
     timeout_ms: AtomicU64,
     messages_posted: AtomicU64,
     /// A process that this one forks has a copy of us, but none of our threads, and is not the rank.
@@ -86,9 +89,8 @@ impl Communicator {
         let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
         drop(waiting);
         presence.unblocked();
-        let closing = Arc::new(AtomicBool::new(false));
-        let traffic = Arc::<Counter>::default();
-        let lane = Lane::new(segment.clone(), config, presence.clone(), closing.clone(), traffic.clone())?;
+        let shared = Arc::<Shared>::default();
+        let lane = Lane::new(segment.clone(), config, presence.clone(), shared.clone())?;
         Ok(Self {
             lane: Arc::new(Mutex::new(lane)),
             collectives: Mutex::new(None),
@@ -101,8 +103,7 @@ impl Communicator {
             presence,
             watch: Mutex::new(None),
             queued: Arc::new(AtomicUsize::new(0)),
-            closing,
-            traffic,
+            shared,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
             messages_posted: AtomicU64::new(0),
             pid: std::process::id(),
@@ -125,7 +126,7 @@ impl Communicator {
         if let Some(failure) = self.segment.failure() {
             return Err(failure);
         }
-        if self.closing.load(Ordering::Relaxed) {
+        if self.shared.closing.load(Ordering::Relaxed) {
             return Err(self.shut_down());
         }
         match op.kind {
@@ -148,7 +149,7 @@ impl Communicator {
                     .expect("a wait without a deadline has an outcome")?;
                 Ok(work)
             }
-            Mode::Async(on_done) => {
+            Mode::Async(on_done) | Mode::Lazy(on_done) => {
                 let work = Arc::new(Work::new(carrier, seq, on_done));
                 self.messages.post(op, work.clone(), self.timeout(), recording)?;
                 self.messages.drive_in_background();
@@ -161,23 +162,27 @@ impl Communicator {
         let seq = self.segment.count_posted();
         let recording = self.presence.posted(seq, &op);
         let threads = op.python_threads;
-        match mode {
-            Mode::Blocking if self.queued.load(Ordering::Acquire) == 0 => {
-                let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-                let posted = Posting { recording, caller: Some(threads) };
-                let outcome: Outcome = lane.run(&op, self.timeout(), posted).map(|()| None);
-                outcome.clone()?;
-                let work = Work::new(Carrier::Lane, seq, None);
-                work.finish(outcome);
-                Ok(Arc::new(work))
-            }
+        let (on_done, lazy) = match mode {
+            Mode::Async(on_done) => (on_done, false),
+            Mode::Lazy(on_done) => (on_done, true),
             Mode::Blocking => {
-                let work = self.queue(op, seq, recording, None)?;
+                if self.queued.load(Ordering::Acquire) == 0 {
+                    let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Another thread may have queued one since.
+                    if !lane.has_begun() {
+                        let posted = Posting { recording, caller: Some(threads) };
+                        lane.run(&op, self.timeout(), posted)?;
+                        let work = Work::new(Carrier::Lane, seq, None);
+                        work.finish(Ok(None));
+                        return Ok(Arc::new(work));
+                    }
+                }
+                let work = self.queue(op, seq, recording, None, true)?;
                 self.wait(&work, None, threads).expect("a wait without a deadline has an outcome")?;
-                Ok(work)
+                return Ok(work);
             }
-            Mode::Async(on_done) => self.queue(op, seq, recording, on_done),
-        }
+        };
+        self.queue(op, seq, recording, on_done, lazy)
     }
 
     fn queue(
@@ -186,21 +191,20 @@ impl Communicator {
         seq: u64,
         recording: Option<Recording>,
         on_done: Option<OnDone>,
+        lazy: bool,
     ) -> Result<Arc<Work>, Failure> {
         let work = Arc::new(Work::new(Carrier::Lane, seq, on_done));
         let timeout = self.timeout();
-        let queue = {
+        let jobs = {
             let mut thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
             if thread.is_none() {
                 *thread = Some(CollectiveThread::start(self.lane.clone(), self.queued.clone())?);
             }
-            thread.as_ref().expect("it was just started").queue()
+            thread.as_ref().expect("it was just started").jobs()
         };
-        self.queued.fetch_add(1, Ordering::AcqRel);
         let job = Job { op, work: work.clone(), timeout, recording };
-        if queue.push(job, Some(Instant::now() + timeout)).is_err() {
-            self.queued.fetch_sub(1, Ordering::AcqRel);
-            if self.closing.load(Ordering::Acquire) {
+        if !jobs.push(job, lazy, Instant::now() + timeout) {
+            if self.shared.closing.load(Ordering::Acquire) {
                 return Err(self.shut_down());
             }
             // The others have this operation, so without it nothing after it would match.
@@ -215,17 +219,44 @@ impl Communicator {
         Ok(work)
     }
 
-    /// Waits for an operation, moving messages meanwhile if it is one; `None` when `deadline` passed.
+    /// Waits for an operation, moving messages meanwhile if it is one, and running those queued before it
+    /// without a deadline; `None` when `deadline` passed.
     /// `python_threads` are those of the process; 0 when the calling thread is none.
     pub fn wait(&self, work: &Work, deadline: Option<Instant>, python_threads: u32) -> Option<Outcome> {
         work.outcome().or_else(|| match work.carrier() {
             Carrier::Lane => {
-                let kind = WaitKind::Collective { seq: work.seq() };
-                let _waiting = self.presence.waiting(kind, python_threads);
-                work.wait(deadline)
+                if deadline.is_none()
+                    && let Some(jobs) = self.jobs()
+                {
+                    jobs.run_until(work, python_threads);
+                }
+                self.attend(work);
+                work.outcome().or_else(|| {
+                    let kind = WaitKind::Collective { seq: work.seq() };
+                    let _waiting = self.presence.waiting(kind, python_threads);
+                    self.shared.sleepers.fetch_add(1, Ordering::Relaxed);
+                    let outcome = work.wait(deadline);
+                    self.shared.sleepers.fetch_sub(1, Ordering::Relaxed);
+                    outcome
+                })
             }
             Carrier::Messages(_) => self.messages.wait(work, deadline, python_threads),
         })
+    }
+
+    /// Sees to it that an operation ends although nobody waits for it.
+    pub fn attend(&self, work: &Work) {
+        if work.carrier() == Carrier::Lane
+            && !work.is_done()
+            && let Some(jobs) = self.jobs()
+        {
+            jobs.attend();
+        }
+    }
+
+    fn jobs(&self) -> Option<Arc<Jobs>> {
+        let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().map(CollectiveThread::jobs)
     }
 
     /// Fails every pending and future operation of this communicator, on all its ranks.
@@ -293,7 +324,7 @@ impl Communicator {
     /// they would have; all others, and pending messages, fail for this rank alone. Ranks that wait for this
     /// one, now or later, fail at once.
     pub fn shutdown(&self) {
-        self.closing.store(true, Ordering::Release);
+        self.shared.closing.store(true, Ordering::Release);
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
         if self.pid != std::process::id() {
@@ -327,7 +358,7 @@ impl Communicator {
 
     /// What this rank has moved for collectives of this communicator so far, for others as well.
     pub fn traffic(&self) -> Traffic {
-        self.traffic.total()
+        self.shared.traffic.total()
     }
 
     /// Who is in it.

@@ -27,6 +27,7 @@ const ERROR_TEXT_BYTES: usize = 8184;
 const ERROR_RANKS: usize = 1023;
 const OK: i32 = 0;
 const ASYNC: u32 = 1;
+const LAZY: u32 = 2;
 const SHAPE_MATCH: u32 = 1;
 
 /// `TpurunError`.
@@ -333,7 +334,8 @@ pub unsafe extern "C" fn tpurun_post(
         if c_op.flags & ASYNC == 0 {
             return communicator.post(op, Mode::Blocking).map(drop);
         }
-        let posted = communicator.post(op, Mode::Async(on_done(c_op)))?;
+        let mode = if c_op.flags & LAZY == 0 { Mode::Async } else { Mode::Lazy };
+        let posted = communicator.post(op, mode(on_done(c_op)))?;
         let handle = Box::into_raw(Box::new(CWork { communicator: communicator.clone(), work: posted }));
         // SAFETY: the caller's promise.
         unsafe { *work = handle };
@@ -453,6 +455,15 @@ pub unsafe extern "C" fn tpurun_work_is_done(work: *const CWork) -> i32 {
 /// # Safety
 /// `tpurun.h`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_work_attend(work: *const CWork) {
+    // SAFETY: the caller's promise.
+    let CWork { communicator, work } = unsafe { &*work };
+    guarded_void(|| communicator.attend(work));
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_work_seq(work: *const CWork) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { &*work }.work.seq()
@@ -465,6 +476,7 @@ pub unsafe extern "C" fn tpurun_work_free(work: *mut CWork) {
     if !work.is_null() {
         // SAFETY: made by `tpurun_post`, given up by the caller.
         let work = unsafe { Box::from_raw(work) };
+        guarded_void(|| work.communicator.attend(&work.work));
         guarded_void(|| drop(work));
     }
 }

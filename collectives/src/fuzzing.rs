@@ -11,7 +11,7 @@ mod input;
 mod mapped_tensors;
 mod match_keys;
 mod meeting;
-mod memory;
+pub(crate) mod memory;
 mod message_lane;
 mod proc_text;
 mod segment_join;

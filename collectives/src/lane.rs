@@ -5,10 +5,13 @@
 //! change. What follows depends on the schedule: flat ones go on meeting over shared windows, the others
 //! stream over byte rings.
 
+mod burst;
+
 use std::collections::HashMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering as StdOrdering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as StdOrdering};
 use std::time::{Duration, Instant};
 
 use tpurun_topology::{Algorithm, Schedule};
@@ -19,7 +22,7 @@ use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
 use crate::mapped::{self, Mapped, Mapping};
-use crate::match_key::{self, Planned, Posted, Slot};
+use crate::match_key::{self, Offer, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::presence::Presence;
@@ -32,25 +35,38 @@ use crate::traffic::{Counter, Traffic};
 use crate::verdict;
 use crate::verify;
 
+pub(crate) use burst::{BURST, Begun, Call, Progress, Staged};
+
 /// Executes the collectives of one communicator in order.
 #[derive(Debug)]
 pub(crate) struct Lane {
     segment: Arc<Segment>,
     planner: Planner,
     config: Config,
-    /// Of the caller's own thread, and of the progress thread, beside which the rank computes.
+    /// When all of the rank waits, and of the progress thread when the rank computes beside it.
     patience: [Patience; 2],
     plans: HashMap<Wanted, Arc<Schedule>>,
     mapping: Mapping,
     presence: Arc<Presence>,
-    closing: Arc<AtomicBool>,
-    traffic: Arc<Counter>,
+    shared: Arc<Shared>,
     /// Of everything but the operation that plans depend on.
     plan_print: u64,
     round: u32,
     seq: u64,
+    /// Queued operations that this rank has come to a meeting with, and not waited for yet.
+    begun: Option<Begun>,
     /// Since which operation this rank takes no part any more, and why.
     given_up: Option<(u64, Failure)>,
+}
+
+/// What the communicator tells its lane, and the other way round.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// Set once: this rank shuts down.
+    pub(crate) closing: AtomicBool,
+    /// Threads that sleep until the progress thread has done what they wait for: it may use their CPUs.
+    pub(crate) sleepers: AtomicU32,
+    pub(crate) traffic: Counter,
 }
 
 /// What the last to arrive at a meeting does for all before it opens.
@@ -77,7 +93,26 @@ pub(crate) struct Meet<'a> {
     pub(crate) fold_window: usize,
     /// Where this rank's tensors are, when they are to be used there.
     pub(crate) mapped: Option<Mapped>,
+    /// Operations that this meeting settles, too, when all ranks have them; where their tensors are staged.
+    pub(crate) behind: &'a [Staged<'a>],
     pub(crate) posted: Posting,
+}
+
+impl<'a> Meet<'a> {
+    fn new(op: &'a Op, seq: u64, timeout: Duration, posted: Posting) -> Self {
+        Self {
+            op,
+            seq,
+            deadline: Instant::now() + timeout,
+            timeout,
+            algorithm: None,
+            fold_bytes: 0,
+            fold_window: 0,
+            mapped: None,
+            behind: &[],
+            posted,
+        }
+    }
 }
 
 /// What is known of the program's call beside the operation.
@@ -97,6 +132,8 @@ pub(crate) struct Agreed {
     /// An all-to-all of different sizes.
     pub(crate) uneven: bool,
     pub(crate) memory: Memory,
+    /// How many of those behind the operation it has settled, too.
+    pub(crate) behind: usize,
 }
 
 /// What all ranks' tensors go through.
@@ -117,16 +154,16 @@ impl Agreed {
             Memory::Arenas => 1,
             Memory::Mixed => 2,
         };
-        u64::from(self.rounds) | u64::from(self.uneven) << 32 | memory << 33
+        u64::from(self.rounds) | u64::from(self.uneven) << 32 | memory << 33 | (self.behind as u64) << 40
     }
 
     fn decode(word: u64) -> Self {
-        let memory = match word >> 33 {
+        let memory = match word >> 33 & 3 {
             0 => Memory::Windows,
             1 => Memory::Arenas,
             _ => Memory::Mixed,
         };
-        Self { rounds: word as u32, uneven: word >> 32 & 1 != 0, memory }
+        Self { rounds: word as u32, uneven: word >> 32 & 1 != 0, memory, behind: (word >> 40) as usize }
     }
 }
 
@@ -135,8 +172,7 @@ impl Lane {
         segment: Arc<Segment>,
         config: Config,
         presence: Arc<Presence>,
-        closing: Arc<AtomicBool>,
-        traffic: Arc<Counter>,
+        shared: Arc<Shared>,
     ) -> Result<Self, Failure> {
         let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
         let plan_print = planner.fingerprint();
@@ -155,11 +191,11 @@ impl Lane {
             plans,
             mapping: Mapping::default(),
             presence,
-            closing,
-            traffic,
+            shared,
             plan_print,
             round: 0,
             seq: 0,
+            begun: None,
             given_up: None,
         })
     }
@@ -174,41 +210,25 @@ impl Lane {
         let seq = self.seq;
         self.seq += 1;
         let timeout = op.timeout.unwrap_or(timeout);
-        let meet = Meet {
-            op,
-            seq,
-            deadline: Instant::now() + timeout,
-            timeout,
-            algorithm: None,
-            fold_bytes: 0,
-            fold_window: 0,
-            mapped: None,
-            posted,
-        };
-        let segment = self.segment.clone();
-        // A bug of ours must reach the other ranks, too, which would wait for this one.
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            self.refuse_if_closing(&meet)?;
-            let (deadline, posted) = (meet.deadline, meet.posted);
-            self.execute(meet)?;
-            self.verify(Meet {
-                op,
-                seq,
-                deadline,
-                timeout,
-                algorithm: None,
-                fold_bytes: 0,
-                fold_window: 0,
-                mapped: None,
-                posted,
-            })
-        }))
-        .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))));
+        let meet = Meet::new(op, seq, timeout, posted);
+        let result = self.guarded(|lane| {
+            lane.refuse_if_closing(&meet)?;
+            let deadline = meet.deadline;
+            lane.execute(meet)?;
+            lane.verify(Meet { deadline, ..Meet::new(op, seq, timeout, posted) })
+        });
         if result.is_ok() {
             self.presence.completed(seq);
         }
         self.presence.ended(posted.recording, &result);
         result
+    }
+
+    /// A bug of ours must reach the other ranks, too, which would wait for this one.
+    fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
+        let segment = self.segment.clone();
+        catch_unwind(AssertUnwindSafe(|| run(self)))
+            .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))))
     }
 
     fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {
@@ -218,9 +238,9 @@ impl Lane {
         };
         let schedule = self.plan(wanted, op.kind)?;
         meet.algorithm = Some(schedule.algorithm);
-        let (segment, traffic) = (self.segment.clone(), self.traffic.clone());
+        let (segment, shared) = (self.segment.clone(), self.shared.clone());
         if schedule.algorithm == Algorithm::Flat {
-            let flat = Flat::new(&segment, op, &schedule, &traffic);
+            let flat = Flat::new(&segment, op, &schedule, &shared.traffic);
             let parity = self.parity();
             meet.mapped = self.mapping.take(&segment, &self.config.arenas, op, parity);
             if meet.mapped.is_none() {
@@ -235,14 +255,14 @@ impl Lane {
         }
         // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
         let flat = self.plan(wanted.flat(), op.kind)?;
-        let flat = Flat::new(&segment, op, &flat, &traffic);
+        let flat = Flat::new(&segment, op, &flat, &shared.traffic);
         let agreed = self.match_keys(&meet, flat.rounds())?;
         if agreed.uneven {
             return flat.run(self, meet, Some(agreed));
         }
         let hopeless = |needed: &[u32]| self.hopeless(&meet, &[], needed);
         let moved = stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &hopeless)?;
-        traffic.add(moved);
+        shared.traffic.add(moved);
         Ok(())
     }
 
@@ -262,12 +282,17 @@ impl Lane {
 
     /// The first meeting of an operation: compares the keys.
     pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
+        let parity = self.parity();
+        self.offer_keys(meet, rounds, parity)?;
+        self.await_keys(meet, rounds, parity)
+    }
+
+    /// The first half of it: nothing is waited for.
+    fn offer_keys(&mut self, meet: &Meet<'_>, rounds: u32, parity: usize) -> Result<Arrival, Failure> {
         if cfg!(tpurun_unmatched) {
             // See benches/matching.rs.
-            self.meet(meet, About::Data)?;
-            return Ok(Agreed { rounds, uneven: false, memory: Memory::Windows });
+            return self.arrive(meet, About::Data);
         }
-        let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
         slot.write(
@@ -279,13 +304,23 @@ impl Lane {
                 mapped: meet.mapped.as_ref().map(Mapped::kind),
                 algorithm: meet.algorithm,
                 print: self.plan_print,
+                behind: meet.behind.len(),
                 matching: self.segment.matching(),
             },
         );
         if splits::needed(meet.op.kind) {
             splits::write(&self.segment, meet.op, parity);
         }
-        self.meet(meet, About::Keys(parity))?;
+        self.arrive(meet, About::Keys(parity))
+    }
+
+    /// The second half: what all ranks together have found.
+    fn await_keys(&mut self, meet: &Meet<'_>, rounds: u32, parity: usize) -> Result<Agreed, Failure> {
+        if cfg!(tpurun_unmatched) {
+            self.wait(meet, About::Data)?;
+            return Ok(Agreed { rounds, uneven: false, memory: Memory::Windows, behind: 0 });
+        }
+        self.wait(meet, About::Keys(parity))?;
         self.presence.agreed(meet.posted.recording, meet.algorithm);
         let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
         Ok(Agreed::decode(agreed.load(Ordering::Relaxed)))
@@ -306,25 +341,37 @@ impl Lane {
     }
 
     fn meet(&mut self, meet: &Meet<'_>, about: About) -> Result<(), Failure> {
+        self.arrive(meet, about)?;
+        self.wait(meet, about)
+    }
+
+    /// The last to arrive does what is to be done for all.
+    fn arrive(&mut self, meet: &Meet<'_>, about: About) -> Result<Arrival, Failure> {
         let round = self.round;
         self.segment.set_arrived(round);
-        match self.segment.meeting().arrive(self.segment.size()) {
+        let arrival = self.segment.meeting().arrive(self.segment.size());
+        match arrival {
             Arrival::Last => {
-                let memory = match about {
-                    About::Keys(parity) => self.compare(meet, parity)?.memory,
+                let (memory, behind) = match about {
+                    About::Keys(parity) => {
+                        let Agreed { memory, behind, .. } = self.compare(meet, parity)?;
+                        (memory, behind)
+                    }
                     About::Results(parity) => {
                         verify::compare(&self.segment, meet.op, meet.seq, parity)?;
-                        Memory::Windows
+                        (Memory::Windows, 0)
                     }
-                    About::Data => Memory::Windows,
+                    About::Data => (Memory::Windows, 0),
                 };
+                for tensor in &meet.behind[..behind] {
+                    let bytes = tensor.bytes();
+                    self.fold_stretch(tensor.op, meet.fold_window, tensor.at..tensor.at + bytes, round);
+                }
                 self.fold_or_open(meet, round, memory)?;
             }
             Arrival::Early => {}
         }
-        self.wait(meet, round, about)?;
-        self.round = round.wrapping_add(1);
-        Ok(())
+        Ok(arrival)
     }
 
     /// The last to arrive: all keys must agree. Also decides what only all together know.
@@ -349,7 +396,13 @@ impl Lane {
             (true, Some(_)) => Memory::Arenas,
             (false, _) => Memory::Mixed,
         };
-        let found = Agreed { rounds, uneven, memory };
+        let most = slots.iter().map(Slot::behind).min().unwrap_or(0).min(meet.behind.len());
+        let offers = |index| {
+            let offer = move |rank| Offer::new(segment.region(), layout.behind(rank, parity), index);
+            segment.ranks().map(offer)
+        };
+        let behind = (0..most).take_while(|index| match_key::all_agree(offers(*index))).count();
+        let found = Agreed { rounds, uneven, memory, behind };
         agreed.store(found.encode(), Ordering::Relaxed);
         Ok(found)
     }
@@ -389,7 +442,7 @@ impl Lane {
 
     fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) -> Result<(), Failure> {
         if let Some(mapped) = &meet.mapped {
-            return mapped.run(&self.segment, meet.op, piece, of, &self.traffic);
+            return mapped.run(&self.segment, meet.op, piece, of, &self.shared.traffic);
         }
         if meet.fold_bytes == 0 {
             return Ok(());
@@ -397,20 +450,26 @@ impl Lane {
         const ALIGN: usize = 64;
         let lines = meet.fold_bytes.div_ceil(ALIGN);
         let cut = |n: u32| (lines * n as usize / of as usize * ALIGN).min(meet.fold_bytes);
-        let (from, to) = (cut(piece), cut(piece + 1));
-        let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
-        let sources = self.segment.ranks().map(|rank| layout.window(rank, meet.fold_window) + from);
-        let out = layout.folded(parity) + from;
-        self.segment.region().fold(meet.op.reduction(self.segment.size()), sources, out, to - from);
-        let (read, written) = ((to - from) as u64 * u64::from(self.segment.size()), (to - from) as u64);
-        self.traffic.add(Traffic { read, written, staged: read + written });
+        self.fold_stretch(meet.op, meet.fold_window, cut(piece)..cut(piece + 1), round);
         Ok(())
     }
 
-    fn wait(&mut self, meet: &Meet<'_>, round: u32, about: About) -> Result<(), Failure> {
+    /// Of all ranks' windows.
+    fn fold_stretch(&self, op: &Op, window: usize, stretch: Range<usize>, round: u32) {
+        let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
+        let sources = self.segment.ranks().map(|rank| layout.window(rank, window) + stretch.start);
+        let out = layout.folded(parity) + stretch.start;
+        self.segment.region().fold(op.reduction(self.segment.size()), sources, out, stretch.len());
+        let written = stretch.len() as u64;
+        let read = written * u64::from(self.segment.size());
+        self.shared.traffic.add(Traffic { read, written, staged: read + written });
+    }
+
+    /// Until the meeting is over, and the next one this rank's.
+    fn wait(&mut self, meet: &Meet<'_>, about: About) -> Result<(), Failure> {
+        let round = self.round;
         let segment = self.segment.clone();
         let meeting = segment.meeting();
-        let patience = self.patience[usize::from(meet.posted.caller.is_none())];
         let mut blocked = false;
         let mut waiting = None;
         let mut departures = 0;
@@ -419,6 +478,8 @@ impl Lane {
             // The first try does not tell the board: most waits are shorter than that is worth.
             let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
             let nudges = meeting.nudges();
+            let computes =
+                meet.posted.caller.is_none() && self.shared.sleepers.load(StdOrdering::Relaxed) == 0;
             if matches!(about, About::Keys(_))
                 && let Err(failure) = self.refuse_if_closing(meet)
             {
@@ -428,8 +489,11 @@ impl Lane {
                 departures = self.segment.departures();
                 self.give_up_if_hopeless(meet, round);
             }
-            match meeting.wait(round, patience, Some(until), nudges) {
-                Opened::Yes => break Ok(()),
+            match meeting.wait(round, self.patience[usize::from(computes)], Some(until), nudges) {
+                Opened::Yes => {
+                    self.round = round.wrapping_add(1);
+                    break Ok(());
+                }
                 Opened::Poisoned => {
                     break Err(self.poisoned().expect("it stays poisoned"));
                 }
@@ -480,7 +544,7 @@ impl Lane {
             return Err(failure.clone());
         }
         // Acquire pairs with `shutdown`, whose nudge comes after it.
-        if !self.closing.load(StdOrdering::Acquire) {
+        if !self.shared.closing.load(StdOrdering::Acquire) {
             return Ok(());
         }
         let segment = &self.segment;

@@ -8,6 +8,7 @@
 //! rank sets   who is to blame, who was given up,    one bit per rank each
 //!             each rank's list of the survivors
 //! slots       match key and details                 two per rank (round parity)
+//! behind      keys of the operations behind it      two lists per rank
 //! splits      element counts per peer               two per rank
 //! windows     staged bytes of this rank             two per rank
 //! folded      the result of a fold                  two
@@ -19,9 +20,10 @@
 //! against the header once.
 
 use crate::arena::{ArenaKind, Export};
+use crate::match_key::OFFERS_BYTES;
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
@@ -123,6 +125,11 @@ impl Layout {
         self.slots() + (parity * self.ranks + self.nth(rank)) * SLOT_BYTES
     }
 
+    /// The keys of the operations that `rank` has queued behind the one in its slot.
+    pub(crate) fn behind(&self, rank: u32, parity: usize) -> usize {
+        self.behind_start() + (parity * self.ranks + self.nth(rank)) * OFFERS_BYTES
+    }
+
     /// The counts of `rank`: `ranks` of its inputs, then `ranks` of its outputs, 8 bytes each.
     pub(crate) fn splits(&self, rank: u32, parity: usize) -> usize {
         self.splits_start() + (parity * self.ranks + self.nth(rank)) * self.splits_bytes()
@@ -168,8 +175,12 @@ impl Layout {
         page(self.rank_sets() + (2 + self.ranks) * self.rank_set_bytes())
     }
 
-    fn splits_start(&self) -> usize {
+    fn behind_start(&self) -> usize {
         page(self.slots() + 2 * self.ranks * SLOT_BYTES)
+    }
+
+    fn splits_start(&self) -> usize {
+        page(self.behind_start() + 2 * self.ranks * OFFERS_BYTES)
     }
 
     fn splits_bytes(&self) -> usize {
@@ -249,6 +260,7 @@ mod tests {
                 areas.push((layout.survivors(rank), layout.rank_set_bytes()));
                 for parity in 0..2 {
                     areas.push((layout.slot(rank, parity), SLOT_BYTES));
+                    areas.push((layout.behind(rank, parity), OFFERS_BYTES));
                     areas.push((layout.splits(rank, parity), layout.splits_bytes()));
                     areas.push((layout.window(rank, parity), layout.window_bytes()));
                 }

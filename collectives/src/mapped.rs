@@ -19,7 +19,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::traffic::Counter;
 
 /// Smaller tensors are staged: reading where they are takes longer than copying them.
-const MIN_BYTES: usize = 16 << 10;
+pub(crate) const MIN_BYTES: usize = 16 << 10;
 /// Pieces of one rank's tensors: what has more is staged.
 const MAX_PIECES: usize = 4096;
 const LINE: usize = 64;

@@ -35,12 +35,15 @@ const SIZES: usize = 2;
 const SCALE: usize = 3;
 const SITE: usize = 4;
 const SEQ: usize = 5;
-/// Rounds in the lower half and in which arenas tensors are in its highest bits, the epoch in the upper half.
+/// In the lower half rounds, then how many operations are offered behind this one, and in which arena tensors
+/// are; the epoch in the upper half.
 const ROUNDS: usize = 6;
 const EPOCH_BITS: u64 = 0xffff_ffff << 32;
 const MAPPED: u32 = 1 << 31;
 const IN_HOST_ARENA: u32 = 1 << 30;
-const ROUND_BITS: u32 = IN_HOST_ARENA - 1;
+const BEHIND_SHIFT: u32 = 24;
+const BEHIND_BITS: u32 = (IN_HOST_ARENA >> BEHIND_SHIFT) - 1;
+const ROUND_BITS: u32 = (1 << BEHIND_SHIFT) - 1;
 const PLAN: usize = 7;
 // The second cache line on: details.
 const NDIM: usize = 8;
@@ -51,6 +54,15 @@ const SITE_BYTES: usize = RESULT + 1;
 const SITE_TEXT: usize = SITE_BYTES + 1;
 const SITE_TEXT_BYTES: usize = SLOT_BYTES - SITE_TEXT * 8;
 const NO_REDUCE_OP: u8 = 0xff;
+/// The words that tell one operation of a rank from the next.
+const KEY_WORDS: usize = SITE + 1;
+
+/// Most operations that are offered behind the one of a slot.
+pub(crate) const MAX_BEHIND: usize = 31;
+const _: () = assert!(MAX_BEHIND <= BEHIND_BITS as usize);
+const OFFER_BYTES: usize = 64;
+/// Those of one rank.
+pub(crate) const OFFERS_BYTES: usize = MAX_BEHIND * OFFER_BYTES;
 
 /// How this rank is going to run an operation.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +76,8 @@ pub(crate) struct Planned {
     pub(crate) algorithm: Option<Algorithm>,
     /// Differs where plans can not fit together.
     pub(crate) print: u64,
+    /// Operations that it offers behind this one, at most [`MAX_BEHIND`].
+    pub(crate) behind: usize,
     /// The same on all ranks of a communicator.
     pub(crate) matching: Matching,
 }
@@ -95,24 +109,16 @@ impl<'a> Slot<'a> {
 
     /// Writes the key of an operation.
     pub(crate) fn write(&self, op: &Op, planned: &Planned) {
-        let reduce_op = if op.kind.reduces() { op.reduce_op as u8 } else { NO_REDUCE_OP };
-        let root = op.root.map_or(u32::MAX, |root| root);
-        let codes =
-            u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, algorithm_code(planned.algorithm)]);
-        let (count, sizes) = matched_sizes(op);
-        let scale = if reduce_op == ReduceOp::PremulSum as u8 { op.scale.to_bits() } else { 0 };
-        self.store(KIND, u64::from(codes) | u64::from(root) << 32);
-        self.store(COUNT, count);
-        self.store(SIZES, sizes);
-        self.store(SCALE, scale);
-        self.store(SITE, if planned.matching == Matching::Strict { hash(&op.site) } else { 0 });
+        for (index, word) in key(op, planned.algorithm, planned.matching).into_iter().enumerate() {
+            self.store(index, word);
+        }
         self.store(SEQ, planned.seq);
         let mapped = match planned.mapped {
             None => 0,
             Some(ArenaKind::Device) => MAPPED,
             Some(ArenaKind::Host) => MAPPED | IN_HOST_ARENA,
         };
-        let rounds = planned.rounds & ROUND_BITS | mapped;
+        let rounds = planned.rounds & ROUND_BITS | (planned.behind as u32) << BEHIND_SHIFT | mapped;
         self.store(ROUNDS, u64::from(rounds) | u64::from(planned.epoch) << 32);
         self.store(PLAN, planned.print);
         self.store(NDIM, u64::from(op.shape.ndim()));
@@ -132,6 +138,11 @@ impl<'a> Slot<'a> {
     /// Rounds this rank needs; the last to arrive takes the maximum over all.
     pub(crate) fn rounds(&self) -> u32 {
         self.load(ROUNDS) as u32 & ROUND_BITS
+    }
+
+    /// Operations that this rank offers behind this one.
+    pub(crate) fn behind(&self) -> usize {
+        ((self.load(ROUNDS) as u32 >> BEHIND_SHIFT & BEHIND_BITS) as usize).min(MAX_BEHIND)
     }
 
     /// The arena where this rank's tensors are to be used.
@@ -178,6 +189,45 @@ impl<'a> Slot<'a> {
             site: String::from_utf8_lossy(&site).into_owned(),
         }
     }
+}
+
+/// The key of an operation that a rank has queued behind the one in its slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer<'a>(Slot<'a>);
+
+impl<'a> Offer<'a> {
+    /// Number `index` of those at `offset`.
+    pub(crate) fn new(region: &'a Region, offset: usize, index: usize) -> Self {
+        assert!(index < MAX_BEHIND, "offer {index} is not one of {MAX_BEHIND}");
+        Self(Slot::new(region, offset + index * OFFER_BYTES))
+    }
+
+    pub(crate) fn write(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
+        for (index, word) in key(op, algorithm, matching).into_iter().enumerate() {
+            self.0.store(index, word);
+        }
+    }
+
+    fn key(&self) -> [u64; KEY_WORDS] {
+        std::array::from_fn(|index| self.0.load(index))
+    }
+}
+
+/// Whether these, of all ranks, are of one operation. What differs shows when it is in the slots.
+pub(crate) fn all_agree<'a>(mut offers: impl Iterator<Item = Offer<'a>>) -> bool {
+    let Some(first) = offers.next().map(|offer| offer.key()) else { return true };
+    offers.all(|offer| offer.key() == first)
+}
+
+/// The words up to the call site, which is none but in strict matching.
+fn key(op: &Op, algorithm: Option<Algorithm>, matching: Matching) -> [u64; KEY_WORDS] {
+    let reduce_op = if op.kind.reduces() { op.reduce_op as u8 } else { NO_REDUCE_OP };
+    let root = op.root.map_or(u32::MAX, |root| root);
+    let codes = u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, algorithm_code(algorithm)]);
+    let (count, sizes) = matched_sizes(op);
+    let scale = if reduce_op == ReduceOp::PremulSum as u8 { op.scale.to_bits() } else { 0 };
+    let site = if matching == Matching::Strict { hash(&op.site) } else { 0 };
+    [u64::from(codes) | u64::from(root) << 32, count, sizes, scale, site]
 }
 
 /// One rank's operation, as its slot tells it.
@@ -380,10 +430,11 @@ mod tests {
                     mapped: None,
                     algorithm: None,
                     print: 0,
+                    behind: rank,
                     matching: Matching::Strict,
                 },
             );
-            assert_eq!(slot.rounds(), rounds);
+            assert_eq!((slot.rounds(), slot.behind()), (rounds, rank));
         }
         compare(&slots, matching).err()
     }

@@ -21,7 +21,7 @@ pub(crate) use doorbell::Doorbell;
 pub(crate) use meeting::{Arrival, Meeting, Opened};
 pub(crate) use patience::Patience;
 pub(crate) use publication::{Publication, Settled, Writer};
-pub(crate) use queue::{OpQueue, Pop};
+pub(crate) use queue::{Consumer, OpQueue};
 pub(crate) use ring::{Ring, RingCounters, Run};
 
 #[cfg(not(tpurun_loom))]
@@ -29,8 +29,8 @@ mod imp {
     use std::time::Instant;
 
     use rustix::thread::futex;
-    pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
 
     /// A futex word.
     #[repr(transparent)]
@@ -75,7 +75,7 @@ mod imp {
     use std::time::Instant;
 
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use loom::sync::{Condvar, Mutex};
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
     #[derive(Debug, Default)]
     pub(crate) struct Word {

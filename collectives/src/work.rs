@@ -59,12 +59,18 @@ impl Work {
     }
 
     pub(crate) fn finish(&self, outcome: Outcome) {
-        let on_done = self.on_done.lock().expect("a callback is called outside of this lock").take();
-        let first = self.completion.set(outcome.clone());
-        if let Some(on_done) = on_done {
-            debug_assert!(first, "an operation with a callback left ends here");
+        if let Some(on_done) = self.settle(outcome.clone()) {
             on_done(&outcome);
         }
+    }
+
+    /// Publishes the outcome. The callback is the caller's to call, when it holds no lock any more.
+    #[must_use]
+    pub(crate) fn settle(&self, outcome: Outcome) -> Option<OnDone> {
+        let on_done = self.on_done.lock().expect("a callback is called outside of this lock").take();
+        let first = self.completion.set(outcome);
+        debug_assert!(first || on_done.is_none(), "an operation with a callback left ends here");
+        on_done
     }
 }
 

@@ -27,6 +27,9 @@ class InFlight {
   // Called at the end, once, on whichever thread needs it first; set before the post.
   void at_end(std::function<void()> callback) { at_end_ = std::move(callback); }
 
+  // Whether nothing has to happen at the end before somebody asks.
+  bool is_lazy() const { return !at_end_ && !operation_.copies_back(); }
+
   // The TpurunDone of the engine: records the outcome, and hands over everything that could block.
   static void done(void* in_flight, const TpurunError* error, int32_t source) noexcept;
 

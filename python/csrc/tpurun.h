@@ -127,7 +127,7 @@ typedef struct {
 // Called exactly once, from the engine's thread: it may not block and may not take the GIL.
 typedef void (*TpurunDone)(void* ctx, const TpurunError* error, int32_t source);
 
-enum { TPURUN_ASYNC = 1 };
+enum { TPURUN_ASYNC = 1, TPURUN_LAZY = 2 };
 enum { TPURUN_SHAPE_SHOW = 0, TPURUN_SHAPE_MATCH = 1 };
 
 // Inputs and outputs are chunk-major lists of spans: chunk c is the concatenation of the spans
@@ -143,7 +143,8 @@ typedef struct {
   uint32_t collective;  // TpurunCollective
   uint32_t dtype;       // TpurunDtype
   uint32_t reduce_op;   // TpurunReduceOp
-  uint32_t flags;       // TPURUN_ASYNC: run on the engine's thread and call `done`
+  uint32_t flags;       // TPURUN_ASYNC: return at once, and call `done` at the end, on any thread; with
+                        // TPURUN_LAZY as well, that may be as late as tpurun_work_wait or _attend
   int32_t root;         // root, or the peer of send and recv (-1: any source), else -1; ranks of this group
   int32_t tag;          // send and recv
   double scale;         // factor of PREMUL_SUM
@@ -179,6 +180,7 @@ TpurunStatus tpurun_post(TpurunComm* comm, const TpurunOp* op, TpurunWork** work
 TpurunStatus tpurun_work_wait(TpurunWork* work, int64_t timeout_ms, uint32_t python_threads,
                               TpurunError* error);
 int32_t tpurun_work_is_done(const TpurunWork* work);  // 1 when finished, successfully or not
+void tpurun_work_attend(const TpurunWork* work);      // a lazy op ends from now on though nobody waits for it
 uint64_t tpurun_work_seq(const TpurunWork* work);
 void tpurun_work_free(TpurunWork* work);  // does not cancel the op
 

@@ -71,7 +71,7 @@ PendingWork::~PendingWork() {
 
 void PendingWork::post(TpurunComm* comm, const std::string& site) {
   TpurunOp record = in_flight_->operation().record(rank_, site, timeout_.count());
-  record.flags = TPURUN_ASYNC;
+  record.flags = in_flight_->is_lazy() ? TPURUN_ASYNC | TPURUN_LAZY : TPURUN_ASYNC;
   record.done = &InFlight::done;
   record.done_ctx = in_flight_;
   TpurunError error;
@@ -81,6 +81,7 @@ void PendingWork::post(TpurunComm* comm, const std::string& site) {
 
 bool PendingWork::isCompleted() {
   if (tpurun_work_is_done(handle_) == 0) {
+    tpurun_work_attend(handle_);  // who asks may ask until it is
     return false;
   }
   if (in_flight_->operation().copies_back() && isSuccess()) {
@@ -137,6 +138,11 @@ void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
   in_flight_->await_future();
 }
 
+int PendingWork::sourceRank() const {
+  tpurun_work_attend(handle_);
+  return in_flight_->source();
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
   if (is_waited_for_) {
     wait_on_host(kNoTimeout);
@@ -144,7 +150,9 @@ c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
   if (tpurun_work_is_done(handle_) != 0) {
     in_flight_->await_record();
   }
-  return in_flight_->future();
+  auto future = in_flight_->future();
+  tpurun_work_attend(handle_);
+  return future;
 }
 
 CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)

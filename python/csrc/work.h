@@ -55,7 +55,7 @@ class PendingWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void wait_on_host(std::chrono::milliseconds timeout);
-  int sourceRank() const override { return in_flight_->source(); }
+  int sourceRank() const override;
   std::vector<at::Tensor> result() override { return in_flight_->operation().results(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return tpurun_work_seq(handle_); }

@@ -22,12 +22,11 @@ def works_tell_how_they_are() -> None:
 
 
 def works_complete_without_a_wait() -> None:
-    tensor = torch.ones(4, 2).t()
-    work = dist.all_reduce(tensor, async_op=True)
-    dist.barrier()
-    while not work.is_completed():
-        pass
-    assert torch.equal(tensor, torch.full((2, 4), float(dist.get_world_size())))
+    for tensor in (torch.ones(4, 2), torch.ones(4, 2).t()):
+        work = dist.all_reduce(tensor, async_op=True)
+        while not work.is_completed():
+            pass
+        assert torch.equal(tensor, torch.full_like(tensor, dist.get_world_size()))
 
 
 def a_dropped_work_still_happens() -> None:
@@ -35,6 +34,10 @@ def a_dropped_work_still_happens() -> None:
     dist.all_reduce(tensor, async_op=True)
     dist.all_reduce(torch.ones(1), async_op=True).wait()  # in order, so the first is done
     assert torch.equal(tensor, torch.full((1000,), float(dist.get_world_size())))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, async_op=True)
+    while tensor.item() == 1:  # nothing comes after it
+        pass
 
 
 def tensors_live_until_the_end() -> None:

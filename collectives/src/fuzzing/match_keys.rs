@@ -5,7 +5,7 @@ use super::{Input, Target};
 use crate::config::Matching;
 use crate::dtype::Dtype;
 use crate::layout::SLOT_BYTES;
-use crate::match_key::{self, Planned, Slot};
+use crate::match_key::{self, MAX_BEHIND, Offer, Planned, Slot};
 use crate::op::OpKind;
 use crate::segment::Segment;
 use crate::{splits, verdict, verify};
@@ -34,6 +34,7 @@ fn run(bytes: &[u8]) {
                 mapped: None,
                 algorithm: None,
                 print: 7,
+                behind: 0,
                 matching: Matching::Strict,
             },
         );
@@ -57,6 +58,9 @@ fn run(bytes: &[u8]) {
             assert!(text.starts_with("collective mismatch in dp0"), "{text}");
         }
     }
+    let offer = |rank| Offer::new(region, layout.behind(rank, 0), 0);
+    let _ = match_key::all_agree(segment.ranks().map(offer));
+    assert!(slots.iter().all(|slot| slot.behind() <= MAX_BEHIND));
     let texts = slots.iter().map(|slot| slot.posted().to_string());
     assert!(texts.into_iter().all(|text| !text.is_empty()));
     let _ = splits::uneven(&segment, 0);

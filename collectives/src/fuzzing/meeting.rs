@@ -1,16 +1,15 @@
 //! One honest rank, the last to arrive among hostile ones, from the comparison of the keys to the result.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::memory::{KINDS, Memory, chunks, op};
 use super::{Input, Target};
 use crate::config::{Config, Matching};
 use crate::dtype::Dtype;
-use crate::lane::{Lane, Posting};
+use crate::lane::{Call, Lane};
 use crate::layout::SLOT_BYTES;
-use crate::match_key::{Planned, Slot};
+use crate::match_key::{Offer, Planned, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::Planner;
 use crate::presence::Presence;
@@ -30,6 +29,8 @@ fn run(bytes: &[u8]) {
     if validate(&op, segment.members()).is_err() {
         return;
     }
+    // Sometimes with another one behind it.
+    let count = 1 + bytes / 4 % 2;
     // What an honest rank would write, then what these do.
     let print = Planner::new(segment.members(), &config, 1).expect("a ring of ranks").fingerprint();
     let algorithm = (op.kind != OpKind::Barrier).then_some(tpurun_topology::Algorithm::Flat);
@@ -44,16 +45,20 @@ fn run(bytes: &[u8]) {
                 mapped: None,
                 algorithm,
                 print,
+                behind: count - 1,
                 matching: Matching::Normal,
             },
         );
+        let offer = Offer::new(segment.region(), segment.layout().behind(rank, 0), 0);
+        offer.write(&op, algorithm, Matching::Normal);
         let _ = segment.meeting().arrive(ranks);
     }
     spoil(&segment, &mut input);
     let presence = Arc::new(Presence::new(None, segment.members()));
-    let lane = Lane::new(segment.clone(), config, presence, Arc::new(AtomicBool::new(false)), Arc::default());
-    let posted = Posting { recording: None, caller: None };
-    let outcome = lane.expect("a ring of ranks").run(&op, Duration::from_millis(1), posted);
+    let lane = Lane::new(segment.clone(), config, presence, Arc::default());
+    let call = Call { op: &op, timeout: Duration::from_millis(1), recording: None };
+    let (ran, outcome) = lane.expect("a ring of ranks").run_some(&vec![call; count], None);
+    assert!((1..=count).contains(&ran));
     if let Err(failure) = outcome {
         assert!(!failure.text().contains("a bug in tpurun"), "{failure}");
     }
@@ -75,12 +80,13 @@ fn spoil(segment: &Segment, input: &mut Input<'_>) {
         let rank = 1 + input.below(segment.size() as usize - 1) as u32;
         let word =
             |area: usize, index: usize, value: u64| region.write(area + index * 8, &value.to_le_bytes());
-        match input.below(6) {
+        match input.below(7) {
             0 => word(layout.slot(rank, 0), input.below(SLOT_BYTES / 8), input.u64()),
             1 => word(layout.slot(rank, 0), 6, input.number(3)),
             2 => word(layout.splits(rank, 0), input.below(2 * segment.size() as usize), input.number(70)),
             3 => region.write(layout.window(rank, 0), input.take(256)),
             4 => word(layout.meeting(), input.below(32), input.number(70)),
+            5 => word(layout.behind(rank, 0), input.below(8), input.number(70)),
             _ => word(layout.agreed(0), 0, input.u64()),
         }
     }
@@ -93,5 +99,9 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds.push([&ranks_bytes_kind_root(1)[..], &[1, 1, 2]].concat());
     seeds.push([&ranks_bytes_kind_root(5)[..], &[1, 2, 0, 9]].concat());
     seeds.push([&ranks_bytes_kind_root(1)[..], &[1, 4, 0, 4]].concat());
+    // Two all-reduces at once; the second one has another count; more behind it than there is.
+    seeds.push(vec![1, 9, 0, 0]);
+    seeds.push(vec![1, 9, 0, 0, 0, 5, 1, 9]);
+    seeds.push([&[1, 9, 0, 0, 0, 0, 6][..], &0x3f00_0001_u64.to_le_bytes()].concat());
     seeds
 }

@@ -9,13 +9,13 @@ use crate::op::{Op, OpKind, Shape};
 
 /// Declared before what uses it, so that it is dropped after.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     tensors: Vec<Box<[u8]>>,
 }
 
 impl Memory {
     /// `chunks` pieces of `bytes` bytes, one per chunk.
-    pub(super) fn spans(&mut self, chunks: usize, bytes: usize) -> Spans {
+    pub(crate) fn spans(&mut self, chunks: usize, bytes: usize) -> Spans {
         let first = self.tensors.len();
         self.tensors.extend((0..chunks).map(|chunk| vec![chunk as u8; bytes].into_boxed_slice()));
         let pieces = self.tensors[first..].iter_mut().map(|tensor| (tensor.as_mut_ptr(), tensor.len()));
@@ -56,7 +56,7 @@ pub(super) fn chunks(kind: OpKind, root: u32, ranks: usize) -> (usize, usize) {
 }
 
 /// An operation over bytes.
-pub(super) fn op(kind: OpKind, dtype: Dtype, inputs: Spans, outputs: Spans) -> Op {
+pub(crate) fn op(kind: OpKind, dtype: Dtype, inputs: Spans, outputs: Spans) -> Op {
     let count = inputs.total().max(outputs.total()) / dtype.size();
     Op {
         kind,

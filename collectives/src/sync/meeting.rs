@@ -180,6 +180,12 @@ impl Meeting {
         }
     }
 
+    /// Whether round `round` (counted from 0) is over.
+    pub(crate) fn is_open(&self, round: u32) -> bool {
+        // Acquire pairs with the release in `open`, as in `wait`.
+        self.opened.0.atomic().load(Ordering::Acquire) >> ROUND_SHIFT != round & ROUND_MASK
+    }
+
     /// Fails every present and future wait.
     pub(crate) fn poison(&self) {
         self.poison_quietly();

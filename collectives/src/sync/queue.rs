@@ -1,27 +1,35 @@
-//! The op queue: asynchronous operations on their way from the callers to a progress thread.
+//! The op queue: asynchronous operations on their way from the callers to who runs them.
 //!
-//! Bounded: a full queue pushes back on the caller. Producers take turns under a lock; the consumer is one
-//! thread.
+//! Bounded: a full queue pushes back on the caller. Producers take turns under a lock, consumers under
+//! another one: the progress thread, and whoever waits for an operation and runs it instead.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{AtomicU32, Doorbell, Mutex, Ordering};
+use super::{AtomicU32, Doorbell, Mutex, MutexGuard, Ordering};
 
 /// A bounded queue that can be closed; what was pushed before is still popped.
 #[derive(Debug)]
 pub(crate) struct OpQueue<T> {
     tx: Mutex<lane::Tx<T>>,
-    rx: Mutex<lane::Rx<T>>,
+    rx: Mutex<Rx<T>>,
     pushed: Doorbell,
     popped: Doorbell,
     closed: AtomicU32,
 }
 
-/// What [`OpQueue::pop`] found.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Pop<T> {
-    Item(T),
-    Closed,
+#[derive(Debug)]
+struct Rx<T> {
+    lane: lane::Rx<T>,
+    /// Looked at, and not popped yet; older than what is in the lane.
+    ahead: VecDeque<T>,
+}
+
+/// The consuming end, which one thread has at a time.
+#[derive(Debug)]
+pub(crate) struct Consumer<'a, T> {
+    queue: &'a OpQueue<T>,
+    rx: MutexGuard<'a, Rx<T>>,
 }
 
 impl<T> OpQueue<T> {
@@ -29,7 +37,7 @@ impl<T> OpQueue<T> {
         let (tx, rx) = lane::new(capacity);
         Self {
             tx: Mutex::new(tx),
-            rx: Mutex::new(rx),
+            rx: Mutex::new(Rx { lane: rx, ahead: VecDeque::new() }),
             pushed: Doorbell::default(),
             popped: Doorbell::default(),
             closed: AtomicU32::new(0),
@@ -37,6 +45,7 @@ impl<T> OpQueue<T> {
     }
 
     /// Pushes, waiting for room until `deadline`; gives the item back when the queue is closed or stays full.
+    /// Who waits for items learns of it when it is announced.
     pub(crate) fn push(&self, mut item: T, deadline: Option<Instant>) -> Result<(), T> {
         loop {
             let seen = self.popped.rings();
@@ -47,7 +56,7 @@ impl<T> OpQueue<T> {
                     return Err(item);
                 }
                 match tx.try_push(item) {
-                    Ok(()) => break,
+                    Ok(()) => return Ok(()),
                     Err(back) => item = back,
                 }
             }
@@ -56,26 +65,36 @@ impl<T> OpQueue<T> {
             }
             self.popped.wait(seen, deadline);
         }
-        self.pushed.ring();
-        Ok(())
     }
 
-    /// Pops the oldest item, waiting for one; `Closed` once the queue is closed and empty.
-    pub(crate) fn pop(&self) -> Pop<T> {
+    /// Wakes who waits for items.
+    pub(crate) fn announce(&self) {
+        self.pushed.ring();
+    }
+
+    /// The consuming end of a queue that is not empty, waiting for both; `None` once it is closed and empty.
+    pub(crate) fn consume(&self) -> Option<Consumer<'_, T>> {
         loop {
             let seen = self.pushed.rings();
             // Read before looking for items: what was pushed before the close is then found below.
             let closed = self.closed.load(Ordering::Acquire) != 0;
-            let item = self.rx.lock().expect("popping does not panic").try_pop();
-            match item {
-                Some(item) => {
-                    self.popped.ring();
-                    return Pop::Item(item);
-                }
-                None if closed => return Pop::Closed,
-                None => self.pushed.wait(seen, None),
+            let rx = self.rx.lock().expect("consuming does not panic");
+            let mut consumer = Consumer { queue: self, rx };
+            if !consumer.front(1).is_empty() {
+                return Some(consumer);
             }
+            drop(consumer);
+            if closed {
+                return None;
+            }
+            self.pushed.wait(seen, None);
         }
+    }
+
+    /// The consuming end, unless somebody has it.
+    pub(crate) fn try_consume(&self) -> Option<Consumer<'_, T>> {
+        let rx = self.rx.try_lock().ok()?;
+        Some(Consumer { queue: self, rx })
     }
 
     /// Refuses further pushes and lets the consumer run dry.
@@ -86,6 +105,26 @@ impl<T> OpQueue<T> {
         }
         self.pushed.ring();
         self.popped.ring();
+    }
+}
+
+impl<T> Consumer<'_, T> {
+    /// The oldest items, at most so many. They stay where they are.
+    pub(crate) fn front(&mut self, most: usize) -> &[T] {
+        while self.rx.ahead.len() < most
+            && let Some(item) = self.rx.lane.try_pop()
+        {
+            self.rx.ahead.push_back(item);
+            self.queue.popped.ring();
+        }
+        let items = self.rx.ahead.make_contiguous();
+        &items[..items.len().min(most)]
+    }
+
+    /// Takes the oldest item.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.front(1);
+        self.rx.ahead.pop_front()
     }
 }
 
@@ -178,15 +217,16 @@ mod tests {
                 spawn(move || {
                     for item in 0..3 {
                         queue.push(item, None).expect("the queue is open");
+                        queue.announce();
                     }
                     queue.close();
                     assert_eq!(queue.push(3, None), Err(3), "a closed queue gives the item back");
                 })
             };
             for item in 0..3 {
-                assert_eq!(queue.pop(), Pop::Item(item));
+                assert_eq!(pop(&queue), Some(item));
             }
-            assert_eq!(queue.pop(), Pop::Closed);
+            assert_eq!(pop(&queue), None);
             producer.join().expect("the producer does not panic");
         });
     }
@@ -203,8 +243,42 @@ mod tests {
             };
             queue.close();
             assert_eq!(producer.join().expect("the producer does not panic"), Err(1));
-            assert_eq!(queue.pop(), Pop::Item(0));
-            assert_eq!(queue.pop(), Pop::Closed);
+            assert_eq!(pop(&queue), Some(0));
+            assert_eq!(pop(&queue), None);
         });
+    }
+
+    /// Who looks further than it pops leaves the rest to the other consumer, also when that slept meanwhile.
+    #[test]
+    fn loom_what_one_leaves_the_other_finds() {
+        model(|| {
+            let queue = Arc::new(OpQueue::new(2));
+            let thread = {
+                let queue = queue.clone();
+                spawn(move || {
+                    let mut popped = vec![];
+                    while let Some(item) = pop(&queue) {
+                        popped.push(item);
+                    }
+                    popped
+                })
+            };
+            for item in 0..2 {
+                queue.push(item, None).expect("the queue is open");
+                queue.announce();
+            }
+            let mut all = queue.try_consume().map_or(vec![], |mut consumer| {
+                consumer.front(2);
+                consumer.pop().into_iter().collect()
+            });
+            queue.close();
+            all.extend(thread.join().expect("the consumer does not panic"));
+            all.sort_unstable();
+            assert_eq!(all, [0, 1]);
+        });
+    }
+
+    fn pop(queue: &OpQueue<i32>) -> Option<i32> {
+        queue.consume()?.pop()
     }
 }

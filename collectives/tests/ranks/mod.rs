@@ -136,6 +136,12 @@ impl Call {
         let op = self.op();
         communicator.post(op, Mode::Async(None))
     }
+
+    /// The same; it may end as late as somebody waits for it.
+    pub fn post_lazily(&mut self, communicator: &Communicator) -> Result<Arc<Work>, Failure> {
+        let op = self.op();
+        communicator.post(op, Mode::Lazy(None))
+    }
 }
 
 /// A thread of this process, as messages name a rank.

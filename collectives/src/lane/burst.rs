@@ -1,0 +1,227 @@
+//! Bursts: small all-reduces queued behind each other share a meeting.
+//!
+//! A rank that has several of them queued offers all of their keys at once. The last to arrive compares as many
+//! as every rank offers, and folds those that agree; the others wait for a later meeting, where the first of
+//! them is compared like any operation, so that what differs is told as it always is. How many a rank has
+//! queued by then needs to be the same nowhere.
+//!
+//! To come to a meeting takes no waiting, so who posts does that itself. Whoever comes last does the work for
+//! all: an operation that nobody of this rank attends to holds up no other rank.
+
+use std::time::{Duration, Instant};
+
+use tpurun_topology::Algorithm;
+
+use super::{Lane, Meet, Posting};
+use crate::board::Recording;
+use crate::config::Results;
+use crate::failure::Failure;
+use crate::mapped;
+use crate::match_key::{self, Offer};
+use crate::op::{Op, OpKind};
+use crate::planning::Wanted;
+use crate::sync::Arrival;
+
+/// Most operations of one meeting.
+pub(crate) const BURST: usize = match_key::MAX_BEHIND + 1;
+/// What is larger takes longer to move than to meet for. None of these is used where it is.
+const MAX_BYTES: usize = 8 << 10;
+const _: () = assert!(MAX_BYTES < mapped::MIN_BYTES);
+const LINE: usize = 64;
+
+/// What a caller wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) op: &'a Op,
+    pub(crate) timeout: Duration,
+    pub(crate) recording: Option<Recording>,
+}
+
+impl Call<'_> {
+    /// Whether it may share a meeting, as far as it alone says.
+    pub(crate) fn is_small(&self) -> bool {
+        self.op.kind == OpKind::AllReduce && (1..=MAX_BYTES).contains(&self.op.inputs.total())
+    }
+}
+
+/// An operation whose tensor is at this offset of every rank's window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staged<'a> {
+    pub(super) op: &'a Op,
+    pub(super) at: usize,
+}
+
+impl Staged<'_> {
+    pub(super) fn bytes(&self) -> usize {
+        self.op.inputs.total()
+    }
+}
+
+/// A meeting that this rank has come to with the oldest of its queued operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    count: usize,
+    deadline: Instant,
+    parity: usize,
+}
+
+/// What could be done without waiting.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// So many of them have ended, alike.
+    Ended(usize, Result<(), Failure>),
+    /// All of them are in a meeting: the last to come ends them.
+    Begun,
+    /// Somebody has to wait.
+    Stuck,
+}
+
+impl Lane {
+    /// Runs the first of these to its end, and those behind it that could share its meeting. Says how many it
+    /// ran; they ended alike. `caller` is as in [`Posting`].
+    pub(crate) fn run_some(
+        &mut self,
+        calls: &[Call<'_>],
+        caller: Option<u32>,
+    ) -> (usize, Result<(), Failure>) {
+        if self.begun.is_none() {
+            let staged = self.staged(calls);
+            if staged.len() < 2 || self.poisoned().is_some() {
+                let Call { op, timeout, recording } = calls[0];
+                return (1, self.run(op, timeout, Posting { recording, caller }));
+            }
+            if let Err(failure) = self.begin(calls, &staged) {
+                return self.ended(calls, Err(failure));
+            }
+        }
+        self.end(calls, caller)
+    }
+
+    /// As [`run_some`](Self::run_some), as far as nobody has to wait.
+    pub(crate) fn try_run_some(&mut self, calls: &[Call<'_>]) -> Progress {
+        match self.begun {
+            Some(Begun { count, .. }) => {
+                let meeting = self.segment.meeting();
+                if !meeting.is_open(self.round) && !meeting.is_poisoned() {
+                    return if count == calls.len() { Progress::Begun } else { Progress::Stuck };
+                }
+            }
+            None => {
+                let staged = self.staged(calls);
+                if staged.is_empty() || self.poisoned().is_some() {
+                    return Progress::Stuck;
+                }
+                match self.begin(calls, &staged) {
+                    Ok(Arrival::Last) => {}
+                    Ok(Arrival::Early) if staged.len() == calls.len() => return Progress::Begun,
+                    Ok(Arrival::Early) => return Progress::Stuck,
+                    Err(failure) => {
+                        let (ran, result) = self.ended(calls, Err(failure));
+                        return Progress::Ended(ran, result);
+                    }
+                }
+            }
+        }
+        let (ran, result) = self.end(calls, None);
+        Progress::Ended(ran, result)
+    }
+
+    /// Whether there are queued operations that come before any other.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// As many of these as fit into one meeting, in order.
+    fn staged<'a>(&mut self, calls: &[Call<'a>]) -> Vec<Staged<'a>> {
+        if self.segment.size() == 1 || self.segment.results() != Results::Trusted || cfg!(tpurun_unmatched) {
+            return vec![];
+        }
+        let room = self.segment.layout().window_bytes();
+        let mut at = 0;
+        let next = |call: &Call<'a>| {
+            let place = Staged { op: call.op, at };
+            at += place.bytes().next_multiple_of(LINE);
+            (call.is_small() && self.is_flat(call.op) && at <= room).then_some(place)
+        };
+        calls.iter().take(BURST).map_while(next).collect()
+    }
+
+    fn is_flat(&mut self, op: &Op) -> bool {
+        // What can not be planned says so when it is its turn.
+        let plan = Wanted::by(op, self.planner.forced()).and_then(|wanted| self.plan(wanted, op.kind).ok());
+        plan.is_some_and(|plan| plan.algorithm == Algorithm::Flat)
+    }
+
+    fn meet_for<'a>(&self, calls: &[Call<'a>], staged: &'a [Staged<'a>], caller: Option<u32>) -> Meet<'a> {
+        let Call { op, timeout, recording } = calls[0];
+        Meet {
+            algorithm: Some(Algorithm::Flat),
+            fold_bytes: staged[0].bytes(),
+            fold_window: self.parity(),
+            behind: &staged[1..],
+            ..Meet::new(op, self.seq, op.timeout.unwrap_or(timeout), Posting { recording, caller })
+        }
+    }
+
+    /// Comes to a meeting with all of `staged`, the first of `calls`.
+    fn begin(&mut self, calls: &[Call<'_>], staged: &[Staged<'_>]) -> Result<Arrival, Failure> {
+        let meet = self.meet_for(calls, staged, None);
+        let begun = Begun { count: staged.len(), deadline: meet.deadline, parity: self.parity() };
+        let arrival = self.guarded(|lane| {
+            lane.refuse_if_closing(&meet)?;
+            let segment = lane.segment.clone();
+            let (region, layout) = (segment.region(), segment.layout());
+            for tensor in staged {
+                let at = layout.window(segment.rank(), begun.parity) + tensor.at;
+                tensor.op.inputs.stage(0, 0, tensor.bytes(), region, at);
+                lane.shared.traffic.stage(tensor.bytes());
+            }
+            for (index, tensor) in staged[1..].iter().enumerate() {
+                let offer = Offer::new(region, layout.behind(segment.rank(), begun.parity), index);
+                offer.write(tensor.op, meet.algorithm, segment.matching());
+            }
+            lane.offer_keys(&meet, 1, begun.parity)
+        })?;
+        self.begun = Some(begun);
+        Ok(arrival)
+    }
+
+    /// Waits for the end of the meeting that has begun, and takes what it has settled.
+    fn end(&mut self, calls: &[Call<'_>], caller: Option<u32>) -> (usize, Result<(), Failure>) {
+        let Begun { count, deadline, parity } = self.begun.take().expect("it has begun");
+        let staged = self.staged(&calls[..count]);
+        let meet = Meet { deadline, ..self.meet_for(calls, &staged, caller) };
+        let result = self.guarded(|lane| {
+            let agreed = lane.await_keys(&meet, 1, parity)?;
+            let ran = 1 + agreed.behind.min(meet.behind.len());
+            let (region, layout) = (lane.segment.region(), lane.segment.layout());
+            for tensor in &staged[..ran] {
+                let at = layout.folded(parity) + tensor.at;
+                tensor.op.outputs.fetch(0, 0, tensor.bytes(), region, at);
+                lane.shared.traffic.stage(tensor.bytes());
+            }
+            Ok(ran)
+        });
+        self.ended(calls, result)
+    }
+
+    /// `ran` of them have ended well, or the first one has failed.
+    fn ended(&mut self, calls: &[Call<'_>], ran: Result<usize, Failure>) -> (usize, Result<(), Failure>) {
+        let count = *ran.as_ref().unwrap_or(&1);
+        let result = ran.map(drop);
+        self.seq += count as u64;
+        if result.is_ok() {
+            for call in &calls[1..count] {
+                self.presence.agreed(call.recording, Some(Algorithm::Flat));
+            }
+            self.presence.completed(self.seq - 1);
+        }
+        for call in &calls[..count] {
+            self.presence.ended(call.recording, &result);
+        }
+        (count, result)
+    }
+}
+
+#[cfg(test)]
+mod tests;
