@@ -2,8 +2,8 @@
 //!
 //! It has two lanes that never wait for each other, one for collectives and one for messages. A blocking
 //! collective runs on the caller's own thread; an asynchronous one on the thread that waits for it, or on the
-//! lane's progress thread, which exists from the first such operation on. Communicators share nothing, so what happens on one can not
-//! delay another (contract C1).
+//! lane's progress thread, which exists from the first such operation on. Communicators share nothing, so what
+//! happens on one can not delay another (contract C1).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -219,9 +219,9 @@ impl Communicator {
         Ok(work)
     }
 
-    /// Waits for an operation, moving messages meanwhile if it is one, and running those queued before it
-    /// without a deadline; `None` when `deadline` passed.
-    /// `python_threads` are those of the process; 0 when the calling thread is none.
+    /// Waits for an operation; `None` when `deadline` passed. Without a deadline it runs what is queued before
+    /// it, and when it is a message it moves messages. `python_threads` are those of the process; 0 when the calling thread is
+    /// none.
     pub fn wait(&self, work: &Work, deadline: Option<Instant>, python_threads: u32) -> Option<Outcome> {
         work.outcome().or_else(|| match work.carrier() {
             Carrier::Lane => {
@@ -255,6 +255,9 @@ impl Communicator {
     }
 
     fn jobs(&self) -> Option<Arc<Jobs>> {
+        if self.pid != std::process::id() {
+            return None;
+        }
         let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().map(CollectiveThread::jobs)
     }

@@ -83,7 +83,8 @@ impl Jobs {
     /// Ends and begins what can be without waiting. Whether nothing is left for the progress thread.
     fn has_begun_all(&self) -> bool {
         while let Some(mut jobs) = self.queue.try_consume() {
-            let calls: Vec<Call<'_>> = jobs.front(BURST).iter().map(Job::call).collect();
+            // One more than can begin: then something is left.
+            let calls: Vec<Call<'_>> = jobs.front(BURST + 1).iter().map(Job::call).collect();
             if calls.is_empty() {
                 return true;
             }
