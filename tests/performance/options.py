@@ -1,4 +1,4 @@
-"""The command line, whose errors are one line: what was expected, and what was given."""
+"""The command line of the report, whose errors are one line: what was expected, and what was given."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tpurun.bench import parse_size
 
 from .settings import COLLECTIVES, PARTS, QUICK_SIZES, SIZES, Settings
 
+WHAT = "Measures this backend beside Gloo, Open MPI and MPICH (an hour), and writes docs/performance.md."
 QUICK_SECONDS = 0.05
 MOST_SECONDS = 3600
 
@@ -27,7 +28,7 @@ class Options:
 
 def parse(arguments: Sequence[str]) -> Options:
     """Ends the process with a line on stderr when they are wrong."""
-    parser = Parser(prog="python -m tests.performance", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m tests.performance", description=WHAT, allow_abbrev=False)
     parser.add_argument("--parts", type=names_of(PARTS), help=f"all, or some of {','.join(PARTS)} [all]")
     parser.add_argument("--ranks", type=listed(ranks), help="numbers of ranks [each part its own]")
     parser.add_argument("--sizes", type=listed(parse_size), help="such as 8,64K,1M [8,1K,64K,1M,16M,64M]")

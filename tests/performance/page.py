@@ -43,9 +43,9 @@ for anybody, while every operation of tpu_dist is compared on all ranks before i
     "steps": (
         "A training step",
         """\
-A transformer on a small batch of short sequences, forward, backward and AdamW, with a copy of the model for
-each backend. Without communication is a step of DDP in `no_sync`; what a step takes beyond that is
-communication that did not hide behind the backward pass.""",
+A transformer on a small batch of short sequences, and the network of examples/ddp.py on its batches: forward,
+backward and AdamW, with a copy of the model for each backend. Without communication is a step of DDP in
+`no_sync`; what a step takes beyond that is communication that did not hide behind the backward pass.""",
     ),
     "start": (
         "The start of a job",
