@@ -59,7 +59,7 @@ impl Jobs {
             self.queued.fetch_sub(1, Ordering::AcqRel);
             return false;
         }
-        if !(lazy && self.has_begun_all()) {
+        if !(lazy && self.begin_all()) {
             self.queue.announce();
         }
         true
@@ -80,8 +80,25 @@ impl Jobs {
         {}
     }
 
+    /// The progress thread: runs whatever nobody waits for, until the queue is closed and empty.
+    fn serve(&self) {
+        let mut was_idle = true;
+        loop {
+            let hurried = self.hurried.rings();
+            let Some(mut jobs) = self.queue.consume() else { return };
+            if was_idle && jobs.front(1).iter().all(|job| job.call().is_small()) {
+                drop(jobs);
+                self.hurried.wait(hurried, Some(Instant::now() + GRACE));
+                was_idle = false;
+                continue;
+            }
+            self.run_some(jobs, None);
+            was_idle = self.queued.load(Ordering::Relaxed) == 0;
+        }
+    }
+
     /// Ends and begins what can be without waiting. Whether nothing is left for the progress thread.
-    fn has_begun_all(&self) -> bool {
+    fn begin_all(&self) -> bool {
         while let Some(mut jobs) = self.queue.try_consume() {
             // One more than can begin: then something is left.
             let calls: Vec<Call<'_>> = jobs.front(BURST + 1).iter().map(Job::call).collect();
@@ -139,25 +156,8 @@ impl CollectiveThread {
     pub(crate) fn start(lane: Arc<Mutex<Lane>>, queued: Arc<AtomicUsize>) -> Result<Self, Failure> {
         let jobs = Jobs { queue: OpQueue::new(QUEUE_LENGTH), lane, queued, hurried: Doorbell::default() };
         let jobs = Arc::new(jobs);
-        let run = {
-            let jobs = jobs.clone();
-            move || {
-                let mut was_idle = true;
-                loop {
-                    let hurried = jobs.hurried.rings();
-                    let Some(mut consumer) = jobs.queue.consume() else { break };
-                    if was_idle && consumer.front(1).iter().all(|job| job.call().is_small()) {
-                        drop(consumer);
-                        jobs.hurried.wait(hurried, Some(Instant::now() + GRACE));
-                        was_idle = false;
-                        continue;
-                    }
-                    jobs.run_some(consumer, None);
-                    was_idle = jobs.queued.load(Ordering::Relaxed) == 0;
-                }
-            }
-        };
-        Ok(Self { jobs, thread: spawn("tpurun-coll", run)? })
+        let served = jobs.clone();
+        Ok(Self { jobs, thread: spawn("tpurun-coll", move || served.serve())? })
     }
 
     pub(crate) fn jobs(&self) -> Arc<Jobs> {

@@ -7,11 +7,10 @@ use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::failure::Failure;
 use crate::lane::{Agreed, Lane, Meet, Memory};
+use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
 use crate::traffic::{Counter, Traffic};
-
-const LINE: usize = 64;
 
 /// One flat execution.
 #[derive(Debug)]

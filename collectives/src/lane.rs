@@ -21,6 +21,7 @@ use crate::board::{Recording, WaitKind};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
+use crate::layout::LINE;
 use crate::mapped::{self, Mapped, Mapping};
 use crate::match_key::{self, Offer, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
@@ -99,11 +100,11 @@ pub(crate) struct Meet<'a> {
 }
 
 impl<'a> Meet<'a> {
-    fn new(op: &'a Op, seq: u64, timeout: Duration, posted: Posting) -> Self {
+    fn new(op: &'a Op, seq: u64, deadline: Instant, timeout: Duration, posted: Posting) -> Self {
         Self {
             op,
             seq,
-            deadline: Instant::now() + timeout,
+            deadline,
             timeout,
             algorithm: None,
             fold_bytes: 0,
@@ -210,12 +211,12 @@ impl Lane {
         let seq = self.seq;
         self.seq += 1;
         let timeout = op.timeout.unwrap_or(timeout);
-        let meet = Meet::new(op, seq, timeout, posted);
+        let deadline = Instant::now() + timeout;
+        let meet = || Meet::new(op, seq, deadline, timeout, posted);
         let result = self.guarded(|lane| {
-            lane.refuse_if_closing(&meet)?;
-            let deadline = meet.deadline;
-            lane.execute(meet)?;
-            lane.verify(Meet { deadline, ..Meet::new(op, seq, timeout, posted) })
+            lane.refuse_if_closing(&meet())?;
+            lane.execute(meet())?;
+            lane.verify(&meet())
         });
         if result.is_ok() {
             self.presence.completed(seq);
@@ -282,17 +283,17 @@ impl Lane {
 
     /// The first meeting of an operation: compares the keys.
     pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
-        let parity = self.parity();
-        self.offer_keys(meet, rounds, parity)?;
-        self.await_keys(meet, rounds, parity)
+        self.offer_keys(meet, rounds)?;
+        self.await_keys(meet, rounds)
     }
 
     /// The first half of it: nothing is waited for.
-    fn offer_keys(&mut self, meet: &Meet<'_>, rounds: u32, parity: usize) -> Result<Arrival, Failure> {
+    fn offer_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Arrival, Failure> {
         if cfg!(tpurun_unmatched) {
             // See benches/matching.rs.
             return self.arrive(meet, About::Data);
         }
+        let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         let slot = Slot::new(region, layout.slot(self.segment.rank(), parity));
         slot.write(
@@ -315,11 +316,12 @@ impl Lane {
     }
 
     /// The second half: what all ranks together have found.
-    fn await_keys(&mut self, meet: &Meet<'_>, rounds: u32, parity: usize) -> Result<Agreed, Failure> {
+    fn await_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
         if cfg!(tpurun_unmatched) {
             self.wait(meet, About::Data)?;
             return Ok(Agreed { rounds, uneven: false, memory: Memory::Windows, behind: 0 });
         }
+        let parity = self.parity();
         self.wait(meet, About::Keys(parity))?;
         self.presence.agreed(meet.posted.recording, meet.algorithm);
         let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
@@ -332,12 +334,12 @@ impl Lane {
     }
 
     /// The last meeting of an operation, where results are not trusted: compares them.
-    fn verify(&mut self, meet: Meet<'_>) -> Result<(), Failure> {
+    fn verify(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
         let Some(hash) = verify::hash_of_result(&self.segment, meet.op) else { return Ok(()) };
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         Slot::new(region, layout.slot(self.segment.rank(), parity)).write_result(hash);
-        self.meet(&meet, About::Results(parity))
+        self.meet(meet, About::Results(parity))
     }
 
     fn meet(&mut self, meet: &Meet<'_>, about: About) -> Result<(), Failure> {
@@ -352,21 +354,21 @@ impl Lane {
         let arrival = self.segment.meeting().arrive(self.segment.size());
         match arrival {
             Arrival::Last => {
-                let (memory, behind) = match about {
+                let memory = match about {
                     About::Keys(parity) => {
                         let Agreed { memory, behind, .. } = self.compare(meet, parity)?;
-                        (memory, behind)
+                        for tensor in &meet.behind[..behind] {
+                            let stretch = tensor.at..tensor.at + tensor.bytes();
+                            self.fold_stretch(tensor.op, meet.fold_window, stretch, round);
+                        }
+                        memory
                     }
                     About::Results(parity) => {
                         verify::compare(&self.segment, meet.op, meet.seq, parity)?;
-                        (Memory::Windows, 0)
+                        Memory::Windows
                     }
-                    About::Data => (Memory::Windows, 0),
+                    About::Data => Memory::Windows,
                 };
-                for tensor in &meet.behind[..behind] {
-                    let bytes = tensor.bytes();
-                    self.fold_stretch(tensor.op, meet.fold_window, tensor.at..tensor.at + bytes, round);
-                }
                 self.fold_or_open(meet, round, memory)?;
             }
             Arrival::Early => {}
@@ -447,9 +449,8 @@ impl Lane {
         if meet.fold_bytes == 0 {
             return Ok(());
         }
-        const ALIGN: usize = 64;
-        let lines = meet.fold_bytes.div_ceil(ALIGN);
-        let cut = |n: u32| (lines * n as usize / of as usize * ALIGN).min(meet.fold_bytes);
+        let lines = meet.fold_bytes.div_ceil(LINE);
+        let cut = |n: u32| (lines * n as usize / of as usize * LINE).min(meet.fold_bytes);
         self.fold_stretch(meet.op, meet.fold_window, cut(piece)..cut(piece + 1), round);
         Ok(())
     }

@@ -27,6 +27,8 @@ pub(crate) const VERSION: u32 = 4;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
+/// What lies apart in windows is a multiple of this: a cache line.
+pub(crate) const LINE: usize = 64;
 const PAGE: usize = 4096;
 const LEDGER_BYTES: usize = 8;
 const MEMBER_BYTES: usize = 320;

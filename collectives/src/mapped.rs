@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use crate::arena::{Arena, ArenaKind, Arenas, Export, PeerArena};
 use crate::buffer::Spans;
 use crate::failure::Failure;
+use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Ordering};
@@ -22,7 +23,6 @@ use crate::traffic::Counter;
 pub(crate) const MIN_BYTES: usize = 16 << 10;
 /// Pieces of one rank's tensors: what has more is staged.
 const MAX_PIECES: usize = 4096;
-const LINE: usize = 64;
 /// Words of a description before its pieces: how many inputs and outputs, and how many of them are a chunk.
 const HEAD: usize = 4;
 

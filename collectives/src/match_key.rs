@@ -109,9 +109,7 @@ impl<'a> Slot<'a> {
 
     /// Writes the key of an operation.
     pub(crate) fn write(&self, op: &Op, planned: &Planned) {
-        for (index, word) in key(op, planned.algorithm, planned.matching).into_iter().enumerate() {
-            self.store(index, word);
-        }
+        self.write_key(op, planned.algorithm, planned.matching);
         self.store(SEQ, planned.seq);
         let mapped = match planned.mapped {
             None => 0,
@@ -132,6 +130,12 @@ impl<'a> Slot<'a> {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
             self.store(SITE_TEXT + index, u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_key(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
+        for (index, word) in key(op, algorithm, matching).into_iter().enumerate() {
+            self.store(index, word);
         }
     }
 
@@ -203,9 +207,7 @@ impl<'a> Offer<'a> {
     }
 
     pub(crate) fn write(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
-        for (index, word) in key(op, algorithm, matching).into_iter().enumerate() {
-            self.0.store(index, word);
-        }
+        self.0.write_key(op, algorithm, matching);
     }
 
     fn key(&self) -> [u64; KEY_WORDS] {
@@ -394,23 +396,11 @@ fn hash(value: &(impl Hash + ?Sized)) -> u64 {
 mod tests {
     use super::*;
     use crate::buffer::Spans;
+    use crate::fuzzing::memory;
 
     fn op(site: &str) -> Op {
-        Op {
-            kind: OpKind::AllReduce,
-            dtype: Dtype::F32,
-            reduce_op: ReduceOp::Sum,
-            scale: 1.0,
-            root: None,
-            tag: 0,
-            inputs: Spans::empty(),
-            outputs: Spans::empty(),
-            shape: Shape::new(&[4]),
-            shape_hash: None,
-            timeout: None,
-            site: site.into(),
-            python_threads: 0,
-        }
+        let nothing = Spans::empty;
+        Op { site: site.into(), ..memory::op(OpKind::AllReduce, Dtype::F32, nothing(), nothing()) }
     }
 
     /// What is found when each of four ranks posts what `key` says.

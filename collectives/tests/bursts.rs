@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use ranks::collectives::{chunk, me, summed};
 use ranks::{Call, config, with_ranks};
 use tpurun_collectives::dtype::ReduceOp;
-use tpurun_collectives::{Config, FailureKind, Matching, OpKind};
+use tpurun_collectives::{Config, FailureKind, Matching, Mode, OpKind, Outcome};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -63,10 +63,7 @@ proptest! {
             let mut works = vec![];
             for (call, step) in calls.iter_mut().zip(&steps[rank as usize]) {
                 let work = match step {
-                    Step::Block => {
-                        let op = call.op();
-                        communicator.post(op, tpurun_collectives::Mode::Blocking).unwrap()
-                    }
+                    Step::Block => call.post_as(communicator, Mode::Blocking).unwrap(),
                     Step::Post => call.post(communicator).unwrap(),
                     _ => call.post_lazily(communicator).unwrap(),
                 };
@@ -152,15 +149,8 @@ fn callbacks_may_go_on() {
         let (rank, ranks) = me(communicator);
         let (sender, receiver) = channel();
         let mut first = all_reduce(rank, 0, 10);
-        let op = first.op();
-        let work = communicator
-            .post(
-                op,
-                tpurun_collectives::Mode::Lazy(Some(Box::new(move |outcome| {
-                    sender.send(outcome.is_ok()).unwrap();
-                }))),
-            )
-            .unwrap();
+        let on_done = Box::new(move |outcome: &Outcome| sender.send(outcome.is_ok()).unwrap());
+        let work = first.post_as(communicator, Mode::Lazy(Some(on_done))).unwrap();
         assert_eq!(all_reduce(rank, 1, 10).run(communicator).unwrap(), [summed(ranks, 1, 10)]);
         assert!(work.is_done() && receiver.recv().unwrap());
     });

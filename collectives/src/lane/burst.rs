@@ -16,6 +16,7 @@ use super::{Lane, Meet, Posting};
 use crate::board::Recording;
 use crate::config::Results;
 use crate::failure::Failure;
+use crate::layout::LINE;
 use crate::mapped;
 use crate::match_key::{self, Offer};
 use crate::op::{Op, OpKind};
@@ -27,7 +28,6 @@ pub(crate) const BURST: usize = match_key::MAX_BEHIND + 1;
 /// What is larger takes longer to move than to meet for. None of these is used where it is.
 const MAX_BYTES: usize = 8 << 10;
 const _: () = assert!(MAX_BYTES < mapped::MIN_BYTES);
-const LINE: usize = 64;
 
 /// What a caller wants.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,10 @@ impl Call<'_> {
     /// Whether it may share a meeting, as far as it alone says.
     pub(crate) fn is_small(&self) -> bool {
         self.op.kind == OpKind::AllReduce && (1..=MAX_BYTES).contains(&self.op.inputs.total())
+    }
+
+    fn timeout(&self) -> Duration {
+        self.op.timeout.unwrap_or(self.timeout)
     }
 }
 
@@ -62,7 +66,6 @@ impl Staged<'_> {
 pub(crate) struct Begun {
     count: usize,
     deadline: Instant,
-    parity: usize,
 }
 
 /// What could be done without waiting.
@@ -152,35 +155,43 @@ impl Lane {
         plan.is_some_and(|plan| plan.algorithm == Algorithm::Flat)
     }
 
-    fn meet_for<'a>(&self, calls: &[Call<'a>], staged: &'a [Staged<'a>], caller: Option<u32>) -> Meet<'a> {
-        let Call { op, timeout, recording } = calls[0];
+    fn meet_for<'a>(
+        &self,
+        calls: &[Call<'a>],
+        staged: &'a [Staged<'a>],
+        deadline: Instant,
+        caller: Option<u32>,
+    ) -> Meet<'a> {
+        let Call { op, recording, .. } = calls[0];
+        let posted = Posting { recording, caller };
         Meet {
             algorithm: Some(Algorithm::Flat),
             fold_bytes: staged[0].bytes(),
             fold_window: self.parity(),
             behind: &staged[1..],
-            ..Meet::new(op, self.seq, op.timeout.unwrap_or(timeout), Posting { recording, caller })
+            ..Meet::new(op, self.seq, deadline, calls[0].timeout(), posted)
         }
     }
 
     /// Comes to a meeting with all of `staged`, the first of `calls`.
     fn begin(&mut self, calls: &[Call<'_>], staged: &[Staged<'_>]) -> Result<Arrival, Failure> {
-        let meet = self.meet_for(calls, staged, None);
-        let begun = Begun { count: staged.len(), deadline: meet.deadline, parity: self.parity() };
+        let begun = Begun { count: staged.len(), deadline: Instant::now() + calls[0].timeout() };
+        let meet = self.meet_for(calls, staged, begun.deadline, None);
         let arrival = self.guarded(|lane| {
             lane.refuse_if_closing(&meet)?;
+            let parity = lane.parity();
             let segment = lane.segment.clone();
             let (region, layout) = (segment.region(), segment.layout());
             for tensor in staged {
-                let at = layout.window(segment.rank(), begun.parity) + tensor.at;
+                let at = layout.window(segment.rank(), parity) + tensor.at;
                 tensor.op.inputs.stage(0, 0, tensor.bytes(), region, at);
                 lane.shared.traffic.stage(tensor.bytes());
             }
             for (index, tensor) in staged[1..].iter().enumerate() {
-                let offer = Offer::new(region, layout.behind(segment.rank(), begun.parity), index);
+                let offer = Offer::new(region, layout.behind(segment.rank(), parity), index);
                 offer.write(tensor.op, meet.algorithm, segment.matching());
             }
-            lane.offer_keys(&meet, 1, begun.parity)
+            lane.offer_keys(&meet, 1)
         })?;
         self.begun = Some(begun);
         Ok(arrival)
@@ -188,11 +199,12 @@ impl Lane {
 
     /// Waits for the end of the meeting that has begun, and takes what it has settled.
     fn end(&mut self, calls: &[Call<'_>], caller: Option<u32>) -> (usize, Result<(), Failure>) {
-        let Begun { count, deadline, parity } = self.begun.take().expect("it has begun");
+        let Begun { count, deadline } = self.begun.take().expect("it has begun");
         let staged = self.staged(&calls[..count]);
-        let meet = Meet { deadline, ..self.meet_for(calls, &staged, caller) };
+        let meet = self.meet_for(calls, &staged, deadline, caller);
+        let parity = self.parity();
         let result = self.guarded(|lane| {
-            let agreed = lane.await_keys(&meet, 1, parity)?;
+            let agreed = lane.await_keys(&meet, 1)?;
             let ran = 1 + agreed.behind.min(meet.behind.len());
             let (region, layout) = (lane.segment.region(), lane.segment.layout());
             for tensor in &staged[..ran] {

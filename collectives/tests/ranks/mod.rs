@@ -126,21 +126,23 @@ impl Call {
 
     /// Runs it to its end and returns the outputs.
     pub fn run(mut self, communicator: &Communicator) -> Result<Vec<Vec<i64>>, Failure> {
-        let op = self.op();
-        communicator.post(op, Mode::Blocking)?;
+        self.post_as(communicator, Mode::Blocking)?;
         Ok(self.outputs)
     }
 
     /// Posts it; the call must be kept until the work ended.
     pub fn post(&mut self, communicator: &Communicator) -> Result<Arc<Work>, Failure> {
-        let op = self.op();
-        communicator.post(op, Mode::Async(None))
+        self.post_as(communicator, Mode::Async(None))
     }
 
     /// The same; it may end as late as somebody waits for it.
     pub fn post_lazily(&mut self, communicator: &Communicator) -> Result<Arc<Work>, Failure> {
+        self.post_as(communicator, Mode::Lazy(None))
+    }
+
+    pub fn post_as(&mut self, communicator: &Communicator, mode: Mode) -> Result<Arc<Work>, Failure> {
         let op = self.op();
-        communicator.post(op, Mode::Lazy(None))
+        communicator.post(op, mode)
     }
 }
 
