@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include "call_site.h"
@@ -102,6 +103,9 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
                            std::chrono::milliseconds timeout, uint32_t epoch)
     : c10d::Backend(rank, size), options_(c10::make_intrusive<ProcessGroupOptions>(timeout)), store_(store) {
   check_one_per_rank(global_ranks.size(), size, "init_process_group", "global ranks instead of");
+  // In the fork of a process that has set its threads, autograd's would all make torch's pool anew at once,
+  // which torch does not survive.
+  at::init_num_threads();
   TpurunCommConfig config{};
   config.name = name.data();
   config.name_bytes = name.size();

@@ -135,3 +135,22 @@ def test_another_torch_is_refused_in_one_line() -> None:
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: tpurun: expected torch 2.3, which this copy was built for, found 2.")
+
+
+def test_the_fork_of_a_process_with_threads_has_its_own_before_autograd_asks() -> None:
+    # Autograd's threads would all ask at once, and torch's pool is made anew without a lock.
+    code = (
+        "import os, torch\n"
+        "torch.set_num_threads(3)\n"
+        "torch.get_num_threads()  # in its fork, torch believes that this has been done\n"
+        "import ranks\n"
+        "def tasks(): return set(os.listdir('/proc/self/task'))\n"
+        "def has_its_threads():\n"
+        "    before = tasks()\n"
+        "    torch.set_num_threads(3)  # would make what is missing\n"
+        "    assert tasks() == before\n"
+        "    assert len(before) >= 3\n"
+        "ranks.run(2, has_its_threads)\n"
+    )
+    done = python(code, PYTHONPATH=str(Path(__file__).parent))
+    assert done.returncode == 0, done.stderr

@@ -32,8 +32,7 @@ bool is_forked() { return claimed_by != 0 && claimed_by != getpid(); }
 void claim(c10::DeviceIndex devices, uint64_t memory_bytes) {
   open_memory(memory_bytes);
   claimed_by = getpid();
-  // In the fork of a process that has set its threads, autograd's would all make torch's pool anew at once.
-  at::init_num_threads();
+  at::init_num_threads();  // as with a group: autograd gets threads for the device
   streams::install(devices);
   install_guard(devices);
   install_pinned();
