@@ -1,7 +1,10 @@
 //! Flat schedules: every rank stages into its window, all meet, every rank takes what it needs.
 //!
 //! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk. Bytes
-//! moved for an all-reduce of S bytes on N ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result.
+//! moved for an all-reduce of S bytes on N ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result. Two
+//! ranks each fold into their own tensor: 4 to stage, 6 to fold.
+
+use std::ops::Range;
 
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
@@ -10,7 +13,13 @@ use crate::lane::{Agreed, Lane, Meet, Memory};
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
-use crate::traffic::{Counter, Traffic};
+use crate::traffic::Counter;
+
+/// Whether the last to arrive folds what all have staged, which nobody else reads then.
+pub(crate) fn folds_together(schedule: &Schedule) -> bool {
+    let folds = |step: &Step| matches!(step, Step::Meet { fold } if !fold.is_empty());
+    schedule.channels.iter().flatten().any(folds)
+}
 
 /// One flat execution.
 #[derive(Debug)]
@@ -67,10 +76,10 @@ impl<'a> Flat<'a> {
         let mut round = 0;
         // Folded windows are read before a round opens, so every round may use the same ones again: half the
         // memory to keep in cache. Windows that others fetch from are read until the next round opens.
-        let first = lane.parity();
+        let together = folds_together(self.schedule).then(|| lane.parity());
         while round < rounds {
             let parity = lane.parity();
-            let window = if self.folds() { first } else { parity };
+            let window = together.unwrap_or(parity);
             let offset = round as usize * self.stretch;
             let steps: Vec<&Step> = self.steps().collect();
             // A fetch and the reducing fetches behind it are one fold.
@@ -131,11 +140,6 @@ impl<'a> Flat<'a> {
             from.copy_to(0, &to, 0, from.total());
             self.traffic.in_place(from.total(), 1, 1);
         }
-    }
-
-    /// Whether what is staged is only folded, never fetched.
-    fn folds(&self) -> bool {
-        matches!(self.op.kind, OpKind::AllReduce | OpKind::Reduce)
     }
 
     fn steps(&self) -> impl Iterator<Item = &Step> {
@@ -208,19 +212,27 @@ impl<'a> Flat<'a> {
     }
 
     fn fold(&self, run: &[&Step], block: Block, offset: usize, parity: usize) {
-        let layout = self.segment.layout();
-        let slot = self.slot(block) * self.stride;
-        let sources: Vec<usize> = run
-            .iter()
-            .filter_map(|step| match step {
-                Step::Fetch { from: Source::Rank(rank), .. } => Some(layout.window(*rank, parity) + slot),
-                _ => None,
-            })
-            .collect();
+        let ranks = run.iter().filter_map(|step| match step {
+            Step::Fetch { from: Source::Rank(rank), .. } => Some(*rank),
+            _ => None,
+        });
+        let at = self.slot(block) * self.stride;
         let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
-        let reduction = self.op.reduction(self.segment.size());
-        self.op.outputs.fold(0, offset, bytes, reduction, self.segment.region(), &sources);
-        let read = (bytes * sources.len()) as u64;
-        self.traffic.add(Traffic { read, written: bytes as u64, staged: read });
+        fold_windows(self.segment, self.op, ranks, (parity, at), offset..offset + bytes, self.traffic);
     }
+}
+
+/// Folds what these ranks have staged, at `at` of their windows of this parity, into a stretch of the result.
+pub(crate) fn fold_windows(
+    segment: &Segment,
+    op: &Op,
+    ranks: impl Iterator<Item = u32>,
+    (parity, at): (usize, usize),
+    stretch: Range<usize>,
+    traffic: &Counter,
+) {
+    let sources: Vec<usize> = ranks.map(|rank| segment.layout().window(rank, parity) + at).collect();
+    let reduction = op.reduction(segment.size());
+    op.outputs.fold(0, stretch.start, stretch.len(), reduction, segment.region(), &sources);
+    traffic.fold_staged(stretch.len(), sources.len());
 }

@@ -144,6 +144,8 @@ pub(crate) enum Memory {
     Windows,
     /// Nothing: the opening of the meeting has done it all.
     Arenas,
+    /// Nothing: each does its share of it, and all meet again.
+    Shares,
     /// The windows, but some thought otherwise: nothing has been done so far.
     Mixed,
 }
@@ -154,6 +156,7 @@ impl Agreed {
             Memory::Windows => 0,
             Memory::Arenas => 1,
             Memory::Mixed => 2,
+            Memory::Shares => 3,
         };
         u64::from(self.rounds) | u64::from(self.uneven) << 32 | memory << 33 | (self.behind as u64) << 40
     }
@@ -162,7 +165,8 @@ impl Agreed {
         let memory = match word >> 33 & 3 {
             0 => Memory::Windows,
             1 => Memory::Arenas,
-            _ => Memory::Mixed,
+            2 => Memory::Mixed,
+            _ => Memory::Shares,
         };
         Self { rounds: word as u32, uneven: word >> 32 & 1 != 0, memory, behind: (word >> 40) as usize }
     }
@@ -248,11 +252,15 @@ impl Lane {
                 return flat.run(self, meet, None);
             }
             let agreed = self.match_keys(&meet, flat.rounds())?;
-            if agreed.memory == Memory::Arenas {
-                return Ok(());
-            }
-            meet.mapped = None;
-            return flat.run(self, meet, Some(agreed));
+            let mapped = meet.mapped.take();
+            return match (agreed.memory, mapped) {
+                (Memory::Arenas, _) => Ok(()),
+                (Memory::Shares, Some(mapped)) => {
+                    mapped.run_share(&segment, op, &shared.traffic)?;
+                    self.meet_again(&meet)
+                }
+                _ => flat.run(self, meet, Some(agreed)),
+            };
         }
         // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
         let flat = self.plan(wanted.flat(), op.kind)?;
@@ -357,7 +365,7 @@ impl Lane {
                 let memory = match about {
                     About::Keys(parity) => {
                         let Agreed { memory, behind, .. } = self.compare(meet, parity)?;
-                        for tensor in &meet.behind[..behind] {
+                        for tensor in meet.behind[..behind].iter().filter(|tensor| tensor.together) {
                             let stretch = tensor.at..tensor.at + tensor.bytes();
                             self.fold_stretch(tensor.op, meet.fold_window, stretch, round);
                         }
@@ -395,6 +403,9 @@ impl Lane {
         let mapped = slots[0].mapped();
         let memory = match (slots.iter().all(|slot| slot.mapped() == mapped), mapped) {
             (true, None) => Memory::Windows,
+            (true, Some(_)) if mapped::is_for_all(meet.op, segment.size(), self.config.cpus) => {
+                Memory::Shares
+            }
             (true, Some(_)) => Memory::Arenas,
             (false, _) => Memory::Mixed,
         };
@@ -413,7 +424,7 @@ impl Lane {
         let meeting = self.segment.meeting();
         let work = match (&meet.mapped, memory) {
             (Some(mapped), Memory::Arenas) => mapped.work_bytes(&self.segment, meet.op)?,
-            (_, Memory::Mixed) => {
+            (_, Memory::Mixed | Memory::Shares) => {
                 meeting.open();
                 return Ok(());
             }

@@ -1,5 +1,10 @@
-//! Collectives of tensors that all lie in arenas: the last to arrive and who helps it read and write them in
-//! place (contract C7). Nothing is staged, and one meeting does whatever the size.
+//! Collectives of tensors that all lie in arenas: ranks read and write them in place (contract C7). Nothing is
+//! staged.
+//!
+//! Either the last to arrive and who helps it do everything before the meeting opens, or every rank does its
+//! share and all meet again. With more ranks than cores the helpers change, and each in turn would have all
+//! pages of all ranks in its page table; who does its own share always touches the same ones. A second meeting
+//! is little beside that unless few bytes move.
 //!
 //! Bytes moved for an all-reduce of S bytes on N ranks: N to read, N to write.
 //!
@@ -8,6 +13,7 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::arena::{Arena, ArenaKind, Arenas, Export, PeerArena};
@@ -15,12 +21,21 @@ use crate::buffer::Spans;
 use crate::failure::Failure;
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
+use crate::region::Region;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Ordering};
 use crate::traffic::Counter;
 
-/// Smaller tensors are staged: reading where they are takes longer than copying them.
+/// Smaller tensors are staged, or smaller chunks that are only copied: reading where they are takes longer than
+/// copying them twice.
 pub(crate) const MIN_BYTES: usize = 16 << 10;
+/// What is summed is staged where this is more than a rank's part of it: who sums needs pages of every rank.
+const MIN_PART: usize = 4 << 10;
+/// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 8 to
+/// 64 ranks on 2 cores.
+const MIN_SHARED: usize = 64 << 10;
+/// As above, of what is the same for all ranks, and fewer pages for each.
+const MIN_SHARED_COMMON: usize = 2 << 20;
 /// Pieces of one rank's tensors: what has more is staged.
 const MAX_PIECES: usize = 4096;
 /// Words of a description before its pieces: how many inputs and outputs, and how many of them are a chunk.
@@ -76,10 +91,12 @@ impl Mapping {
         op: &Op,
         parity: usize,
     ) -> Option<Mapped> {
-        if cfg!(tpurun_unmatched)
-            || segment.size() == 1
-            || op.inputs.total().max(op.outputs.total()) < MIN_BYTES
-        {
+        let largest = |bytes: fn(&Spans) -> usize| bytes(&op.inputs).max(bytes(&op.outputs));
+        let is_small = match op.kind.reduces() {
+            true => largest(Spans::total) < MIN_BYTES.max(MIN_PART * segment.size() as usize),
+            false => largest(Spans::longest_chunk) < MIN_BYTES,
+        };
+        if cfg!(tpurun_unmatched) || segment.size() == 1 || is_small {
             return None;
         }
         let places = |kind: &ArenaKind| {
@@ -112,6 +129,17 @@ impl Mapping {
         segment.region().write(window, &bytes);
         Some(Mapped { kind, arenas: arenas.clone(), parity, plan: OnceCell::new() })
     }
+}
+
+/// Whether every rank does its share of it.
+pub(crate) fn is_for_all(op: &Op, ranks: u32, cpus: u32) -> bool {
+    let least = if is_common(op.kind) { MIN_SHARED_COMMON } else { MIN_SHARED };
+    ranks > cpus && op.inputs.total().max(op.outputs.total()) >= least
+}
+
+/// Whether what moves is no rank's own: it is cut for all of them.
+fn is_common(kind: OpKind) -> bool {
+    matches!(kind, OpKind::AllReduce | OpKind::Reduce | OpKind::Broadcast)
 }
 
 /// Whether a result could be written over an input that is still needed. What a rank gives to itself may stay
@@ -208,12 +236,50 @@ impl Mapped {
         of: u32,
         traffic: &Counter,
     ) -> Result<(), Failure> {
-        let plan = self.plan(segment, op)?;
+        self.plan(segment, op)?.run(segment, op, piece, of, traffic);
+        Ok(())
+    }
+
+    /// Does the share of this rank: of what each gives or takes its own, of what is the same for all a stretch.
+    pub(crate) fn run_share(&self, segment: &Segment, op: &Op, traffic: &Counter) -> Result<(), Failure> {
+        let (me, ranks) = (segment.rank(), segment.size());
+        let (piece, of) = if is_common(op.kind) { (me, ranks) } else { (0, 1) };
+        let own = me as usize..me as usize + 1;
+        self.make_plan(segment, op, own)?.run(segment, op, piece, of, traffic);
+        Ok(())
+    }
+
+    fn plan(&self, segment: &Segment, op: &Op) -> Result<&Plan, Failure> {
+        if let Some(plan) = self.plan.get() {
+            return Ok(plan);
+        }
+        let plan = self.make_plan(segment, op, 0..segment.size() as usize)?;
+        Ok(self.plan.get_or_init(|| plan))
+    }
+
+    /// Of what the ranks in `owners` have of their own, and of all that they have not.
+    fn make_plan(&self, segment: &Segment, op: &Op, owners: Range<usize>) -> Result<Plan, Failure> {
+        let told = segment.ranks().zip(&*self.arenas).map(|(rank, arena)| {
+            if rank == segment.rank() {
+                return Ok(Tensors { inputs: Chunks::Own(&op.inputs), outputs: Chunks::Own(&op.outputs) });
+            }
+            let window = segment.layout().window(rank, self.parity);
+            let room = segment.layout().window_bytes();
+            Tensors::told(segment.region(), room, window, arena).ok_or((rank as usize, NOT_THERE))
+        });
+        let tensors: Result<Vec<Tensors<'_>>, Wrong> = told.collect();
+        let plan = tensors.and_then(|tensors| tasks(op, &tensors, owners));
+        plan.map_err(|(rank, what)| segment.corrupt(rank as u32, what))
+    }
+}
+
+impl Plan {
+    fn run(&self, segment: &Segment, op: &Op, piece: u32, of: u32, traffic: &Counter) {
         let reduction = op.kind.reduces().then(|| op.reduction(segment.size()));
-        let cut = |n: u32| (plan.total as u128 * u128::from(n) / u128::from(of)) as usize;
+        let cut = |n: u32| (self.total as u128 * u128::from(n) / u128::from(of)) as usize;
         let (from, to) = (cut(piece), cut(piece + 1));
         let mut start = 0;
-        for task in &plan.tasks {
+        for task in &self.tasks {
             let within = |at: usize| match at.saturating_sub(start) {
                 beyond if beyond >= task.bytes => task.bytes,
                 // Elements are not cut, nor are cache lines of tensors that begin with one.
@@ -232,103 +298,114 @@ impl Mapped {
                 None => task.sources[0].copy_to_each(&task.sinks, first, end - first),
             }
         }
-        Ok(())
-    }
-
-    fn plan(&self, segment: &Segment, op: &Op) -> Result<&Plan, Failure> {
-        if let Some(plan) = self.plan.get() {
-            return Ok(plan);
-        }
-        let plan = self.make_plan(segment, op)?;
-        Ok(self.plan.get_or_init(|| plan))
-    }
-
-    fn make_plan(&self, segment: &Segment, op: &Op) -> Result<Plan, Failure> {
-        let tensors: Vec<Tensors> = segment
-            .ranks()
-            .map(|rank| {
-                let tensors = self.tensors(segment, op, rank);
-                tensors.ok_or_else(|| segment.corrupt(rank, "tensors that are not in its arena"))
-            })
-            .collect::<Result<_, _>>()?;
-        let (tasks, total) = tasks(op, segment.size() as usize, &tensors)
-            .map_err(|rank| segment.corrupt(rank as u32, "tensors of other sizes than it said"))?;
-        Ok(Plan { tasks, total })
-    }
-
-    /// What a rank says about its tensors, which may be anything.
-    fn tensors(&self, segment: &Segment, op: &Op, rank: u32) -> Option<Tensors> {
-        if rank == segment.rank() {
-            return Some(Tensors { inputs: op.inputs.clone(), outputs: op.outputs.clone() });
-        }
-        let window = segment.layout().window(rank, self.parity);
-        let words = |first: usize, count: usize| -> Vec<u64> {
-            let mut bytes = vec![0; 8 * count];
-            segment.region().read(window + 8 * first, &mut bytes);
-            bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect()
-        };
-        let head: Vec<usize> =
-            words(0, HEAD).into_iter().map(usize::try_from).collect::<Result<_, _>>().ok()?;
-        let (inputs, outputs) = (head[0], head[1]);
-        let fits = |words: usize| words * 8 <= segment.layout().window_bytes();
-        if inputs.max(outputs) > MAX_PIECES || !fits(HEAD + 2 * (inputs + outputs)) {
-            return None;
-        }
-        let arena = &self.arenas[rank as usize];
-        let spans = |first: usize, count: usize, per_chunk: usize| {
-            let words = words(first, 2 * count);
-            let places: Vec<(u64, u64)> = words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-            let are_elements = |(_, bytes): &(u64, u64)| bytes.is_multiple_of(op.dtype.size() as u64);
-            if !places.iter().all(are_elements) {
-                return None;
-            }
-            Spans::of_peer(arena, &places, per_chunk)
-        };
-        Some(Tensors {
-            inputs: spans(HEAD, inputs, head[2])?,
-            outputs: spans(HEAD + 2 * inputs, outputs, head[3])?,
-        })
     }
 }
+
+/// A rank whose description is no truth, and what is wrong with it.
+type Wrong = (usize, &'static str);
+const NOT_THERE: &str = "tensors that are not in its arena";
+const OTHER_SIZES: &str = "tensors of other sizes than it said";
 
 /// Of one rank.
 #[derive(Debug)]
-struct Tensors {
-    inputs: Spans,
-    outputs: Spans,
+struct Tensors<'a> {
+    inputs: Chunks<'a>,
+    outputs: Chunks<'a>,
 }
 
-/// What goes where; the error is a rank whose tensors do not fit those of the others.
-fn tasks(op: &Op, ranks: usize, tensors: &[Tensors]) -> Result<(Vec<Task>, usize), usize> {
+#[derive(Debug)]
+enum Chunks<'a> {
+    Own(&'a Spans),
+    Told(Told<'a>),
+}
+
+/// Pieces that another rank lists in its window, which may be anything, and something else the next time.
+#[derive(Debug)]
+struct Told<'a> {
+    region: &'a Region,
+    arena: &'a Arc<PeerArena>,
+    at: usize,
+    count: usize,
+    per_chunk: usize,
+}
+
+impl<'a> Tensors<'a> {
+    fn told(region: &'a Region, room: usize, window: usize, arena: &'a Arc<PeerArena>) -> Option<Self> {
+        let head: Vec<usize> =
+            words(region, window, HEAD).into_iter().map(usize::try_from).collect::<Result<_, _>>().ok()?;
+        let (inputs, outputs) = (head[0], head[1]);
+        if inputs.max(outputs) > MAX_PIECES || (HEAD + 2 * (inputs + outputs)) * 8 > room {
+            return None;
+        }
+        let at = window + 8 * HEAD;
+        let told = |at, count, per_chunk| Chunks::Told(Told { region, arena, at, count, per_chunk });
+        Some(Self { inputs: told(at, inputs, head[2]), outputs: told(at + 16 * inputs, outputs, head[3]) })
+    }
+}
+
+impl Chunks<'_> {
+    /// `element` are the bytes that no piece may end within.
+    fn chunk(&self, index: usize, element: usize) -> Result<Spans, &'static str> {
+        match self {
+            Self::Own(spans) => (index < spans.chunks()).then(|| spans.chunk(index)).ok_or(OTHER_SIZES),
+            Self::Told(told) => told.chunk(index, element),
+        }
+    }
+}
+
+impl Told<'_> {
+    fn chunk(&self, index: usize, element: usize) -> Result<Spans, &'static str> {
+        let Self { count, per_chunk, .. } = *self;
+        if !count.checked_rem(per_chunk).is_some_and(|rest| rest == 0 && index < count / per_chunk) {
+            return Err(OTHER_SIZES);
+        }
+        let words = words(self.region, self.at + 16 * index * per_chunk, 2 * per_chunk);
+        let places: Vec<(u64, u64)> = words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let are_elements = places.iter().all(|(_, bytes)| bytes.is_multiple_of(element as u64));
+        let spans = are_elements.then(|| Spans::of_peer(self.arena, &places, per_chunk)).flatten();
+        spans.ok_or(NOT_THERE)
+    }
+}
+
+fn words(region: &Region, at: usize, count: usize) -> Vec<u64> {
+    let mut bytes = vec![0; 8 * count];
+    region.read(at, &mut bytes);
+    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect()
+}
+
+/// What goes where, of the chunks that are of one of `owners`.
+fn tasks(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Result<Plan, Wrong> {
     let root = op.root.map_or(0, |root| root as usize);
-    let chunk = |rank: usize, spans: &Spans, index: usize| {
-        if index < spans.chunks() { Ok((rank, spans.chunk(index))) } else { Err(rank) }
+    let element = op.dtype.size();
+    type Part = Result<(usize, Spans), Wrong>;
+    let part = |rank: usize, chunks: &Chunks<'_>, index: usize| match chunks.chunk(index, element) {
+        Ok(spans) => Ok((rank, spans)),
+        Err(what) => Err((rank, what)),
     };
-    let input = |rank: usize, index: usize| chunk(rank, &tensors[rank].inputs, index);
-    let output = |rank: usize, index: usize| chunk(rank, &tensors[rank].outputs, index);
-    type Part = Result<(usize, Spans), usize>;
+    let input = |rank: usize, index: usize| part(rank, &tensors[rank].inputs, index);
+    let output = |rank: usize, index: usize| part(rank, &tensors[rank].outputs, index);
     let mut parts: Vec<(Vec<Part>, Vec<Part>)> = Vec::new();
-    let all = || 0..ranks;
+    let all = || 0..tensors.len();
     match op.kind {
         OpKind::AllReduce => {
             parts.push((all().map(|r| input(r, 0)).collect(), all().map(|r| output(r, 0)).collect()));
         }
         OpKind::Reduce => parts.push((all().map(|r| input(r, 0)).collect(), vec![output(root, 0)])),
         OpKind::ReduceScatter => {
-            parts.extend(all().map(|to| (all().map(|r| input(r, to)).collect(), vec![output(to, 0)])));
+            parts.extend(owners.map(|to| (all().map(|r| input(r, to)).collect(), vec![output(to, 0)])));
         }
         OpKind::AllGather => {
-            parts.extend(all().map(|of| (vec![input(of, 0)], all().map(|r| output(r, of)).collect())));
+            parts.extend(owners.map(|of| (vec![input(of, 0)], all().map(|r| output(r, of)).collect())));
         }
-        OpKind::Gather => parts.extend(all().map(|of| (vec![input(of, 0)], vec![output(root, of)]))),
+        OpKind::Gather => parts.extend(owners.map(|of| (vec![input(of, 0)], vec![output(root, of)]))),
         OpKind::Broadcast => {
             let others = all().filter(|r| *r != root).map(|r| output(r, 0)).collect();
             parts.push((vec![input(root, 0)], others));
         }
-        OpKind::Scatter => parts.extend(all().map(|to| (vec![input(root, to)], vec![output(to, 0)]))),
+        OpKind::Scatter => parts.extend(owners.map(|to| (vec![input(root, to)], vec![output(to, 0)]))),
         OpKind::AllToAll => {
             parts.extend(
-                all().flat_map(|of| all().map(move |to| (vec![input(of, to)], vec![output(to, of)]))),
+                owners.flat_map(|of| all().map(move |to| (vec![input(of, to)], vec![output(to, of)]))),
             );
         }
         OpKind::Barrier | OpKind::Send | OpKind::Recv => {}
@@ -340,11 +417,11 @@ fn tasks(op: &Op, ranks: usize, tensors: &[Tensors]) -> Result<(Vec<Task>, usize
         let sinks: Vec<(usize, Spans)> = sinks.into_iter().collect::<Result<_, _>>()?;
         let bytes = sources[0].1.total();
         if let Some((rank, _)) = sources.iter().chain(&sinks).find(|(_, spans)| spans.total() != bytes) {
-            return Err(*rank);
+            return Err((*rank, OTHER_SIZES));
         }
         total += bytes;
         let spans = |parts: Vec<(usize, Spans)>| parts.into_iter().map(|(_, spans)| spans).collect();
         tasks.push(Task { sources: spans(sources), sinks: spans(sinks), bytes });
     }
-    Ok((tasks, total))
+    Ok(Plan { tasks, total })
 }

@@ -39,6 +39,12 @@ impl Counter {
         self.add(Traffic { read: bytes, written: bytes, staged: bytes });
     }
 
+    /// A fold of so many staged stretches into a tensor.
+    pub(crate) fn fold_staged(&self, bytes: usize, stretches: usize) {
+        let read = (bytes * stretches) as u64;
+        self.add(Traffic { read, written: bytes as u64, staged: read });
+    }
+
     /// From `sources` tensors to `sinks` others.
     pub(crate) fn in_place(&self, bytes: usize, sources: usize, sinks: usize) {
         let (bytes, sources, sinks) = (bytes as u64, sources as u64, sinks as u64);

@@ -78,6 +78,17 @@ fn every_collective_is_right_where_tensors_are() {
     }
 }
 
+/// As on one core, and with one for each: then whoever comes last and who helps it do everything.
+#[test]
+fn every_rank_does_its_share() {
+    let device = Device::new();
+    for (ranks, cpus, count) in [(2, 1, 262_200), (3, 1, 30_011), (3, 3, 30_011)] {
+        with_ranks(ranks, &Config { cpus, ..device.config() }, TIMEOUT, |communicator| {
+            every_collective(communicator, count, |call| device.run(call, communicator, Mode::Blocking));
+        });
+    }
+}
+
 #[test]
 fn results_are_verified_where_they_are() {
     let device = Device::new();

@@ -48,6 +48,7 @@ fn run(bytes: &[u8]) {
     let outcome = mapped.work_bytes(&segment, &op).and_then(|_| {
         (0..pieces).try_for_each(|piece| mapped.run(&segment, &op, piece, pieces, &Counter::default()))
     });
+    let outcome = outcome.and_then(|()| mapped.run_share(&segment, &op, &Counter::default()));
     if let Err(failure) = outcome {
         assert!(failure.text().contains("its arena") || failure.text().contains("other sizes"), "{failure}");
     }

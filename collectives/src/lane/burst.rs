@@ -8,14 +8,16 @@
 //! To come to a meeting takes no waiting, so who posts does that itself. Whoever comes last does the work for
 //! all: an operation that nobody of this rank attends to holds up no other rank.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tpurun_topology::Algorithm;
+use tpurun_topology::{Algorithm, Schedule};
 
 use super::{Lane, Meet, Posting};
 use crate::board::Recording;
 use crate::config::Results;
 use crate::failure::Failure;
+use crate::flat::{fold_windows, folds_together};
 use crate::layout::LINE;
 use crate::mapped;
 use crate::match_key::{self, Offer};
@@ -53,6 +55,8 @@ impl Call<'_> {
 pub(crate) struct Staged<'a> {
     pub(super) op: &'a Op,
     pub(super) at: usize,
+    /// Whether the last to arrive folds it for all.
+    pub(super) together: bool,
 }
 
 impl Staged<'_> {
@@ -142,17 +146,19 @@ impl Lane {
         let room = self.segment.layout().window_bytes();
         let mut at = 0;
         let next = |call: &Call<'a>| {
-            let place = Staged { op: call.op, at };
+            let plan = call.is_small().then(|| self.flat_plan(call.op)).flatten()?;
+            let place = Staged { op: call.op, at, together: folds_together(&plan) };
             at += place.bytes().next_multiple_of(LINE);
-            (call.is_small() && self.is_flat(call.op) && at <= room).then_some(place)
+            (at <= room).then_some(place)
         };
         calls.iter().take(BURST).map_while(next).collect()
     }
 
-    fn is_flat(&mut self, op: &Op) -> bool {
+    fn flat_plan(&mut self, op: &Op) -> Option<Arc<Schedule>> {
         // What can not be planned says so when it is its turn.
-        let plan = Wanted::by(op, self.planner.forced()).and_then(|wanted| self.plan(wanted, op.kind).ok());
-        plan.is_some_and(|plan| plan.algorithm == Algorithm::Flat)
+        let plan =
+            Wanted::by(op, self.planner.forced()).and_then(|wanted| self.plan(wanted, op.kind).ok())?;
+        (plan.algorithm == Algorithm::Flat).then_some(plan)
     }
 
     fn meet_for<'a>(
@@ -166,7 +172,7 @@ impl Lane {
         let posted = Posting { recording, caller };
         Meet {
             algorithm: Some(Algorithm::Flat),
-            fold_bytes: staged[0].bytes(),
+            fold_bytes: if staged[0].together { staged[0].bytes() } else { 0 },
             fold_window: self.parity(),
             behind: &staged[1..],
             ..Meet::new(op, self.seq, deadline, calls[0].timeout(), posted)
@@ -208,9 +214,15 @@ impl Lane {
             let ran = 1 + agreed.behind.min(meet.behind.len());
             let (region, layout) = (lane.segment.region(), lane.segment.layout());
             for tensor in &staged[..ran] {
-                let at = layout.folded(parity) + tensor.at;
-                tensor.op.outputs.fetch(0, 0, tensor.bytes(), region, at);
-                lane.shared.traffic.stage(tensor.bytes());
+                if tensor.together {
+                    let at = layout.folded(parity) + tensor.at;
+                    tensor.op.outputs.fetch(0, 0, tensor.bytes(), region, at);
+                    lane.shared.traffic.stage(tensor.bytes());
+                } else {
+                    let (ranks, place) = (lane.segment.ranks(), (parity, tensor.at));
+                    let whole = 0..tensor.bytes();
+                    fold_windows(&lane.segment, tensor.op, ranks, place, whole, &lane.shared.traffic);
+                }
             }
             Ok(ran)
         });

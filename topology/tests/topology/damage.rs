@@ -272,7 +272,7 @@ fn a_rank_that_stays_away_from_the_meeting_is_named() {
 
 #[test]
 fn ranks_must_meet_for_the_same() {
-    let mut schedules = flat(Collective::AllReduce, 2);
+    let mut schedules = flat(Collective::AllReduce, 3);
     schedules[1].channels[0][1] = Step::Meet { fold: vec![] };
     check(
         &schedules,

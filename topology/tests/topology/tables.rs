@@ -177,6 +177,21 @@ fn bucket_all_gather_of_a_line_of_4() {
 }
 
 #[test]
+fn flat_all_reduce_of_2() {
+    check(
+        Algorithm::Flat,
+        Collective::AllReduce,
+        &Placement::ring(2),
+        expect![[r#"
+            all_reduce, flat, ranks 2, parts 1
+            channel 0, part 0
+               0 | 0^  ||  0@0=  0@1+
+               1 | 0^  ||  0@0=  0@1+
+        "#]],
+    );
+}
+
+#[test]
 fn flat_all_reduce_of_3() {
     check(
         Algorithm::Flat,
