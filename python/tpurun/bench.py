@@ -309,7 +309,7 @@ def measure(
         calls[variant.name] = _checked(collective, variant.name, setting)
         traffic[variant.name] = _traffic(variant, calls[variant.name])
     # The first calls were the check: now nothing is set up any more.
-    plan = Plan.within(seconds, {name: _time_block(call, 1) for name, call in calls.items()})
+    plan = Plan.within(seconds, {name: _estimate(call, seconds) for name, call in calls.items()})
     times: dict[str, list[float]] = {name: [] for name in calls}
     for block in range(plan.blocks):
         for name, call in calls.items():
@@ -370,6 +370,17 @@ def _checked(collective: str, backend: str, setting: Setting) -> Call:
     for buffer in call.buffers:
         buffer.zero_()
     return replace(call, expected=None)
+
+
+def _estimate(call: Call, seconds: float) -> float:
+    """The seconds of one iteration, of as many as take a twentieth of what the row is given.
+
+    A single one says little: it can take ten times as long as those behind it.
+    """
+    iterations = 1
+    while (each := _time_block(call, iterations)) * iterations < seconds / 20 and iterations < MAX_ITERATIONS:
+        iterations = min(4 * iterations, MAX_ITERATIONS)
+    return each
 
 
 def _time_block(call: Call, iterations: int) -> float:

@@ -115,8 +115,12 @@ static void measure(const Collective* collective, double seconds, int bytes) {
   b.other = filled(b.count, rank + 1);
   check(collective, &b);
 
-  /* The check was the first one: this one does not set anything up any more. */
-  double estimate = block(collective, &b, 1) + 1e-9;
+  /* The check was the first one: these do not set anything up any more. */
+  double estimate = 0;
+  for (int count = 1; count <= MAX_ITERATIONS; count *= 4) {
+    estimate = block(collective, &b, count) + 1e-9;
+    if (estimate * count >= seconds / 20) break;
+  }
   int blocks = within(seconds / estimate, MIN_BLOCKS, MAX_BLOCKS);
   int iterations = within(seconds / blocks / estimate, 1, MAX_ITERATIONS);
   double times[MAX_BLOCKS];

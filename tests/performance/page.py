@@ -52,7 +52,8 @@ backward and AdamW, with a copy of the model for each backend. Without communica
         """\
 From the command until the first barrier is over, and until all have exited; the CPU time of all processes;
 and the greatest sum of their memory (PSS: shared pages count once), looked at every 50 ms in a run of its
-own. torchrun imports torch in every rank and is measured on few ranks only; mpirun starts a C program.""",
+own. torchrun imports torch in every rank: on many it has one turn, and its memory is not looked at; mpirun
+starts a C program.""",
     ),
     "waiting": (
         "Ranks that wait",

@@ -107,8 +107,10 @@ def start(rows: Sequence[Row]) -> list[str]:
             continue
         cells = [Spread.of(row[name]).seconds() for name in ("first_s", "exit_s", "cpu_s")]
         ours = firsts.get(row["ranks"])
-        ratio = Spread.ratios(row["first_s"], ours).ratio() if ours else NOTHING
-        lines.append([*names, *cells, size(max(row["peak_bytes"])), ratio])
+        # What has fewer turns than the others has the first ones.
+        ratio = Spread.ratios(row["first_s"], ours[: len(row["first_s"])]).ratio() if ours else NOTHING
+        memory = size(max(row["peak_bytes"])) if "peak_bytes" in row else NOTHING
+        lines.append([*names, *cells, memory, ratio])
     return [table(["", "ranks", "first barrier", "exit", "CPU", "memory", "first barrier / tpurun"], lines)]
 
 
