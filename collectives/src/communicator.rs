@@ -144,8 +144,7 @@ impl Communicator {
             Mode::Blocking => {
                 let work = Arc::new(Work::new(carrier, seq, None));
                 self.messages.post(op, work.clone(), self.timeout(), recording)?;
-                self.messages
-                    .wait(&work, None, threads)
+                self.wait_for_message(&work, None, threads)
                     .expect("a wait without a deadline has an outcome")?;
                 Ok(work)
             }
@@ -240,14 +239,33 @@ impl Communicator {
                     outcome
                 })
             }
-            Carrier::Messages(_) => self.messages.wait(work, deadline, python_threads),
+            Carrier::Messages(_) => self.wait_for_message(work, deadline, python_threads),
         })
+    }
+
+    fn wait_for_message(
+        &self,
+        work: &Work,
+        deadline: Option<Instant>,
+        python_threads: u32,
+    ) -> Option<Outcome> {
+        // What has begun and is not over counts as what could still help this thread: then nobody could prove
+        // that it waits in vain.
+        if !work.is_done() {
+            self.attend_to_collectives();
+        }
+        self.messages.wait(work, deadline, python_threads)
     }
 
     /// Sees to it that an operation ends although nobody waits for it.
     pub fn attend(&self, work: &Work) {
-        if work.carrier() == Carrier::Lane
-            && !work.is_done()
+        if work.carrier() == Carrier::Lane && !work.is_done() {
+            self.attend_to_collectives();
+        }
+    }
+
+    fn attend_to_collectives(&self) {
+        if self.queued.load(Ordering::Acquire) > 0
             && let Some(jobs) = self.jobs()
         {
             jobs.attend();

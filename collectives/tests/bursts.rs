@@ -2,8 +2,8 @@
 
 mod ranks;
 
-use std::sync::Barrier;
 use std::sync::mpsc::channel;
+use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -139,6 +139,36 @@ fn a_lazy_operation_ends_when_somebody_attends() {
             done.wait();
         }
         assert_eq!(call.outputs, [summed(ranks, 0, 10)]);
+    });
+}
+
+/// Otherwise it would count as in flight as long as its rank waits, and as what could still help it.
+#[test]
+fn a_lazy_operation_ends_while_its_rank_waits_for_a_message() {
+    let posted = Barrier::new(2);
+    let (sender, receiver) = channel();
+    let receiver = Mutex::new(receiver);
+    with_ranks(2, &config(), TIMEOUT, |communicator| {
+        let (rank, ranks) = me(communicator);
+        // The progress thread sleeps from the second one on at the latest.
+        for _ in 0..20 {
+            let mut sum = all_reduce(rank, 0, 10);
+            if rank == 1 {
+                posted.wait();
+                sum.post_lazily(communicator).unwrap();
+                receiver.lock().unwrap().recv_timeout(TIMEOUT / 4).expect("rank 0 ends its operation");
+                let message = Call { root: Some(0), ..Call::new(OpKind::Send, vec![vec![1; 4]], vec![]) };
+                message.run(communicator).unwrap();
+            } else {
+                let sender = sender.clone();
+                let tell = Box::new(move |_: &Outcome| sender.send(()).unwrap());
+                sum.post_as(communicator, Mode::Lazy(Some(tell))).unwrap();
+                posted.wait();
+                let message = Call { root: Some(1), ..Call::new(OpKind::Recv, vec![], vec![vec![0; 4]]) };
+                message.run(communicator).unwrap();
+            }
+            assert_eq!(sum.outputs, [summed(ranks, 0, 10)]);
+        }
     });
 }
 
