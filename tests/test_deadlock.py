@@ -37,6 +37,14 @@ CIRCLES = {
     if rank == 1: dist.send(large[:8], 0, tag=6); dist.recv(tensor, 0)
     if rank == 2: dist.recv(tensor, 0)""",
     "message and collective": "dist.recv(tensor, 1) if rank == 0 else dist.all_reduce(tensor)",
+    "left alone": """
+    for _ in range(2): dist.all_reduce(torch.ones(1), async_op=True).wait()
+    if rank != 2: begun = dist.all_reduce(torch.ones(1), async_op=True)
+    dist.barrier(group=one)
+    if rank == 2: begun = dist.all_reduce(torch.ones(1), async_op=True)
+    dist.barrier(group=one)
+    for group in (two, one) if rank == 2 else (one, two):
+        dist.all_reduce(tensor, group=group)""",
     "asynchronous": "(dist.irecv(tensor, 1) if rank == 0 else dist.all_reduce(tensor, async_op=True)).wait()",
 }
 

@@ -144,7 +144,8 @@ impl Communicator {
             Mode::Blocking => {
                 let work = Arc::new(Work::new(carrier, seq, None));
                 self.messages.post(op, work.clone(), self.timeout(), recording)?;
-                self.wait_for_message(&work, None, threads)
+                self.messages
+                    .wait(&work, None, threads)
                     .expect("a wait without a deadline has an outcome")?;
                 Ok(work)
             }
@@ -165,6 +166,7 @@ impl Communicator {
             Mode::Async(on_done) => (on_done, false),
             Mode::Lazy(on_done) => (on_done, true),
             Mode::Blocking => {
+                self.presence.attended(seq);
                 if self.queued.load(Ordering::Acquire) == 0 {
                     let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
                     // Another thread may have queued one since.
@@ -197,7 +199,8 @@ impl Communicator {
         let jobs = {
             let mut thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
             if thread.is_none() {
-                *thread = Some(CollectiveThread::start(self.lane.clone(), self.queued.clone())?);
+                let (lane, queued) = (self.lane.clone(), self.queued.clone());
+                *thread = Some(CollectiveThread::start(lane, queued, self.presence.clone())?);
             }
             thread.as_ref().expect("it was just started").jobs()
         };
@@ -239,36 +242,17 @@ impl Communicator {
                     outcome
                 })
             }
-            Carrier::Messages(_) => self.wait_for_message(work, deadline, python_threads),
+            Carrier::Messages(_) => self.messages.wait(work, deadline, python_threads),
         })
-    }
-
-    fn wait_for_message(
-        &self,
-        work: &Work,
-        deadline: Option<Instant>,
-        python_threads: u32,
-    ) -> Option<Outcome> {
-        // What has begun and is not over counts as what could still help this thread: then nobody could prove
-        // that it waits in vain.
-        if !work.is_done() {
-            self.attend_to_collectives();
-        }
-        self.messages.wait(work, deadline, python_threads)
     }
 
     /// Sees to it that an operation ends although nobody waits for it.
     pub fn attend(&self, work: &Work) {
-        if work.carrier() == Carrier::Lane && !work.is_done() {
-            self.attend_to_collectives();
-        }
-    }
-
-    fn attend_to_collectives(&self) {
-        if self.queued.load(Ordering::Acquire) > 0
+        if work.carrier() == Carrier::Lane
+            && !work.is_done()
             && let Some(jobs) = self.jobs()
         {
-            jobs.attend();
+            jobs.attend(work.seq());
         }
     }
 

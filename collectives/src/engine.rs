@@ -48,6 +48,7 @@ pub(crate) struct Jobs {
     queued: Arc<AtomicUsize>,
     /// Somebody wants an end now.
     hurried: Doorbell,
+    presence: Arc<Presence>,
 }
 
 impl Jobs {
@@ -55,18 +56,21 @@ impl Jobs {
     /// then ends when somebody waits for it, or [`attend`](Self::attend)s to it.
     pub(crate) fn push(&self, job: Job, lazy: bool, deadline: Instant) -> bool {
         self.queued.fetch_add(1, Ordering::AcqRel);
+        let seq = job.work.seq();
         if self.queue.push(job, Some(deadline)).is_err() {
             self.queued.fetch_sub(1, Ordering::AcqRel);
             return false;
         }
         if !(lazy && self.begin_all()) {
+            self.presence.attended(seq);
             self.queue.announce();
         }
         true
     }
 
-    /// Has the progress thread run what is queued, now.
-    pub(crate) fn attend(&self) {
+    /// Has the progress thread run what is queued up to number `seq`, now.
+    pub(crate) fn attend(&self, seq: u64) {
+        self.presence.attended(seq);
         self.hurried.ring();
         self.queue.announce();
     }
@@ -74,6 +78,7 @@ impl Jobs {
     /// Runs what is queued on the calling thread, which waits for `work`: it is here, the progress thread has
     /// to wake up first. Returns when that has ended, or somebody else runs it.
     pub(crate) fn run_until(&self, work: &Work, python_threads: u32) {
+        self.presence.attended(work.seq());
         while !work.is_done()
             && let Some(jobs) = self.queue.try_consume()
             && self.run_some(jobs, Some(python_threads))
@@ -153,8 +158,13 @@ pub(crate) struct CollectiveThread {
 }
 
 impl CollectiveThread {
-    pub(crate) fn start(lane: Arc<Mutex<Lane>>, queued: Arc<AtomicUsize>) -> Result<Self, Failure> {
-        let jobs = Jobs { queue: OpQueue::new(QUEUE_LENGTH), lane, queued, hurried: Doorbell::default() };
+    pub(crate) fn start(
+        lane: Arc<Mutex<Lane>>,
+        queued: Arc<AtomicUsize>,
+        presence: Arc<Presence>,
+    ) -> Result<Self, Failure> {
+        let (queue, hurried) = (OpQueue::new(QUEUE_LENGTH), Doorbell::default());
+        let jobs = Jobs { queue, lane, queued, hurried, presence };
         let jobs = Arc::new(jobs);
         let served = jobs.clone();
         Ok(Self { jobs, thread: spawn("tpurun-coll", move || served.serve())? })

@@ -65,6 +65,13 @@ impl Presence {
         }
     }
 
+    /// Somebody sees to collective number `seq` and those before it.
+    pub(crate) fn attended(&self, seq: u64) {
+        if let Some(lane) = self.lane() {
+            lane.attended(seq);
+        }
+    }
+
     /// The collective in flight waits for others, until [`unblocked`](Self::unblocked).
     pub(crate) fn blocked(&self) {
         if let Some(lane) = self.lane() {

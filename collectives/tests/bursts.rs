@@ -2,13 +2,14 @@
 
 mod ranks;
 
+use std::sync::Barrier;
 use std::sync::mpsc::channel;
-use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use ranks::collectives::{chunk, me, summed};
-use ranks::{Call, config, with_ranks};
+use ranks::{Call, config, with_ranks, with_ranks_on};
+use tpurun_collectives::board::Board;
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{Config, FailureKind, Matching, Mode, OpKind, Outcome};
 
@@ -142,34 +143,35 @@ fn a_lazy_operation_ends_when_somebody_attends() {
     });
 }
 
-/// Otherwise it would count as in flight as long as its rank waits, and as what could still help it.
 #[test]
-fn a_lazy_operation_ends_while_its_rank_waits_for_a_message() {
-    let posted = Barrier::new(2);
-    let (sender, receiver) = channel();
-    let receiver = Mutex::new(receiver);
-    with_ranks(2, &config(), TIMEOUT, |communicator| {
+fn the_board_tells_what_is_left_alone() {
+    let (board, _) = Board::create(2).unwrap();
+    let looked = Barrier::new(2);
+    let left = with_ranks_on(Some(&board), 2, &config(), TIMEOUT, |communicator| {
         let (rank, ranks) = me(communicator);
-        // The progress thread sleeps from the second one on at the latest.
-        for _ in 0..20 {
-            let mut sum = all_reduce(rank, 0, 10);
+        let round = |seq| {
+            let mut call = all_reduce(rank, 0, 10);
+            let mut left = false;
             if rank == 1 {
-                posted.wait();
-                sum.post_lazily(communicator).unwrap();
-                receiver.lock().unwrap().recv_timeout(TIMEOUT / 4).expect("rank 0 ends its operation");
-                let message = Call { root: Some(0), ..Call::new(OpKind::Send, vec![vec![1; 4]], vec![]) };
-                message.run(communicator).unwrap();
-            } else {
-                let sender = sender.clone();
-                let tell = Box::new(move |_: &Outcome| sender.send(()).unwrap());
-                sum.post_as(communicator, Mode::Lazy(Some(tell))).unwrap();
-                posted.wait();
-                let message = Call { root: Some(1), ..Call::new(OpKind::Recv, vec![], vec![vec![0; 4]]) };
-                message.run(communicator).unwrap();
+                looked.wait();
             }
-            assert_eq!(sum.outputs, [summed(ranks, 0, 10)]);
-        }
+            let work = call.post_lazily(communicator).unwrap();
+            if rank == 0 {
+                let lane = || board.read(0).lanes.remove(0);
+                assert_eq!(lane().in_flight(), Some(seq));
+                left = lane().awaited().is_none();
+                communicator.attend(&work);
+                assert_eq!(lane().awaited(), Some(seq));
+                looked.wait();
+            }
+            communicator.wait(&work, None, 1).unwrap().unwrap();
+            assert_eq!(call.outputs, [summed(ranks, 0, 10)]);
+            left
+        };
+        // A progress thread that is not asleep yet is seen to take it.
+        (0..20).map(round).filter(|left| *left).count()
     });
+    assert!(left[0] > 0, "{left:?}");
 }
 
 /// The callback runs without any lock of the communicator: it posts, and waits for what it posts.

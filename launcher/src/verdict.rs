@@ -267,6 +267,7 @@ mod tests {
             closed: false,
             posted,
             completed,
+            attended: posted,
             blocked_since_ns,
             op: None,
         }

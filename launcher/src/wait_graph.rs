@@ -226,11 +226,11 @@ impl World<'_> {
         waits.chain(self.pending(view)).all(never_ends)
     }
 
-    /// The collectives and messages of a rank that have not ended.
+    /// The collectives and messages of a rank that have not ended, and whose end somebody would notice.
     fn pending(&self, view: &RankView) -> Vec<(u64, WaitKind)> {
         let mut pending = Vec::new();
         for lane in view.lanes.iter().filter(|lane| !lane.closed) {
-            if let Some(seq) = lane.in_flight() {
+            if let Some(seq) = lane.awaited() {
                 pending.push((lane.comm_id, WaitKind::Collective { seq }));
             }
             let me = lane.comm_rank;

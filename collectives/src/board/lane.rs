@@ -39,6 +39,9 @@ pub struct LaneView {
     pub posted: u64,
     /// Collectives that succeeded so far; one that failed stays the last one for good.
     pub completed: u64,
+    /// Collectives up to here are seen to, by a thread that waits or by the progress thread. Later ones may be
+    /// left alone until then: that one of them has ended is news to nobody.
+    pub attended: u64,
     /// Since when the collective in flight waits for others, CLOCK_MONOTONIC; `None` when none does.
     pub blocked_since_ns: Option<u64>,
     /// The collective in flight; without one, the last operation posted. `None` when there was none, or its
@@ -51,6 +54,11 @@ impl LaneView {
     pub fn in_flight(&self) -> Option<u64> {
         (self.posted > self.completed).then_some(self.completed)
     }
+
+    /// As above, if anything could come of its end.
+    pub fn awaited(&self) -> Option<u64> {
+        self.in_flight().filter(|seq| *seq < self.attended)
+    }
 }
 
 impl RankWriter {
@@ -61,7 +69,7 @@ impl RankWriter {
         let at = self.unused_lane().or_else(|| self.closed_lane())?;
         board.store(at + COMM_ID, comm_id);
         board.store(at + SIZE_RANK, pack(size, comm_rank));
-        for word in [POSTED, COMPLETED, BLOCKED_SINCE, NEXT_RECORD] {
+        for word in [POSTED, COMPLETED, ATTENDED, BLOCKED_SINCE, NEXT_RECORD] {
             board.store(at + word, 0);
         }
         board.write_text(at + NAME, NAME_BYTES, head(name, NAME_BYTES).as_bytes());
@@ -108,6 +116,11 @@ impl Lane {
     pub fn completed(&self, seq: u64) {
         self.word(COMPLETED).fetch_max(seq.saturating_add(1), Ordering::Relaxed);
         self.mark_first(Mark::FirstDone, now_ns);
+    }
+
+    /// Somebody sees to collective number `seq` and those before it.
+    pub fn attended(&self, seq: u64) {
+        self.word(ATTENDED).fetch_max(seq.saturating_add(1), Ordering::Relaxed);
     }
 
     /// The communicator was destroyed; its counts stay readable. Dropping the lane does the same.
@@ -157,6 +170,7 @@ impl Board {
             closed: state == STATE_CLOSED,
             posted: load(POSTED),
             completed: load(COMPLETED),
+            attended: load(ATTENDED),
             blocked_since_ns: Some(load(BLOCKED_SINCE)).filter(|ns| *ns != 0),
             op: None,
         };
@@ -179,6 +193,7 @@ impl Board {
     }
 }
 
+const ATTENDED: usize = 0;
 const COMM_ID: usize = 1;
 const STATE: usize = 2;
 const SIZE_RANK: usize = 3;

@@ -166,6 +166,7 @@ pub(crate) mod tests {
                 closed: false,
                 posted: *posted,
                 completed: least,
+                attended: *posted,
                 blocked_since_ns: (*posted > least).then_some(SECOND),
                 op: (*posted > least).then_some(op),
             };

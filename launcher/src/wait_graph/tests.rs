@@ -45,6 +45,7 @@ impl Scene {
                     closed: false,
                     posted: 0,
                     completed: 0,
+                    attended: 0,
                     blocked_since_ns: None,
                     op: None,
                 });
@@ -63,6 +64,7 @@ impl Scene {
         let lane = self.lane(rank, comm_id);
         let seq = lane.posted;
         lane.posted += 1;
+        lane.attended = lane.posted;
         let site = format!("t.py:{comm_id}");
         let root = -1;
         lane.op = Some(OpView { seq, reduce_op: 0, dtype: 11, count: 8, root, site, ..OpView::default() });
@@ -181,11 +183,11 @@ fn an_asynchronous_operation_that_can_end_may_run_a_callback() {
     let mut scene = Scene::new(3, &[&[0, 1], &[0, 1], &[0, 2]]);
     scene.collective(0, 0);
     scene.collective(1, 1);
-    scene.lane(0, 2).posted = 1;
+    (scene.lane(0, 2).posted, scene.lane(0, 2).attended) = (1, 1);
     assert_eq!(scene.circle(), None, "rank 2 may join, and then rank 0 may post");
     scene.collective(2, 2);
     assert_eq!(scene.circle(), None, "all have come");
-    scene.lane(0, 2).posted = 2;
+    (scene.lane(0, 2).posted, scene.lane(0, 2).attended) = (2, 2);
     scene.lane(0, 2).completed = 1;
     scene.views[2].waits.clear();
     scene.ended[2] = true;
@@ -237,6 +239,19 @@ fn a_group_that_is_made_again_under_its_name() {
     assert_eq!(scene.world().waits_for_finished(|_| false), None);
     scene.ended[1] = true;
     assert!(scene.world().waits_for_finished(|_| false).is_some());
+}
+
+#[test]
+fn an_end_that_nobody_would_notice_helps_nobody() {
+    let mut scene = Scene::new(2, &[&[0, ME], &[0, ME]]);
+    scene.wait(0, 0, WaitKind::Recv { from: Some(1) });
+    scene.wait(1, 0, WaitKind::Recv { from: Some(0) });
+    for rank in 0..2 {
+        scene.lane(rank, 1).posted = 1;
+    }
+    assert!(scene.circle().is_some());
+    scene.lane(0, 1).attended = 1;
+    assert_eq!(scene.circle(), None, "what runs at its end could send");
 }
 
 #[test]
