@@ -1,14 +1,23 @@
 //! The two ways the ranks of a host find their segment: the launcher's control plane, or the store that
 //! torch.distributed has anyway.
 
+use std::cell::OnceCell;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
+use crate::bridge::Bridge;
 use crate::control::{ControlClient, ControlError};
-use crate::failure::{Failure, FailureKind};
-use crate::segment::{Bootstrap, Membership};
+use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::hosts::Hosts;
+use crate::network::bell::{Ears, Heard};
+use crate::network::{Address, Crossing, Network};
+use crate::segment::{Bootstrap, Membership, Segment, Settings};
 
 /// The key-value store of a process group. Values are small; `get` waits for the key.
 pub trait Store {
@@ -29,37 +38,145 @@ pub trait Store {
     fn add(&self, key: &str, delta: i64) -> Result<i64, Failure>;
 }
 
-/// Meets through the store: rank 0 says under which descriptor of which process the segment is found.
+/// Meets through the store: the ranks say where they are, and the first one of each host under which descriptor of
+/// which process its segment is found.
 #[derive(Debug)]
-pub struct StoreBootstrap<S> {
+pub struct StoreBootstrap<'n, S> {
     store: S,
     rank: u32,
-    key: String,
+    /// Of this time that the group is made.
+    times: i64,
+    network: &'n Network,
+    /// What this host is called, and what ranks that share its memory say alike.
+    place: (String, String),
+    hosts: OnceCell<Hosts>,
 }
 
-impl<S: Store> StoreBootstrap<S> {
+impl<'n, S: Store> StoreBootstrap<'n, S> {
     /// # Errors
     /// That the store did not answer.
-    pub fn new(store: S, rank: u32) -> Result<Self, Failure> {
+    pub fn new(store: S, rank: u32, network: &'n Network) -> Result<Self, Failure> {
         // A group that is destroyed and made again finds its old keys in the store: the n-th time that a
         // rank comes, it asks for the n-th segment.
         let times = store.add(&format!("tpurun/times/{rank}"), 1)?;
-        Ok(Self { store, rank, key: format!("tpurun/segment/{times}") })
+        let place = (host_name(), machine());
+        Ok(Self { store, rank, times, network, place, hosts: OnceCell::new() })
+    }
+
+    /// As if this were another host, of that name.
+    pub fn on_host(mut self, name: &str) -> Self {
+        self.place = (name.to_owned(), format!("{}/{name}", self.place.1));
+        self
+    }
+
+    fn key(&self, what: &str, number: u32) -> String {
+        format!("tpurun/{what}/{}/{number}", self.times)
+    }
+
+    fn host(&self) -> u32 {
+        self.hosts.get().map_or(0, |hosts| hosts.of(self.rank))
     }
 }
 
-impl<S: Store> Bootstrap for StoreBootstrap<S> {
+impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
+    fn survey(&self, members: &Membership, settings: Settings) -> Result<(Hosts, Settings), Failure> {
+        let (name, machine) = &self.place;
+        let (own, survey) = (format!("{name}\n{machine}"), self.key("survey", 0));
+        let wrong = |text: &str| {
+            let text = format!("the store's entry for the hosts of {} is {text:?}", members.name);
+            Failure::new(FailureKind::Transport, text)
+        };
+        if self.rank > 0 {
+            self.store.set(&self.key("place", self.rank), &own)?;
+            let text = self.store.get(&survey)?;
+            let (first, rest) = text.split_once('\n').ok_or_else(|| wrong(&text))?;
+            let settings = Settings::parse(first).ok_or_else(|| wrong(&text))?;
+            let hosts = Hosts::parse(rest, members.size()).ok_or_else(|| wrong(&text))?;
+            return Ok((self.hosts.get_or_init(|| hosts).clone(), settings));
+        }
+        let others = (1..members.size()).map(|rank| self.store.get(&self.key("place", rank)));
+        let places = std::iter::once(Ok(own)).chain(others).map(|text| {
+            let text = text?;
+            let (name, machine) = text.split_once('\n').ok_or_else(|| wrong(&text))?;
+            Ok((name.to_owned(), machine.to_owned()))
+        });
+        let hosts = Hosts::by_places(&places.collect::<Result<Vec<_>, Failure>>()?);
+        let settings = Settings { window_bytes: settings.window_bytes_for(hosts.count()), ..settings };
+        self.store.set(&survey, &format!("{settings}\n{hosts}"))?;
+        Ok((self.hosts.get_or_init(|| hosts).clone(), settings))
+    }
+
     fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure> {
         let place = Place::here(segment.as_raw_fd());
-        self.store.set(&self.key, &place.to_string())
+        self.store.set(&self.key("segment", self.host()), &place.to_string())
     }
 
     fn fetch(&self, _deadline: Instant) -> Result<OwnedFd, Failure> {
-        let value = self.store.get(&self.key)?;
+        let value = self.store.get(&self.key("segment", self.host()))?;
         let place = value.parse::<Place>()?;
         place.open(self.rank)
     }
+
+    fn connect(&self, segment: &Arc<Segment>, ears: Ears) -> Result<Crossing, Failure> {
+        let (hosts, me) = (segment.hosts(), segment.host());
+        let own = self.network.address(own_address()?)?;
+        self.store.set(&self.key("address", me), &own.to_string())?;
+        let addresses = (0..hosts.count()).map(|host| {
+            let text = self.store.get(&self.key("address", host))?;
+            Address::parse(&text).ok_or_else(|| {
+                let text = format!("the store's entry for host {} is {text:?}", hosts.name(host));
+                Failure::new(FailureKind::Transport, text)
+            })
+        });
+        let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+        let mut hasher = DefaultHasher::new();
+        (segment.members().id(), self.times).hash(&mut hasher);
+        let bridge = Bridge::new(segment.clone());
+        let heard = Heard::new(ears, segment.clone());
+        self.network.cross(bridge, heard, hasher.finish(), addresses)
+    }
 }
+
+/// The address under which other hosts reach this one: the one that is said, or that of the way to the rank that
+/// holds the store, or of the way out.
+fn own_address() -> Result<IpAddr, Failure> {
+    let given = std::env::var(ADDRESS).ok().filter(|address| !address.is_empty());
+    if let Some(given) = given {
+        return given
+            .parse()
+            .map_err(|_| invalid_usage!("{ADDRESS}: expected an IP address of this host, given {given:?}"));
+    }
+    // A name is looked up as torch does to reach the store.
+    let master = std::env::var("MASTER_ADDR").ok().and_then(|name| (name, 0).to_socket_addrs().ok()?.next());
+    let is_pretended = std::env::var_os(HOST).is_some();
+    let ways = [master.map(|master| master.ip()), (!is_pretended).then_some(FAR_AWAY)];
+    let reached: Vec<IpAddr> = ways.into_iter().flatten().filter_map(|to| address_towards(to).ok()).collect();
+    let first = reached.iter().find(|address| !address.is_loopback()).or(reached.first());
+    Ok(first.copied().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+}
+
+/// The address that this host has on its way to another. Nothing is sent: connecting a datagram socket only looks
+/// up the route.
+fn address_towards(to: IpAddr) -> io::Result<IpAddr> {
+    let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+    socket.connect((to, 9))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// Of a network for documentation (RFC 5737): whatever the way out is.
+const FAR_AWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+/// The IP address under which other hosts reach this one.
+const ADDRESS: &str = "TPURUN_ADDRESS";
+
+/// What this host is called in messages.
+fn host_name() -> String {
+    let given = std::env::var(HOST).ok().filter(|name| !name.is_empty());
+    let name = given.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    name.replace(char::is_control, "")
+}
+
+/// Ranks for which this differs share no memory: hosts that are only pretended.
+const HOST: &str = "TPURUN_HOST";
 
 /// Where a descriptor is: on which machine, in which process.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -135,7 +252,10 @@ fn machine() -> String {
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let namespace = namespace.to_string_lossy().replace(' ', "");
     let name = rustix::system::uname().nodename().to_string_lossy().replace(' ', "");
-    format!("{name}/{}/{namespace}", boot.trim())
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let network = network.to_string_lossy().replace(' ', "");
+    let pretended = std::env::var(HOST).unwrap_or_default().replace(' ', "");
+    format!("{name}/{}/{namespace}/{network}/{pretended}", boot.trim())
 }
 
 /// Meets through the launcher, which passes the descriptor on.

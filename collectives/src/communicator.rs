@@ -15,10 +15,11 @@ use crate::control::ControlClient;
 use crate::engine::{CollectiveThread, Job, Jobs, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
 use crate::lane::{Lane, Posting, Shared};
+use crate::network::Crossing;
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::presence::Presence;
-use crate::segment::{Bootstrap, Membership, Offer, Segment, Verdict};
+use crate::segment::{Bootstrap, Membership, Segment, Settings, Verdict};
 use crate::sentinel::{Sentinel, Watch};
 use crate::survivors::Survivors;
 use crate::traffic::Traffic;
@@ -35,6 +36,9 @@ pub enum Mode {
     /// waits for it or calls [`Communicator::attend`]. No other rank waits longer for that.
     Lazy(Option<OnDone>),
 }
+
+/// So long the first rank of a host waits for the others there, when it leaves a communicator of several hosts.
+const LINGER: Duration = Duration::from_secs(10);
 
 impl std::fmt::Debug for Mode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,6 +59,8 @@ pub struct Communicator {
     collectives: Mutex<Option<CollectiveThread>>,
     messages: MessageThread,
     watch: Mutex<Option<Watch>>,
+    /// The way to other hosts, of the first rank of this one.
+    crossing: Mutex<Option<Crossing>>,
     /// Asynchronous collectives that have not ended: a blocking one queues behind them.
     queued: Arc<AtomicUsize>,
     shared: Arc<Shared>,
@@ -85,8 +91,8 @@ impl Communicator {
         presence.blocked();
         let waiting = presence.waiting(WaitKind::Creation, python_threads);
         let Config { matching, results, cpus, .. } = config;
-        let offer = Offer { window_bytes, matching, results, cpus };
-        let segment = Arc::new(Segment::rendezvous(members, offer, bootstrap, timeout)?);
+        let settings = Settings { window_bytes, matching, results, cpus };
+        let (segment, crossing) = Segment::rendezvous(members, settings, bootstrap, timeout)?;
         drop(waiting);
         presence.unblocked();
         let shared = Arc::<Shared>::default();
@@ -102,6 +108,7 @@ impl Communicator {
             segment,
             presence,
             watch: Mutex::new(None),
+            crossing: Mutex::new(crossing),
             queued: Arc::new(AtomicUsize::new(0)),
             shared,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
@@ -298,6 +305,13 @@ impl Communicator {
         python_threads: u32,
     ) -> Result<Self, Failure> {
         let segment = &*self.segment;
+        if segment.is_bridged() {
+            let text = format!(
+                "{} has ranks on several hosts: they can not go on without some",
+                segment.members().name
+            );
+            return Err(Failure::new(FailureKind::InvalidUsage, text));
+        }
         let mut survivors = Survivors::new(segment, lost, timeout)?;
         if segment.failure().is_none() {
             let (name, who) = (&segment.members().name, segment.describe(&[segment.rank()]));
@@ -332,8 +346,9 @@ impl Communicator {
         self.shared.closing.store(true, Ordering::Release);
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let crossing = self.crossing.lock().unwrap_or_else(PoisonError::into_inner).take();
         if self.pid != std::process::id() {
-            std::mem::forget((thread, watch));
+            std::mem::forget((thread, watch, crossing));
             return;
         }
         self.segment.meeting().nudge();
@@ -344,6 +359,10 @@ impl Communicator {
         drop(watch);
         self.presence.close();
         self.lane.lock().unwrap_or_else(PoisonError::into_inner).leave();
+        if let Some(crossing) = crossing {
+            // The other ranks of this host reach others through this one.
+            crossing.wait(LINGER.min(self.timeout()));
+        }
     }
 
     /// The default time limit of operations posted from now on.

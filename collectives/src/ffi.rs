@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::control::ControlClient;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::failure::{Failure, FailureKind, bug, invalid_usage};
+use crate::network::Network;
 use crate::op::{Op, OpKind, Shape};
 use crate::segment::{Bootstrap, Membership};
 use crate::sentinel::Sentinel;
@@ -23,6 +24,8 @@ use crate::text::head;
 use crate::traffic::Traffic;
 use crate::work::{OnDone, Outcome, Work};
 
+/// A word for each of some ten thousand ranks.
+const STORE_VALUE_BYTES: usize = 64 << 10;
 const ERROR_TEXT_BYTES: usize = 8184;
 const ERROR_RANKS: usize = 1023;
 const OK: i32 = 0;
@@ -179,6 +182,8 @@ struct Inherited {
     control: Option<ControlClient>,
     /// Where no agent watches.
     sentinel: Sentinel,
+    /// To other hosts.
+    network: Network,
 }
 
 static INHERITED: OnceLock<Inherited> = OnceLock::new();
@@ -188,9 +193,15 @@ fn inherited() -> &'static Inherited {
         // A process that a rank forked has the same descriptors, but is not the rank.
         let rank_pid = std::env::var("TPURUN_RANK_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
         if rank_pid.is_some_and(|pid| pid != std::process::id()) {
-            return Inherited { board: None, control: None, sentinel: Sentinel::new() };
+            let (sentinel, network) = (Sentinel::new(), Network::new());
+            return Inherited { board: None, control: None, sentinel, network };
         }
-        Inherited { board: Board::from_env(), control: ControlClient::from_env(), sentinel: Sentinel::new() }
+        Inherited {
+            board: Board::from_env(),
+            control: ControlClient::from_env(),
+            sentinel: Sentinel::new(),
+            network: Network::new(),
+        }
     })
 }
 
@@ -241,7 +252,7 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
     let inherited = inherited();
     let bootstrap: Box<dyn Bootstrap> = match &inherited.control {
         Some(client) => Box::new(ControlBootstrap::new(client, &members)),
-        None => Box::new(StoreBootstrap::new(config.store, rank)?),
+        None => Box::new(StoreBootstrap::new(config.store, rank, &inherited.network)?),
     };
     let board = inherited.board.as_ref();
     let threads = config.python_threads;
@@ -267,7 +278,7 @@ pub unsafe extern "C" fn tpurun_comm_shrink(
         // SAFETY: the caller's promise.
         let lost = unsafe { slice(lost, lost_count as usize) };
         let timeout = Duration::from_millis(timeout_ms.max(1) as u64);
-        let Inherited { board, control, sentinel } = inherited();
+        let Inherited { board, control, sentinel, .. } = inherited();
         let shrunk = communicator.shrink(
             lost,
             timeout,
@@ -573,7 +584,7 @@ impl Store for CStore {
     }
 
     fn get(&self, key: &str) -> Result<String, Failure> {
-        let mut value = vec![0; 512];
+        let mut value = vec![0; STORE_VALUE_BYTES];
         let mut bytes = 0;
         // SAFETY: the header's contract; `value` has the capacity that is said.
         let status = unsafe {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::failure::Failure;
-use crate::lane::{Agreed, Lane, Meet, Memory};
+use crate::lane::{Agreed, Lane, Meet, Memory, Staging};
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
@@ -76,7 +76,9 @@ impl<'a> Flat<'a> {
         let mut round = 0;
         // Folded windows are read before a round opens, so every round may use the same ones again: half the
         // memory to keep in cache. Windows that others fetch from are read until the next round opens.
-        let together = folds_together(self.schedule).then(|| lane.parity());
+        // What comes from other hosts may come before the round before it has been read here.
+        let same = folds_together(self.schedule) && !self.segment.is_bridged();
+        let together = same.then(|| lane.parity());
         while round < rounds {
             let parity = lane.parity();
             let window = together.unwrap_or(parity);
@@ -85,7 +87,7 @@ impl<'a> Flat<'a> {
             // A fetch and the reducing fetches behind it are one fold.
             for run in steps.chunk_by(|_, next| matches!(next, Step::Fetch { action: Action::Reduce, .. })) {
                 match run[0] {
-                    Step::Publish { block } => self.publish(*block, offset, window),
+                    Step::Publish { block } => self.publish(*block, offset, window, lane.staged_mut()),
                     Step::Meet { fold } => {
                         meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
@@ -191,13 +193,32 @@ impl<'a> Flat<'a> {
         self.op.inputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch)
     }
 
-    fn publish(&self, block: Block, offset: usize, window: usize) {
+    fn publish(&self, block: Block, offset: usize, window: usize, staged: &mut Staging) {
         let chunk = self.input_chunk(block);
         let bytes = self.op.inputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
         let start = self.segment.layout().window(self.segment.rank(), window);
         let at = start + self.slot(block) * self.stride;
         self.op.inputs.stage(chunk, offset, bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
+        if self.segment.is_bridged() {
+            self.note(block, bytes, staged);
+        }
+    }
+
+    /// What other hosts need of it.
+    fn note(&self, block: Block, bytes: usize, staged: &mut Staging) {
+        if !self.is_for_one() {
+            staged.for_all = staged.for_all.max(self.slot(block) * self.stride + bytes);
+            return;
+        }
+        staged.stride = self.stride;
+        staged.each.resize(self.segment.size() as usize, 0);
+        staged.each[self.slot(block)] = bytes;
+    }
+
+    /// Whether each rank stages something else for each.
+    fn is_for_one(&self) -> bool {
+        matches!(self.op.kind, OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter)
     }
 
     fn fetch(&self, from: Source, block: Block, offset: usize, parity: usize) {

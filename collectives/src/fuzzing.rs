@@ -6,6 +6,7 @@
 
 mod arena_export;
 mod board_image;
+mod bridge_frames;
 mod control_frames;
 mod input;
 mod mapped_tensors;
@@ -36,6 +37,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     arena_export::TARGET,
     board_image::TARGET,
+    bridge_frames::TARGET,
     control_frames::TARGET,
     mapped_tensors::TARGET,
     match_keys::TARGET,

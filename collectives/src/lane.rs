@@ -23,11 +23,12 @@ use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
 use crate::layout::LINE;
 use crate::mapped::{self, Mapped, Mapping};
-use crate::match_key::{self, Offer, Planned, Posted, Slot};
+use crate::match_key::{self, OFFER_BYTES, Offer, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::presence::Presence;
 use crate::process::LOOK_PERIOD;
+use crate::segment::crossing::Written;
 use crate::segment::{Segment, Verdict};
 use crate::splits;
 use crate::stepwise;
@@ -56,6 +57,8 @@ pub(crate) struct Lane {
     seq: u64,
     /// Queued operations that this rank has come to a meeting with, and not waited for yet.
     begun: Option<Begun>,
+    /// What it has staged for the next meeting, for the bridge to other hosts.
+    staged: Staging,
     /// Since which operation this rank takes no part any more, and why.
     given_up: Option<(u64, Failure)>,
 }
@@ -114,6 +117,17 @@ impl<'a> Meet<'a> {
             posted,
         }
     }
+}
+
+/// What a rank has staged for the meeting it comes to next, in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    /// From the beginning of its window, for all ranks alike.
+    pub(crate) for_all: usize,
+    /// Distance of what it has staged for each rank.
+    pub(crate) stride: usize,
+    /// What it has staged for each rank.
+    pub(crate) each: Vec<usize>,
 }
 
 /// What is known of the program's call beside the operation.
@@ -201,6 +215,7 @@ impl Lane {
             round: 0,
             seq: 0,
             begun: None,
+            staged: Staging::default(),
             given_up: None,
         })
     }
@@ -241,6 +256,7 @@ impl Lane {
         let Some(wanted) = Wanted::by(op, self.planner.forced()) else {
             return self.match_keys(&meet, 1).map(drop);
         };
+        let wanted = self.between_hosts(wanted);
         let schedule = self.plan(wanted, op.kind)?;
         meet.algorithm = Some(schedule.algorithm);
         let (segment, shared) = (self.segment.clone(), self.shared.clone());
@@ -275,6 +291,11 @@ impl Lane {
         Ok(())
     }
 
+    /// What goes from one host to another goes there once, whatever is cheapest on one of them.
+    fn between_hosts(&self, wanted: Wanted) -> Wanted {
+        if self.segment.is_bridged() && self.planner.forced().is_none() { wanted.flat() } else { wanted }
+    }
+
     fn plan(&mut self, wanted: Wanted, op: OpKind) -> Result<Arc<Schedule>, Failure> {
         if let Some(plan) = self.plans.get(&wanted) {
             return Ok(plan.clone());
@@ -282,6 +303,11 @@ impl Lane {
         let plan = Arc::new(self.planner.plan(wanted, op)?);
         self.plans.insert(wanted, plan.clone());
         Ok(plan)
+    }
+
+    /// What is staged for the next meeting.
+    pub(crate) fn staged_mut(&mut self) -> &mut Staging {
+        &mut self.staged
     }
 
     /// Which of the two slots and windows the current round uses.
@@ -359,29 +385,52 @@ impl Lane {
     fn arrive(&mut self, meet: &Meet<'_>, about: About) -> Result<Arrival, Failure> {
         let round = self.round;
         self.segment.set_arrived(round);
+        self.tell_bridge(meet, about);
         let arrival = self.segment.meeting().arrive(self.segment.size());
-        match arrival {
-            Arrival::Last => {
-                let memory = match about {
-                    About::Keys(parity) => {
-                        let Agreed { memory, behind, .. } = self.compare(meet, parity)?;
-                        for tensor in meet.behind[..behind].iter().filter(|tensor| tensor.together) {
-                            let stretch = tensor.at..tensor.at + tensor.bytes();
-                            self.fold_stretch(tensor.op, meet.fold_window, stretch, round);
-                        }
-                        memory
-                    }
-                    About::Results(parity) => {
-                        verify::compare(&self.segment, meet.op, meet.seq, parity)?;
-                        Memory::Windows
-                    }
-                    About::Data => Memory::Windows,
-                };
-                self.fold_or_open(meet, round, memory)?;
-            }
-            Arrival::Early => {}
+        if arrival == Arrival::Last {
+            self.decide(meet, about, round)?;
         }
         Ok(arrival)
+    }
+
+    /// All have arrived: does what is to be done once.
+    fn decide(&self, meet: &Meet<'_>, about: About, round: u32) -> Result<(), Failure> {
+        let memory = match about {
+            About::Keys(parity) => {
+                let Agreed { memory, behind, .. } = self.compare(meet, parity)?;
+                for tensor in meet.behind[..behind].iter().filter(|tensor| tensor.together) {
+                    let stretch = tensor.at..tensor.at + tensor.bytes();
+                    self.fold_stretch(tensor.op, meet.fold_window, stretch, round);
+                }
+                memory
+            }
+            About::Results(parity) => {
+                verify::compare(&self.segment, meet.op, meet.seq, parity)?;
+                Memory::Windows
+            }
+            About::Data => Memory::Windows,
+        };
+        self.fold_or_open(meet, round, memory)
+    }
+
+    /// Says what of this rank's places other hosts need for the round, where there are any.
+    fn tell_bridge(&mut self, meet: &Meet<'_>, about: About) {
+        let staged = std::mem::take(&mut self.staged);
+        let segment = &self.segment;
+        if !segment.is_bridged() {
+            return;
+        }
+        let parity = self.parity();
+        let mut written = Written { for_all: staged.for_all, stride: staged.stride, ..Written::default() };
+        if about != About::Data {
+            written.slot = Slot::new(segment.region(), segment.layout().slot(segment.rank(), parity)).bytes();
+            written.behind = meet.behind.len() * OFFER_BYTES;
+        }
+        if matches!(about, About::Keys(_)) && splits::needed(meet.op.kind) {
+            written.splits = segment.layout().splits_bytes();
+        }
+        segment.set_written(parity, written, &staged.each);
+        segment.count_written();
     }
 
     /// The last to arrive: all keys must agree. Also decides what only all together know.
@@ -508,6 +557,11 @@ impl Lane {
                 }
                 Opened::Poisoned => {
                     break Err(self.poisoned().expect("it stays poisoned"));
+                }
+                Opened::Duty => {
+                    if let Err(failure) = self.decide(meet, about, round) {
+                        break Err(failure);
+                    }
                 }
                 Opened::Help { piece, of } => {
                     if let Err(failure) = self.fold(meet, piece, of, round) {

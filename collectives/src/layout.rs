@@ -3,13 +3,15 @@
 //! ```text
 //! header      sizes, settings, who attached         one page
 //! meeting     the words of the rounds               one page with the failure's state
-//! failure     the one text that all ranks raise     one page
+//! failure     the one text that all ranks raise     two pages
+//! decided     the same, where hosts had to agree    two pages
 //! members     pid, start time, doorbell             one record per rank
 //! rank sets   who is to blame, who was given up,    one bit per rank each
 //!             each rank's list of the survivors
 //! slots       match key and details                 two per rank (round parity)
 //! behind      keys of the operations behind it      two lists per rank
 //! splits      element counts per peer               two per rank
+//! written     what other hosts are to be sent       two per rank
 //! windows     staged bytes of this rank             two per rank
 //! folded      the result of a fold                  two
 //! ledger      messages pending, (from, to)
@@ -21,9 +23,10 @@
 
 use crate::arena::{ArenaKind, Export};
 use crate::match_key::OFFERS_BYTES;
+use crate::segment::crossing::WRITTEN_WORDS;
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
@@ -41,7 +44,7 @@ const _: () = assert!(8 + Export::BYTES <= EXPORT_BYTES);
 pub(crate) const SLOT_BYTES: usize = 384;
 /// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
 pub(crate) const P2P_CHANNEL: u32 = 6;
-const CHANNELS: u32 = P2P_CHANNEL + 1;
+pub(crate) const CHANNELS: u32 = P2P_CHANNEL + 1;
 /// All rings of a segment may take this much address space (not memory: untouched pages cost nothing).
 const RINGS_BUDGET: usize = 1 << 31;
 /// The text all ranks raise is cut to this.
@@ -94,6 +97,11 @@ impl Layout {
         2 * PAGE
     }
 
+    /// What the hosts have agreed that the failure is, where there are several.
+    pub(crate) fn decided(&self) -> usize {
+        4 * PAGE
+    }
+
     /// The ranks that the failure blames.
     pub(crate) fn blamed(&self) -> usize {
         self.rank_sets()
@@ -115,7 +123,7 @@ impl Layout {
     }
 
     pub(crate) fn member(&self, rank: u32) -> usize {
-        4 * PAGE + self.nth(rank) * MEMBER_BYTES
+        6 * PAGE + self.nth(rank) * MEMBER_BYTES
     }
 
     /// A word that is not zero when `rank` has said where its arena of this kind is, which follows.
@@ -135,6 +143,11 @@ impl Layout {
     /// The counts of `rank`: `ranks` of its inputs, then `ranks` of its outputs, 8 bytes each.
     pub(crate) fn splits(&self, rank: u32, parity: usize) -> usize {
         self.splits_start() + (parity * self.ranks + self.nth(rank)) * self.splits_bytes()
+    }
+
+    /// How much `rank` has written for a round, and how much of that for each rank, 8 bytes each.
+    pub(crate) fn written(&self, rank: u32, parity: usize) -> usize {
+        self.written_start() + (parity * self.ranks + self.nth(rank)) * self.written_bytes()
     }
 
     pub(crate) fn window(&self, rank: u32, parity: usize) -> usize {
@@ -166,7 +179,7 @@ impl Layout {
     }
 
     fn rank_sets(&self) -> usize {
-        4 * PAGE + self.ranks * MEMBER_BYTES
+        6 * PAGE + self.ranks * MEMBER_BYTES
     }
 
     fn rank_set_bytes(&self) -> usize {
@@ -185,12 +198,20 @@ impl Layout {
         page(self.behind_start() + 2 * self.ranks * OFFERS_BYTES)
     }
 
-    fn splits_bytes(&self) -> usize {
+    pub(crate) fn splits_bytes(&self) -> usize {
         2 * self.ranks * 8
     }
 
-    fn windows(&self) -> usize {
+    fn written_start(&self) -> usize {
         page(self.splits_start() + 2 * self.ranks * self.splits_bytes())
+    }
+
+    fn written_bytes(&self) -> usize {
+        (WRITTEN_WORDS + self.ranks) * 8
+    }
+
+    fn windows(&self) -> usize {
+        page(self.written_start() + 2 * self.ranks * self.written_bytes())
     }
 
     fn folded_start(&self) -> usize {
@@ -254,6 +275,7 @@ mod tests {
                 (layout.agreed(1), 64),
                 (layout.ballot(), 128),
                 (layout.failure(), 2 * PAGE),
+                (layout.decided(), 2 * PAGE),
                 (layout.blamed(), layout.rank_set_bytes()),
                 (layout.given_up(), layout.rank_set_bytes()),
             ];
@@ -264,6 +286,7 @@ mod tests {
                     areas.push((layout.slot(rank, parity), SLOT_BYTES));
                     areas.push((layout.behind(rank, parity), OFFERS_BYTES));
                     areas.push((layout.splits(rank, parity), layout.splits_bytes()));
+                    areas.push((layout.written(rank, parity), layout.written_bytes()));
                     areas.push((layout.window(rank, parity), layout.window_bytes()));
                 }
                 for to in 0..ranks {

@@ -19,6 +19,8 @@ pub mod board;
 #[cfg(not(tpurun_loom))]
 pub mod bootstrap;
 #[cfg(not(tpurun_loom))]
+mod bridge;
+#[cfg(not(tpurun_loom))]
 pub mod buffer;
 #[cfg(not(tpurun_loom))]
 mod communicator;
@@ -41,6 +43,8 @@ mod flat;
 #[cfg(all(any(test, fuzzing), not(tpurun_loom)))]
 pub mod fuzzing;
 #[cfg(not(tpurun_loom))]
+mod hosts;
+#[cfg(not(tpurun_loom))]
 mod lane;
 #[cfg(not(tpurun_loom))]
 mod layout;
@@ -50,6 +54,8 @@ mod mapped;
 mod match_key;
 #[cfg(not(tpurun_loom))]
 mod message;
+#[cfg(not(tpurun_loom))]
+pub mod network;
 #[cfg(not(tpurun_loom))]
 mod op;
 #[cfg(not(tpurun_loom))]

@@ -96,7 +96,7 @@ impl Mapping {
             true => largest(Spans::total) < MIN_BYTES.max(MIN_PART * segment.size() as usize),
             false => largest(Spans::longest_chunk) < MIN_BYTES,
         };
-        if cfg!(tpurun_unmatched) || segment.size() == 1 || is_small {
+        if cfg!(tpurun_unmatched) || segment.size() == 1 || segment.is_bridged() || is_small {
             return None;
         }
         let places = |kind: &ArenaKind| {

@@ -60,7 +60,7 @@ const KEY_WORDS: usize = SITE + 1;
 /// Most operations that are offered behind the one of a slot.
 pub(crate) const MAX_BEHIND: usize = 31;
 const _: () = assert!(MAX_BEHIND <= BEHIND_BITS as usize);
-const OFFER_BYTES: usize = 64;
+pub(crate) const OFFER_BYTES: usize = 64;
 /// Those of one rank.
 pub(crate) const OFFERS_BYTES: usize = MAX_BEHIND * OFFER_BYTES;
 
@@ -137,6 +137,11 @@ impl<'a> Slot<'a> {
         for (index, word) in key(op, algorithm, matching).into_iter().enumerate() {
             self.store(index, word);
         }
+    }
+
+    /// How much of it is written.
+    pub(crate) fn bytes(&self) -> usize {
+        SITE_TEXT * 8 + (self.load(SITE_BYTES) as usize).min(SITE_TEXT_BYTES)
     }
 
     /// Rounds this rank needs; the last to arrive takes the maximum over all.

@@ -286,7 +286,7 @@ impl Messages {
             let moved = run.bytes - room.bytes + now.bytes;
             if moved > 0 {
                 ring.publish(moved);
-                segment.doorbell(to).ring();
+                segment.notify(to);
             }
             if now.bytes as usize != left {
                 break;
@@ -358,7 +358,7 @@ impl Messages {
             };
             if taken > 0 {
                 ring.consume(taken);
-                segment.doorbell(from).ring();
+                segment.notify(from);
             } else if !matches!(self.inbound[from as usize], Inbound::Header) {
                 return Ok(());
             }
@@ -478,7 +478,7 @@ mod tests {
     use crate::config::{Matching, Results};
     use crate::dtype::{Dtype, ReduceOp};
     use crate::op::Shape;
-    use crate::segment::{Bootstrap, Membership, Offer};
+    use crate::segment::{Bootstrap, Membership, Settings};
     use crate::work::Carrier;
 
     #[derive(Default)]
@@ -502,10 +502,10 @@ mod tests {
 
     fn segment(handover: &Handover, rank: u32) -> Arc<Segment> {
         let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 4 };
-        let offer =
-            Offer { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
+        let settings =
+            Settings { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
         let limit = Duration::from_secs(60);
-        Arc::new(Segment::rendezvous(members, offer, handover, limit).expect("both come"))
+        Segment::rendezvous(members, settings, handover, limit).expect("both come").0
     }
 
     fn op(kind: OpKind) -> Op {

@@ -1,17 +1,21 @@
 //! The shared segment of one communicator on one host: how its ranks meet, and how they fail together.
 
+pub(crate) mod crossing;
 mod note;
 
-use std::fmt::Write as _;
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
+use crate::hosts::Hosts;
 use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
+use crate::network::Crossing;
+use crate::network::bell::{Bell, Ears};
 use crate::op::OpKind;
 use crate::process::{self, LOOK_PERIOD, Liveness};
 use crate::rank_list::RankList;
@@ -25,7 +29,15 @@ use crate::text::head;
 
 /// How the ranks of a host hand each other the descriptor of their segment.
 pub trait Bootstrap {
-    /// Rank 0: offers the segment to all others.
+    /// Finds out which ranks share a host, and takes rank 0's settings to all of them.
+    ///
+    /// # Errors
+    /// What the store or the control plane said.
+    fn survey(&self, members: &Membership, settings: Settings) -> Result<(Hosts, Settings), Failure> {
+        Ok((Hosts::one(members.size()), settings))
+    }
+
+    /// The first rank of a host: offers the segment to all others there.
     ///
     /// # Errors
     /// What the store or the control plane said.
@@ -35,6 +47,15 @@ pub trait Bootstrap {
     /// # Errors
     /// As above, or that the deadline passed.
     fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure>;
+    /// The first rank of a host, where there are others: connects to them.
+    ///
+    /// # Errors
+    /// As above, or that the host refuses a socket.
+    fn connect(&self, segment: &Arc<Segment>, ears: Ears) -> Result<Crossing, Failure> {
+        let (_, _) = (segment, ears);
+        Err(Failure::new(FailureKind::Internal, "these ranks are on one host"))
+    }
+
     /// Whether a rank that has not come never will; not every bootstrap can tell.
     fn is_gone(&self, rank: u32) -> bool {
         let _ = rank;
@@ -88,6 +109,17 @@ const H_NAME_BYTES: usize = 128;
 const H_NAME: usize = 136;
 const NAME_BYTES: usize = 512;
 const H_DEPARTURES: usize = 704;
+// Where ranks are on several hosts.
+const H_LOCAL: usize = 768;
+const H_RUNG: usize = 832;
+const H_BELL_PID: usize = 836;
+const H_BELL: usize = 840;
+const H_MOVES: usize = 896;
+const H_DECIDED: usize = 960;
+/// Of each rank where ranks are on several hosts.
+const BRIDGED_WINDOW: usize = 4 << 20;
+/// Of any rank, whatever another process says.
+const MOST_WINDOW: usize = 1 << 32;
 /// In the count of those attached: the communicator will not come to be.
 const CLOSED: u32 = 1 << 31;
 // Member words.
@@ -111,12 +143,37 @@ const F_TEXT: usize = 64;
 
 /// What rank 0 decides for all, where their own settings might differ.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Offer {
+pub struct Settings {
     pub(crate) window_bytes: usize,
     pub(crate) matching: Matching,
     pub(crate) results: Results,
     /// What plans count on; ranks may be pinned to different CPUs.
     pub(crate) cpus: u32,
+}
+
+impl Settings {
+    /// Fewer and larger rounds where each costs the way to another host and back.
+    pub(crate) fn window_bytes_for(&self, hosts: u32) -> usize {
+        if hosts > 1 { self.window_bytes.max(BRIDGED_WINDOW) } else { self.window_bytes }
+    }
+
+    /// Reads what [`Display`](fmt::Display) wrote.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let words: Vec<usize> = text.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+        let [window_bytes, strict, verified, cpus] = words[..] else { return None };
+        let matching = if strict == 0 { Matching::Normal } else { Matching::Strict };
+        let results = if verified == 0 { Results::Trusted } else { Results::Verified };
+        let cpus = u32::try_from(cpus).ok()?;
+        (window_bytes <= MOST_WINDOW).then_some(Self { window_bytes, matching, results, cpus })
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let strict = u8::from(self.matching == Matching::Strict);
+        let verified = u8::from(self.results == Results::Verified);
+        write!(f, "{} {strict} {verified} {}", self.window_bytes, self.cpus)
+    }
 }
 
 /// Why a communicator is to fail, and who is to blame, by rank in the group.
@@ -144,60 +201,82 @@ impl Verdict {
 
 /// One rank's view of the segment.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub struct Segment {
     region: Region,
     layout: Layout,
     members: Membership,
+    hosts: Hosts,
+    /// Rung for the bridge to other hosts, where there are any.
+    bell: Option<Bell>,
     /// See [`Bootstrap::grace`].
     grace: Duration,
     /// When this rank first saw that another one was gone.
     seen_gone: OnceLock<Instant>,
+    /// When it first saw that the communicator had failed.
+    seen_failed: OnceLock<Instant>,
 }
 
 impl Segment {
     fn new(region: Region, layout: Layout, members: Membership) -> Self {
-        Self { region, layout, members, grace: Duration::ZERO, seen_gone: OnceLock::new() }
+        let hosts = Hosts::one(members.size());
+        let (grace, seen_gone, seen_failed) = (Duration::ZERO, OnceLock::new(), OnceLock::new());
+        Self { region, layout, members, hosts, bell: None, grace, seen_gone, seen_failed }
     }
 
-    /// Creates (rank 0) or joins the segment, and returns when all ranks are in.
+    /// Creates (the first rank of a host) or joins the segment, and returns when all ranks are in.
     pub(crate) fn rendezvous(
         members: Membership,
-        offer: Offer,
+        settings: Settings,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
-    ) -> Result<Self, Failure> {
+    ) -> Result<(Arc<Self>, Option<Crossing>), Failure> {
         let deadline = Instant::now() + timeout;
-        let segment = if members.rank == 0 {
-            let layout = Layout::new(members.size(), offer.window_bytes);
-            let (region, fd) = Region::create("tpurun-communicator", layout.total())
-                .map_err(|error| refused(&members, "create", layout.total(), &error))?;
-            let segment = Self { grace: bootstrap.grace(), ..Self::new(region, layout, members) };
-            segment.write_header(offer);
-            segment.attach()?;
-            bootstrap.offer(fd.as_fd())?;
-            segment.wait_for_all(bootstrap, deadline, timeout)?;
-            // Only now may the descriptor go: others may have opened it through this process.
-            drop(fd);
-            segment
-        } else {
+        let (hosts, settings) = bootstrap.survey(&members, settings)?;
+        let is_first = hosts.first(hosts.of(members.rank)) == members.rank;
+        let grace = bootstrap.grace();
+        if !is_first {
             let fd = bootstrap.fetch(deadline)?;
-            let segment = Self { grace: bootstrap.grace(), ..Self::join(members, &fd)? };
+            let mut segment = Self { grace, hosts, ..Self::join(members, &fd)? };
+            if segment.is_bridged() {
+                let word = |at: usize| segment.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
+                segment.bell = Some(Bell::open(word(H_BELL_PID), word(H_BELL))?);
+            }
             segment.attach()?;
             segment.wait_for_all(bootstrap, deadline, timeout)?;
-            segment
-        };
-        Ok(segment)
+            return Ok((Arc::new(segment), None));
+        }
+        let layout = Layout::new(members.size(), settings.window_bytes);
+        let (region, fd) = Region::create("tpurun-communicator", layout.total())
+            .map_err(|error| refused(&members, "create", layout.total(), &error))?;
+        let mut segment = Self { grace, hosts, ..Self::new(region, layout, members) };
+        segment.write_header(settings);
+        let mut ears = None;
+        if segment.is_bridged() {
+            let (bell, end) = Bell::new()?;
+            let word = |at: usize| segment.region.at::<AtomicU32>(at);
+            word(H_BELL_PID).store(std::process::id(), Ordering::Relaxed);
+            word(H_BELL).store(bell.descriptor(), Ordering::Relaxed);
+            (segment.bell, ears) = (Some(bell), Some(end));
+        }
+        let segment = Arc::new(segment);
+        segment.attach()?;
+        bootstrap.offer(fd.as_fd())?;
+        let crossing = ears.map(|ears| bootstrap.connect(&segment, ears)).transpose()?;
+        segment.wait_for_all(bootstrap, deadline, timeout)?;
+        // Only now may the descriptor go: others may have opened it through this process.
+        drop(fd);
+        Ok((segment, crossing))
     }
 
-    fn write_header(&self, offer: Offer) {
+    fn write_header(&self, settings: Settings) {
         let header = self.layout.header();
         let word = |offset: usize| self.region.at::<AtomicU32>(header + offset);
         self.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
         word(H_VERSION).store(VERSION, Ordering::Relaxed);
         word(H_RANKS).store(self.members.size(), Ordering::Relaxed);
-        word(H_CPUS).store(offer.cpus, Ordering::Relaxed);
-        word(H_STRICT).store((offer.matching == Matching::Strict).into(), Ordering::Relaxed);
-        word(H_VERIFY).store((offer.results == Results::Verified).into(), Ordering::Relaxed);
+        word(H_CPUS).store(settings.cpus, Ordering::Relaxed);
+        word(H_STRICT).store((settings.matching == Matching::Strict).into(), Ordering::Relaxed);
+        word(H_VERIFY).store((settings.results == Results::Verified).into(), Ordering::Relaxed);
         word(H_EPOCH).store(self.members.epoch, Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
@@ -280,13 +359,19 @@ impl Segment {
         let layout = Layout::new(ranks, window_bytes);
         let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
         let segment = Self::new(region, layout, members);
-        segment.write_header(Offer {
+        segment.write_header(Settings {
             window_bytes,
             matching: Matching::Normal,
             results: Results::Trusted,
             cpus: 1,
         });
         segment
+    }
+
+    /// The same, with its ranks on these hosts.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn with_hosts(self, hosts: Hosts) -> Self {
+        Self { hosts, ..self }
     }
 
     pub(crate) fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
@@ -339,6 +424,7 @@ impl Segment {
         let attached = self.attached();
         attached.atomic().fetch_add(1, Ordering::AcqRel);
         attached.wake(EVERYBODY);
+        self.ring_bridge();
         Ok(())
     }
 
@@ -490,6 +576,10 @@ impl Segment {
     /// The process of `rank` is gone: who waits for it looks again.
     pub(crate) fn mourn(&self, rank: u32) {
         self.lost(rank).store(1, Ordering::Release);
+        self.announce_departure();
+    }
+
+    fn announce_departure(&self) {
         self.departures_word().fetch_add(1, Ordering::AcqRel);
         self.meeting().nudge();
         self.ring_all();
@@ -516,9 +606,7 @@ impl Segment {
         let left: &AtomicU64 = self.region.at(self.layout.member(self.rank()) + M_LEFT);
         left.store(seq.saturating_add(1), Ordering::Release);
         self.member_word(self.rank(), M_CLOSED).store(1, Ordering::Release);
-        self.departures_word().fetch_add(1, Ordering::AcqRel);
-        self.meeting().nudge();
-        self.ring_all();
+        self.announce_departure();
     }
 
     /// Whether the process of `rank` is gone, as far as anybody knows.
@@ -581,6 +669,11 @@ impl Segment {
 
     /// Whether the process of `rank` still is what attached.
     pub(crate) fn liveness(&self, rank: u32) -> Liveness {
+        if !self.is_here(rank) {
+            // The bridge is told, or hears nothing any more.
+            let is_lost = self.lost(rank).load(Ordering::Acquire) != 0;
+            return if is_lost { Liveness::Gone } else { Liveness::Alive };
+        }
         let start: &AtomicU64 = self.region.at(self.layout.member(rank) + M_START);
         process::liveness(self.pid(rank), start.load(Ordering::Relaxed))
     }
@@ -592,13 +685,18 @@ impl Segment {
 
     /// Fails the communicator for all its ranks and returns the failure that stands: the first one.
     pub(crate) fn fail_by(&self, verdict: &Verdict) -> Failure {
+        self.fail_here(verdict);
+        let own = || Failure::new(verdict.kind, &*verdict.text).blaming(self.in_world(&verdict.blamed));
+        self.failure().unwrap_or_else(own)
+    }
+
+    /// As [`fail_by`](Self::fail_by), but asks no other host what stands.
+    pub(crate) fn fail_here(&self, verdict: &Verdict) {
         self.publish(verdict, || {
             self.end_creation();
             self.meeting().poison();
             true
         });
-        let own = || Failure::new(verdict.kind, &*verdict.text).blaming(self.in_world(&verdict.blamed));
-        self.failure().unwrap_or_else(own)
     }
 
     /// As [`fail_by`](Self::fail_by), but who sleeps learns of it only from [`announce`](Self::announce).
@@ -715,10 +813,18 @@ impl Segment {
         for rank in self.ranks() {
             self.doorbell(rank).ring();
         }
+        self.ring_bridge();
     }
 
-    /// The failure of this communicator, if it has failed.
+    /// The failure of this communicator, if it has failed: what all hosts say, which takes them a moment to agree
+    /// on.
     pub(crate) fn failure(&self) -> Option<Failure> {
+        let own = self.own_failure()?;
+        Some(if self.is_bridged() { self.agreed_failure().unwrap_or(own) } else { own })
+    }
+
+    /// As this host has it.
+    pub(crate) fn own_failure(&self) -> Option<Failure> {
         let speak_for = |writer| self.speak_for(writer);
         match self.publication().settled(|| self.writer(), self.look_at_writer(), speak_for) {
             Settled::Nothing => return None,
@@ -748,16 +854,19 @@ impl Segment {
     /// `ranks 3-9 (host n0, pid 4711, 4712, 4713, 4714, ..)`, for messages.
     pub(crate) fn describe(&self, ranks: &[u32]) -> String {
         const SHOWN: usize = 4;
-        let world = self.in_world(ranks);
-        let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-        let mut text = format!("{noun} {}", RankList(&world));
-        let pids: Vec<String> = ranks.iter().take(SHOWN).map(|rank| self.pid(*rank).to_string()).collect();
-        let more = if ranks.len() > SHOWN { ", .." } else { "" };
-        // All ranks of a segment are on one host.
-        let uname = rustix::system::uname();
-        let host = uname.nodename().to_string_lossy();
-        write!(text, " (host {host}, pid {}{more})", pids.join(", ")).expect("a String takes it");
-        text
+        let host = |rank: &u32| self.hosts.of(*rank);
+        let on_host = |ranks: &[u32]| {
+            let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+            let pids: Vec<String> =
+                ranks.iter().take(SHOWN).map(|rank| self.pid(*rank).to_string()).collect();
+            let more = if ranks.len() > SHOWN { ", .." } else { "" };
+            let (list, name) = (self.in_world(ranks), self.hosts.name(host(&ranks[0])));
+            format!("{noun} {} (host {name}, pid {}{more})", RankList(&list), pids.join(", "))
+        };
+        let mut ranks = ranks.to_vec();
+        ranks.sort_by_key(|rank| (host(rank), *rank));
+        let texts: Vec<String> = ranks.chunk_by(|one, next| host(one) == host(next)).map(on_host).collect();
+        texts.join(" and ")
     }
 }
 

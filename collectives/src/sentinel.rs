@@ -198,7 +198,7 @@ impl Guard {
                 return;
             }
             let pid = segment.pid(self.next);
-            if pid == std::process::id() {
+            if pid == std::process::id() || !segment.is_here(self.next) {
                 continue;
             }
             match open(pid) {

@@ -22,7 +22,7 @@ pub(crate) use meeting::{Arrival, Meeting, Opened};
 pub(crate) use patience::Patience;
 pub(crate) use publication::{Publication, Settled, Writer};
 pub(crate) use queue::{Consumer, OpQueue};
-pub(crate) use ring::{Ring, RingCounters, Run};
+pub(crate) use ring::{Ring, RingCounters, RingError, Run};
 
 #[cfg(not(tpurun_loom))]
 mod imp {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ranks::{Call, Handover, config, with_ranks};
 use tpurun_collectives::bootstrap::{Store, StoreBootstrap};
 use tpurun_collectives::dtype::{Dtype, ReduceOp};
+use tpurun_collectives::network::Network;
 use tpurun_collectives::{
     Communicator, Config, Failure, FailureKind, Membership, Mode, Op, OpKind, Shape, Spans,
 };
@@ -339,7 +340,8 @@ const DIRECTORY: &str = "REVIEW_DIRECTORY";
 
 fn join(directory: &str, rank: u32, ranks: u32, config: Config, timeout: Duration) -> Communicator {
     let members = Membership { name: "test".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
-    let bootstrap = StoreBootstrap::new(Directory(directory.into()), rank).unwrap();
+    static NETWORK: Network = Network::new();
+    let bootstrap = StoreBootstrap::new(Directory(directory.into()), rank, &NETWORK).unwrap();
     Communicator::create(members, timeout, config, &bootstrap, None, 1).unwrap()
 }
 

@@ -13,10 +13,13 @@ use std::time::Duration;
 use ranks::{Call, config};
 use tpurun_collectives::board::now_ns;
 use tpurun_collectives::bootstrap::{Store, StoreBootstrap};
+use tpurun_collectives::network::Network;
 use tpurun_collectives::{Communicator, Failure, Membership, OpKind, Sentinel};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RANK: &str = "SENTINEL_TEST_RANK";
+/// Not used: all ranks are on one host.
+static NETWORK: Network = Network::new();
 const RANKS: &str = "SENTINEL_TEST_RANKS";
 const DIRECTORY: &str = "SENTINEL_TEST_DIRECTORY";
 /// Between a death and the median survivor's error, on a machine that does other things, too: alone it takes
@@ -59,7 +62,7 @@ fn join(sentinel: &Sentinel) -> Communicator {
     let ranks = std::env::var(RANKS).unwrap().parse().unwrap();
     let members = Membership { name: "dp0".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
     let store = Directory(std::env::var(DIRECTORY).unwrap().into());
-    let bootstrap = StoreBootstrap::new(store, rank).unwrap();
+    let bootstrap = StoreBootstrap::new(store, rank, &NETWORK).unwrap();
     Communicator::create(members, TIMEOUT, config(), &bootstrap, None, 0).unwrap().watched_by(sentinel)
 }
 

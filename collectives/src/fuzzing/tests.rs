@@ -79,4 +79,4 @@ macro_rules! smoke {
     };
 }
 
-smoke!(arena_export board_image control_frames mapped_tensors match_keys meeting message_lane proc_text segment_join wire_segments);
+smoke!(arena_export board_image bridge_frames control_frames mapped_tensors match_keys meeting message_lane proc_text segment_join wire_segments);

@@ -109,7 +109,7 @@ impl Lane {
         match self.begun {
             Some(Begun { count, .. }) => {
                 let meeting = self.segment.meeting();
-                if !meeting.is_open(self.round) && !meeting.is_poisoned() {
+                if !meeting.is_open(self.round) && !meeting.is_poisoned() && !meeting.has_duty() {
                     return if count == calls.len() { Progress::Begun } else { Progress::Stuck };
                 }
             }
@@ -156,8 +156,8 @@ impl Lane {
 
     fn flat_plan(&mut self, op: &Op) -> Option<Arc<Schedule>> {
         // What can not be planned says so when it is its turn.
-        let plan =
-            Wanted::by(op, self.planner.forced()).and_then(|wanted| self.plan(wanted, op.kind).ok())?;
+        let plan = Wanted::by(op, self.planner.forced())
+            .and_then(|wanted| self.plan(self.between_hosts(wanted), op.kind).ok())?;
         (plan.algorithm == Algorithm::Flat).then_some(plan)
     }
 
@@ -192,6 +192,7 @@ impl Lane {
                 let at = layout.window(segment.rank(), parity) + tensor.at;
                 tensor.op.inputs.stage(0, 0, tensor.bytes(), region, at);
                 lane.shared.traffic.stage(tensor.bytes());
+                lane.staged.for_all = tensor.at + tensor.bytes();
             }
             for (index, tensor) in staged[1..].iter().enumerate() {
                 let offer = Offer::new(region, layout.behind(segment.rank(), parity), index);

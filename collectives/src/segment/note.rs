@@ -55,7 +55,7 @@ const _: () = assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::H_NAME + super:
 #[cfg(test)]
 #[cfg(not(tpurun_loom))]
 mod tests {
-    use super::super::{Bootstrap, Membership, Offer};
+    use super::super::{Arc, Bootstrap, Membership, Settings};
     use super::*;
     use crate::config::{Matching, Results};
     use crate::failure::Failure;
@@ -80,12 +80,13 @@ mod tests {
         }
     }
 
-    fn segment() -> (Segment, Supervised) {
+    fn segment() -> (Arc<Segment>, Supervised) {
         let members = Membership { name: "dp0".into(), rank: 0, world_ranks: vec![0], epoch: 0 };
-        let offer =
-            Offer { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
+        let settings =
+            Settings { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
         let alone = Alone::default();
-        let segment = Segment::rendezvous(members, offer, &alone, Duration::from_secs(5)).expect("alone");
+        let (segment, _) =
+            Segment::rendezvous(members, settings, &alone, Duration::from_secs(5)).expect("alone");
         let fd = alone.0.into_inner().expect("offered");
         (segment, Supervised::open(&fd).expect("a segment"))
     }

@@ -14,10 +14,12 @@ use super::{AtomicU64, EVERYBODY, Ordering, Patience, Word};
 
 const SLEEPERS: u32 = 1;
 const POISONED: u32 = 2;
+/// All have arrived, the last of them from another host: one of those here has yet to do what the last one does.
+const DUTY: u32 = 4;
 /// Counts nudges, modulo 256: a waiter misses one only if 255 others follow before it looks.
-const NUDGE: u32 = 4;
+const NUDGE: u32 = 8;
 const NUDGES: u32 = 0xff * NUDGE;
-const ROUND_SHIFT: u32 = 10;
+const ROUND_SHIFT: u32 = 11;
 const ROUND_MASK: u32 = u32::MAX >> ROUND_SHIFT;
 
 /// The shared words of a communicator's rounds; all zeroes is "no round opened yet".
@@ -49,6 +51,8 @@ pub(crate) enum Arrival {
 pub(crate) enum Opened {
     /// The round is over: results may be read.
     Yes,
+    /// All are here, and it falls to this rank to do what [`Arrival::Last`] asks for.
+    Duty,
     /// Fold this piece, then call [`piece_done`](Meeting::piece_done), then wait again.
     Help { piece: u32, of: u32 },
     /// The communicator failed.
@@ -64,6 +68,24 @@ impl Meeting {
         let before = self.arrivals.0.fetch_add(1, Ordering::AcqRel);
         // Another process may have put the count anywhere.
         if before.wrapping_add(1).is_multiple_of(u64::from(ranks)) { Arrival::Last } else { Arrival::Early }
+    }
+
+    /// Announces that the slots and windows of so many ranks of other hosts are complete. When nobody is missing
+    /// then, one of those who wait here, or the next who does, is to do what the last to arrive does.
+    pub(crate) fn arrive_for(&self, others: u32, ranks: u32) {
+        // As in `arrive`.
+        let before = self.arrivals.0.fetch_add(others.into(), Ordering::AcqRel);
+        if before.wrapping_add(others.into()).is_multiple_of(u64::from(ranks)) {
+            // Release, with the acquire in `wait`: the arrivals above. Changes the word that who is about to
+            // sleep sleeps on.
+            self.opened.0.atomic().fetch_or(DUTY, Ordering::AcqRel);
+            self.opened.0.wake(1);
+        }
+    }
+
+    /// Whether somebody is yet to do what the last to arrive does.
+    pub(crate) fn has_duty(&self) -> bool {
+        self.opened.0.atomic().load(Ordering::Acquire) & DUTY != 0
     }
 
     /// Opens the round for everybody; called once per round.
@@ -122,6 +144,13 @@ impl Meeting {
             }
             if seen & POISONED != 0 {
                 return Opened::Poisoned;
+            }
+            if seen & DUTY != 0 {
+                // Whoever clears the bit has the duty.
+                if word.fetch_and(!DUTY, Ordering::AcqRel) & DUTY != 0 {
+                    return Opened::Duty;
+                }
+                continue;
             }
             if let Some((piece, of)) = self.claim(round) {
                 return Opened::Help { piece, of };
@@ -262,7 +291,7 @@ mod tests {
                 match shared.meeting.wait(round, Patience::NONE, None, 0) {
                     Opened::Yes => break,
                     Opened::Help { piece, .. } => fold(piece),
-                    Opened::Poisoned | Opened::NotYet => unreachable!("nobody poisons, there is no deadline"),
+                    other => unreachable!("nobody poisons, there is no deadline, all are here: {other:?}"),
                 }
             }
             shared.windows[parity].iter().for_each(Bytes::read);
@@ -296,6 +325,51 @@ mod tests {
     #[test]
     fn loom_a_shared_fold_is_done_once_and_seen_whole() {
         meet(1, 2);
+    }
+
+    /// A rank of another host arrives, maybe last: then one of those that wait here does for all what the last one
+    /// does, and sees every slot.
+    #[test]
+    fn loom_a_duty_is_done_once() {
+        #[derive(Default)]
+        struct Bridged {
+            meeting: Meeting,
+            slots: [AtomicU32; 3],
+            folded: AtomicU32,
+        }
+        fn decide(shared: &Bridged) {
+            let sum: u32 = shared.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).sum();
+            assert_eq!(sum, 6, "who decides sees every slot");
+            assert_eq!(shared.folded.fetch_add(sum, Ordering::Relaxed), 0, "one of them decides");
+            shared.meeting.open();
+        }
+        fn rank(shared: &Bridged, rank: u32) {
+            shared.slots[rank as usize].store(rank + 1, Ordering::Relaxed);
+            if shared.meeting.arrive(3) == Arrival::Last {
+                decide(shared);
+            }
+            loop {
+                match shared.meeting.wait(0, Patience::NONE, None, 0) {
+                    Opened::Yes => break,
+                    Opened::Duty => decide(shared),
+                    other => unreachable!("nothing else happens: {other:?}"),
+                }
+            }
+            assert_eq!(shared.folded.load(Ordering::Relaxed), 6);
+        }
+        model(|| {
+            let shared = Arc::new(Bridged::default());
+            let (other, bridge) = (shared.clone(), shared.clone());
+            let other = spawn(move || rank(&other, 1));
+            let bridge = spawn(move || {
+                bridge.slots[2].store(3, Ordering::Relaxed);
+                bridge.meeting.arrive_for(1, 3);
+            });
+            rank(&shared, 0);
+            for thread in [other, bridge] {
+                thread.join().expect("nobody panics");
+            }
+        });
     }
 
     /// One rank arrives and waits, the other never does but poisons: the waiter must learn of it.

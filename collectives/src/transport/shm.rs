@@ -84,7 +84,7 @@ impl Transport for ShmTransport<'_> {
         self.segment.write_run(data, run, &header.encode());
         self.segment.write_run(data, run.after(HEADER_BYTES as u32), payload);
         ring.publish(bytes);
-        self.segment.doorbell(to).ring();
+        self.segment.notify(to);
         Sending::Sent
     }
 
@@ -104,7 +104,7 @@ impl Transport for ShmTransport<'_> {
             if deliver(from, &header, &self.staging) == Delivery::Taken {
                 let (ring, _) = self.ring(channel, from, self.segment.rank());
                 ring.consume((HEADER_BYTES + self.staging.len()) as u32);
-                self.segment.doorbell(from).ring();
+                self.segment.notify(from);
                 self.next = (index + 1) % rings;
                 return true;
             }

@@ -3,6 +3,7 @@
 #![allow(dead_code, unsafe_code, unreachable_pub)]
 
 pub mod collectives;
+pub mod hosts;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};

@@ -139,6 +139,7 @@ impl Shared {
                 Opened::Help { piece, .. } => self.fold(piece),
                 Opened::Poisoned => return Err(self.failure(rank).expect("poisoned for a reason")),
                 Opened::NotYet => {}
+                Opened::Duty => unreachable!("all ranks are here"),
             }
         }
         self.check_slots();

@@ -1,0 +1,487 @@
+//! The bridge between the hosts of a communicator: what it decides, without moving a byte itself.
+//!
+//! Every host has a segment of its own with a place for every rank of the communicator. The first rank of a host
+//! keeps the places of the other hosts' ranks: when all ranks here have come to a round, what they wrote goes to
+//! the other hosts; when what those wrote has come, it is put where their ranks would have put it, and they
+//! count as arrived. So the last to arrive compares and folds as it does on one host, on each host for itself,
+//! with the same keys before it and the same text in its mouth.
+//!
+//! A piece of round k may be written as soon as it comes: its host has come to round k, so it has opened round
+//! k - 1, and for that every rank here has come to round k - 1 and has read what was there from round k - 2. That
+//! its ranks have arrived is counted only once round k - 1 is open here.
+
+pub(crate) mod frame;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::failure::FailureKind;
+use crate::layout::CHANNELS;
+use crate::segment::{Segment, Verdict};
+use crate::sync::{Ordering, RingError};
+use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, Status};
+
+/// This host's end, kept by its first rank.
+#[derive(Debug)]
+pub(crate) struct Bridge {
+    segment: Arc<Segment>,
+    /// Rounds whose pieces the other hosts have been sent.
+    sent: u64,
+    /// By rank; of the ranks here what was told, of the others what was heard.
+    ranks: Vec<Known>,
+    /// By host.
+    peers: Vec<Peer>,
+    /// Rings between a rank here and one elsewhere that something has gone through, by channel, sender and receiver.
+    rings: BTreeMap<(u32, u32, u32), Carried>,
+    /// How often something had happened on rings at the last look.
+    moves: u32,
+    verdict: Verdicts,
+}
+
+/// What has become of the failure of the communicator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdicts {
+    None,
+    /// To this host.
+    Proposed(u32),
+    /// All hosts say the same.
+    Decided,
+}
+
+/// Bytes of a ring in all. Each host has a copy of the ring, as large as the other: what the sender's copy holds
+/// fits the receiver's, and is freed when the receiver has taken it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    /// To or from the other host.
+    moved: u64,
+    /// By the receiver, as far as the sender's host has been told.
+    taken: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    is_there: bool,
+    status: Status,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Peer {
+    /// Rounds that its ranks have arrived at here.
+    arrived: u64,
+    /// They have come to the next one, too, but the last one is not open here yet.
+    ahead: bool,
+    is_lost: bool,
+}
+
+/// What is to be sent, by host.
+pub(crate) type Outbox = Vec<Vec<u8>>;
+
+/// What another host sent that can not be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Wrong(&'static str);
+
+impl Bridge {
+    pub(crate) fn new(segment: Arc<Segment>) -> Self {
+        let hosts = segment.hosts().count() as usize;
+        let ranks = vec![Known::default(); segment.size() as usize];
+        let peers = vec![Peer::default(); hosts];
+        Self { segment, sent: 0, ranks, peers, rings: BTreeMap::new(), moves: 0, verdict: Verdicts::None }
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// Looks at what has happened here, and says what the other hosts must know of it.
+    pub(crate) fn look(&mut self) -> Outbox {
+        let segment = self.segment.clone();
+        let mut out: Outbox = vec![vec![]; self.peers.len()];
+        self.tell_members(&mut out);
+        while segment.local_rounds() > self.sent {
+            self.send_round(&mut out);
+            self.sent += 1;
+        }
+        for host in 0..self.peers.len() as u32 {
+            self.deliver(host);
+        }
+        // Before anybody is said to have left: what a rank has sent stays good.
+        self.carry_rings(&mut out);
+        self.tell_departures(&mut out);
+        self.tell_failure(&mut out);
+        out
+    }
+
+    /// As [`look`](Self::look), and how far all ranks here are: for who waits for them.
+    pub(crate) fn look_closely(&mut self) -> Outbox {
+        let mut out = self.look();
+        for rank in self.own_ranks() {
+            self.tell_status(rank, &mut out);
+        }
+        out
+    }
+
+    /// Whether no rank here takes part any more, and all of them have been told so.
+    pub(crate) fn is_over(&self) -> bool {
+        self.own_ranks().into_iter().all(|rank| {
+            let Known { status, .. } = self.ranks[rank as usize];
+            status.left > 0 || status.lost > 0
+        })
+    }
+
+    fn own_ranks(&self) -> Vec<u32> {
+        self.segment.hosts().ranks(self.segment.host()).collect()
+    }
+
+    fn to_all(&self, out: &mut Outbox, header: Header, payload: &[u8]) {
+        let others = (0_u32..).zip(out).filter(|(host, _)| *host != self.segment.host());
+        for (_, bytes) in others {
+            bytes.extend(header.encode());
+            bytes.extend(payload);
+        }
+    }
+
+    fn tell_members(&mut self, out: &mut Outbox) {
+        for rank in self.own_ranks() {
+            let pid = self.segment.pid(rank);
+            if pid != 0 && !self.ranks[rank as usize].is_there {
+                self.ranks[rank as usize].is_there = true;
+                self.to_all(out, about(Kind::Member, rank, 4), &pid.to_le_bytes());
+            }
+        }
+    }
+
+    fn tell_departures(&mut self, out: &mut Outbox) {
+        for rank in self.own_ranks() {
+            let (now, told) = (self.segment.status(rank), self.ranks[rank as usize].status);
+            if (now.left, now.lost) != (told.left, told.lost) {
+                self.tell_status(rank, out);
+            }
+        }
+    }
+
+    fn tell_status(&mut self, rank: u32, out: &mut Outbox) {
+        let status = self.segment.status(rank);
+        if self.ranks[rank as usize].status != status {
+            self.ranks[rank as usize].status = status;
+            self.to_all(out, about(Kind::Status, rank, Status::BYTES), &status.encode());
+        }
+    }
+
+    /// One host decides why the communicator has failed: the first one that is not lost. The others propose what
+    /// they have found.
+    fn tell_failure(&mut self, out: &mut Outbox) {
+        if self.verdict == Verdicts::Decided {
+            return;
+        }
+        let Some(failed) = self.segment.candidate() else { return };
+        let decides = self.peers.iter().position(|peer| !peer.is_lost).expect("this host is not lost") as u32;
+        let rank = self.segment.rank();
+        if decides == self.segment.host() {
+            self.verdict = Verdicts::Decided;
+            self.segment.decide(&failed);
+            let failed = failed.encode();
+            self.to_all(out, about(Kind::Failed, rank, failed.len()), &failed);
+        } else if self.verdict != Verdicts::Proposed(decides) {
+            self.verdict = Verdicts::Proposed(decides);
+            let failed = failed.encode();
+            out[decides as usize].extend(about(Kind::Proposed, rank, failed.len()).encode());
+            out[decides as usize].extend(failed);
+        }
+    }
+
+    fn carry_rings(&mut self, out: &mut Outbox) {
+        let segment = self.segment.clone();
+        // Acquire: then what has moved is seen below.
+        let moves = segment.moves().load(Ordering::Acquire);
+        if std::mem::replace(&mut self.moves, moves) == moves {
+            return;
+        }
+        for channel in 0..CHANNELS {
+            for here in self.own_ranks() {
+                for there in segment.ranks().filter(|rank| !segment.is_here(*rank)) {
+                    let carried = self
+                        .carry_out(channel, here, there, out)
+                        .and_then(|()| self.tell_taken(channel, there, here, out));
+                    if let Err(error) = carried {
+                        let text = format!("{} wrote what can not be: {error}", segment.describe(&[here]));
+                        segment.fail_here(&Verdict::new(FailureKind::Internal, text).blaming([here]));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What `from` has put into its ring since the last look.
+    fn carry_out(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
+        let segment = &self.segment;
+        let filled = segment.ring(channel, from, to).readable()?;
+        let Carried { moved, taken } = self.rings.get(&(channel, from, to)).copied().unwrap_or_default();
+        let mut fresh = filled.after((moved - taken) as u32);
+        if fresh.bytes == 0 {
+            return Ok(());
+        }
+        let data = segment.layout().ring_data(channel, from, to);
+        let frames = &mut out[segment.hosts().of(to) as usize];
+        self.rings.entry((channel, from, to)).or_default().moved += u64::from(fresh.bytes);
+        while fresh.bytes > 0 {
+            let bytes = fresh.bytes.min(MOST_BYTES as u32);
+            frames
+                .extend(Header { kind: Kind::Ring, rank: from, round: channel, offset: to, bytes }.encode());
+            let start = frames.len();
+            frames.resize(start + bytes as usize, 0);
+            segment.read_run(data, fresh, &mut frames[start..]);
+            fresh = fresh.after(bytes);
+        }
+        Ok(())
+    }
+
+    /// What `to` has taken out of the ring since the last look.
+    fn tell_taken(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
+        let Some(carried) = self.rings.get_mut(&(channel, from, to)) else { return Ok(()) };
+        let left = self.segment.ring(channel, from, to).readable()?.bytes;
+        let taken = carried.moved - u64::from(left).min(carried.moved);
+        if taken > carried.taken {
+            carried.taken = taken;
+            let frames = &mut out[self.segment.hosts().of(from) as usize];
+            frames.extend(
+                Header { kind: Kind::Taken, rank: to, round: channel, offset: from, bytes: 8 }.encode(),
+            );
+            frames.extend(taken.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Bytes for a ring to a rank here.
+    fn fill_ring(&mut self, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+        let (channel, from, to) = (header.round, header.rank, header.offset);
+        self.check_ring(channel, to)?;
+        let segment = &self.segment;
+        let ring = segment.ring(channel, from, to);
+        let room = ring.writable().map_err(|_| Wrong("bytes for a ring that can not be used"))?;
+        if (room.bytes as usize) < payload.len() {
+            return Err(Wrong("more bytes for a ring than fit"));
+        }
+        segment.write_run(segment.layout().ring_data(channel, from, to), room, payload);
+        ring.publish(payload.len() as u32);
+        self.rings.entry((channel, from, to)).or_default().moved += payload.len() as u64;
+        segment.doorbell(to).ring();
+        Ok(())
+    }
+
+    /// Room in a ring of a rank here.
+    fn free_ring(&mut self, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+        let (channel, from, to) = (header.round, header.offset, header.rank);
+        self.check_ring(channel, from)?;
+        let taken = payload.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("no count of bytes"))?;
+        let carried = self.rings.entry((channel, from, to)).or_default();
+        if taken < carried.taken || taken > carried.moved {
+            return Err(Wrong("a count of bytes that were not sent"));
+        }
+        self.segment.ring(channel, from, to).consume((taken - carried.taken) as u32);
+        carried.taken = taken;
+        self.segment.doorbell(from).ring();
+        Ok(())
+    }
+
+    fn check_ring(&self, channel: u32, here: u32) -> Result<(), Wrong> {
+        let is_ring = channel < CHANNELS && here < self.segment.size() && self.segment.is_here(here);
+        if is_ring { Ok(()) } else { Err(Wrong("a ring that is none")) }
+    }
+
+    /// What the ranks here have written for the round that all of them have come to.
+    fn send_round(&self, out: &mut Outbox) {
+        let segment = &self.segment;
+        let (round, layout) = (self.sent as u32, segment.layout());
+        let parity = (round % 2) as usize;
+        for rank in self.own_ranks() {
+            let written = segment.written(rank, parity);
+            let mut piece = |kind: Kind, offset: usize, bytes: usize, to: Option<u32>| {
+                for start in (0..bytes).step_by(MOST_BYTES) {
+                    let length = (bytes - start).min(MOST_BYTES);
+                    let offset = offset + start;
+                    let mut payload = vec![0; length];
+                    segment.region().read(area(segment, kind, rank, parity).0 + offset, &mut payload);
+                    let header = Header { kind, rank, round, offset: offset as u32, bytes: length as u32 };
+                    match to {
+                        None => self.to_all(out, header, &payload),
+                        Some(host) => {
+                            out[host as usize].extend(header.encode());
+                            out[host as usize].extend(payload);
+                        }
+                    }
+                }
+            };
+            piece(Kind::Slot, 0, written.slot, None);
+            piece(Kind::Behind, 0, written.behind, None);
+            piece(Kind::Splits, 0, written.splits, None);
+            piece(Kind::Window, 0, written.for_all, None);
+            if written.stride > 0 {
+                for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
+                    let bytes = segment.written_for(rank, parity, to).min(written.stride);
+                    let offset = written.stride * to as usize;
+                    if offset + bytes <= layout.window_bytes() {
+                        piece(Kind::Window, offset, bytes, Some(segment.hosts().of(to)));
+                    }
+                }
+            }
+        }
+        self.to_all(out, Header { round, ..about(Kind::Arrived, segment.rank(), 0) }, &[]);
+    }
+
+    /// Takes in what `host` has sent.
+    ///
+    /// # Errors
+    /// When that can not be.
+    pub(crate) fn take(&mut self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+        let segment = self.segment.clone();
+        if segment.hosts().count() <= host || host == segment.host() {
+            return Err(Wrong("a frame from a host that is none"));
+        }
+        if header.rank >= segment.size() || segment.hosts().of(header.rank) != host {
+            return Err(Wrong("a frame about a rank that is elsewhere"));
+        }
+        if payload.len() != header.bytes as usize {
+            return Err(Wrong("a frame of another length than it says"));
+        }
+        match header.kind {
+            Kind::Slot | Kind::Behind | Kind::Splits | Kind::Window => self.put(host, header, payload),
+            Kind::Arrived => {
+                let peer = &mut self.peers[host as usize];
+                if peer.ahead || header.round != peer.arrived as u32 {
+                    return Err(Wrong("an arrival at another round than the next one"));
+                }
+                peer.ahead = true;
+                self.deliver(host);
+                Ok(())
+            }
+            Kind::Member => {
+                let pid = payload.try_into().map(u32::from_le_bytes).map_err(|_| Wrong("no process id"))?;
+                let known = &mut self.ranks[header.rank as usize];
+                if known.is_there || pid == 0 {
+                    return Err(Wrong("a rank that comes twice, or as no process"));
+                }
+                known.is_there = true;
+                segment.attach_remote(header.rank, pid);
+                Ok(())
+            }
+            Kind::Ring => self.fill_ring(header, payload),
+            Kind::Taken => self.free_ring(header, payload),
+            Kind::Status => {
+                let status = Status::decode(payload).ok_or(Wrong("no status"))?;
+                // It may be one round ahead of what is open here.
+                let arrived = status.arrived.min(self.peers[host as usize].arrived + 1);
+                let status = Status { arrived, ..status };
+                self.ranks[header.rank as usize].status = status;
+                segment.put_status(header.rank, &status);
+                Ok(())
+            }
+            Kind::Failed | Kind::Proposed => {
+                let failed = Failed::decode(payload).ok_or(Wrong("no failure"))?;
+                if failed.blamed.iter().any(|rank| *rank >= segment.size()) {
+                    return Err(Wrong("a failure that blames a rank there is not"));
+                }
+                if header.kind == Kind::Failed && self.verdict != Verdicts::Decided {
+                    self.verdict = Verdicts::Decided;
+                    segment.decide(&failed);
+                }
+                // Unless it has failed here already. What was proposed is decided on at the next look.
+                let kind = FailureKind::from_code(failed.kind);
+                segment.fail_here(&Verdict::new(kind, failed.text).blaming(failed.blamed));
+                Ok(())
+            }
+        }
+    }
+
+    fn put(&self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+        let peer = &self.peers[host as usize];
+        if peer.ahead || header.round != peer.arrived as u32 {
+            return Err(Wrong("a piece of another round than the next one"));
+        }
+        let (at, room) = area(&self.segment, header.kind, header.rank, (header.round % 2) as usize);
+        let offset = header.offset as usize;
+        if offset.checked_add(payload.len()).is_none_or(|end| end > room) {
+            return Err(Wrong("a piece that does not fit where it belongs"));
+        }
+        self.segment.region().write(at + offset, payload);
+        Ok(())
+    }
+
+    /// Counts the ranks of a host as arrived, if it is their turn.
+    fn deliver(&mut self, host: u32) {
+        let segment = &self.segment;
+        let peer = &mut self.peers[host as usize];
+        let is_next = |round: u64| round == 0 || segment.meeting().is_open((round - 1) as u32);
+        if !peer.ahead || !is_next(peer.arrived) {
+            return;
+        }
+        let ranks: Vec<u32> = segment.hosts().ranks(host).collect();
+        segment.arrive_for(&ranks, peer.arrived as u32);
+        peer.arrived += 1;
+        peer.ahead = false;
+    }
+
+    /// Nothing will come from a host any more: its ranks that had not left are lost.
+    pub(crate) fn lose(&mut self, host: u32) {
+        if !std::mem::replace(&mut self.peers[host as usize].is_lost, true) {
+            let ranks: Vec<u32> = self.segment.hosts().ranks(host).collect();
+            for rank in ranks.into_iter().filter(|rank| self.segment.left(*rank).is_none()) {
+                self.segment.mourn(rank);
+            }
+        }
+    }
+
+    /// What a host sent can not be: the communicator can not go on.
+    pub(crate) fn refuse(&self, host: u32, wrong: Wrong) {
+        let segment = &self.segment;
+        let first = segment.hosts().first(host);
+        let text = format!("host {} sent what can not be: {wrong}", segment.hosts().name(host));
+        segment.fail_here(&Verdict::new(FailureKind::Internal, text).blaming([first]));
+    }
+}
+
+fn about(kind: Kind, rank: u32, bytes: usize) -> Header {
+    Header { kind, rank, round: 0, offset: 0, bytes: bytes as u32 }
+}
+
+/// Where a rank's pieces of this kind lie, and how much room they have.
+fn area(segment: &Segment, kind: Kind, rank: u32, parity: usize) -> (usize, usize) {
+    let layout = segment.layout();
+    match kind {
+        Kind::Slot => (layout.slot(rank, parity), crate::layout::SLOT_BYTES),
+        Kind::Behind => (layout.behind(rank, parity), crate::match_key::OFFERS_BYTES),
+        Kind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
+        _ => (layout.window(rank, parity), layout.window_bytes()),
+    }
+}
+
+/// Whole frames of a stream of bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Frames {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Frames {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next frame that is whole.
+    ///
+    /// # Errors
+    /// When what comes next is none.
+    pub(crate) fn next(&mut self) -> Result<Option<(Header, &[u8])>, Wrong> {
+        let rest = &self.bytes[self.at..];
+        let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let header = Header::decode(header).ok_or(Wrong("bytes that are no frame"))?;
+        let Some(payload) = rest.get(HEADER_BYTES..HEADER_BYTES + header.bytes as usize) else {
+            return Ok(None);
+        };
+        self.at += HEADER_BYTES + payload.len();
+        Ok(Some((header, payload)))
+    }
+}

@@ -1,0 +1,126 @@
+//! Which ranks of a communicator share a host, and so memory.
+
+/// The hosts of a communicator, in the order of their first ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    /// By rank.
+    of: Vec<u32>,
+    names: Vec<String>,
+}
+
+impl Hosts {
+    /// All ranks on this one.
+    pub fn one(ranks: u32) -> Self {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Self { of: vec![0; ranks as usize], names: vec![name] }
+    }
+
+    /// By what each rank says of where it is: a name to show, and what differs where memory is not shared.
+    pub(crate) fn by_places(places: &[(String, String)]) -> Self {
+        let mut known: Vec<&(String, String)> = vec![];
+        let mut of = Vec::with_capacity(places.len());
+        for place in places {
+            let host = known.iter().position(|other| other.1 == place.1).unwrap_or(known.len());
+            if host == known.len() {
+                known.push(place);
+            }
+            of.push(host as u32);
+        }
+        let name = |host: usize| {
+            let (name, _) = known[host];
+            match known[..host].iter().filter(|(other, _)| other == name).count() {
+                0 => name.clone(),
+                // Containers may be called alike.
+                before => format!("{name}({})", before + 1),
+            }
+        };
+        let names = (0..known.len()).map(name).collect();
+        Self { of, names }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.names.len() as u32
+    }
+
+    /// Where a rank is.
+    pub(crate) fn of(&self, rank: u32) -> u32 {
+        self.of[rank as usize]
+    }
+
+    /// What a host is called.
+    pub(crate) fn name(&self, host: u32) -> &str {
+        &self.names[host as usize]
+    }
+
+    /// The ranks of one host, in order.
+    pub(crate) fn ranks(&self, host: u32) -> impl Iterator<Item = u32> {
+        (0_u32..).zip(&self.of).filter(move |(_, other)| **other == host).map(|(rank, _)| rank)
+    }
+
+    /// The rank of a host that makes its segment and speaks for it.
+    pub(crate) fn first(&self, host: u32) -> u32 {
+        self.ranks(host).next().expect("a host is there for its first rank")
+    }
+}
+
+/// One word for each rank, then one line for each host.
+impl std::fmt::Display for Hosts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of: Vec<String> = self.of.iter().map(u32::to_string).collect();
+        write!(f, "{}", of.join(" "))?;
+        self.names.iter().try_for_each(|name| write!(f, "\n{name}"))
+    }
+}
+
+impl Hosts {
+    /// Reads what [`Display`](std::fmt::Display) wrote, for so many ranks; `None` when it is something else.
+    pub(crate) fn parse(text: &str, ranks: u32) -> Option<Self> {
+        let mut lines = text.lines();
+        let of: Vec<u32> = lines.next()?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+        let names: Vec<String> = lines.map(str::to_owned).collect();
+        // Numbered by their first ranks, so each host has one.
+        let mut next = 0;
+        let is_in_order = of.iter().all(|host| {
+            let is_new = *host == next;
+            next += u32::from(is_new);
+            *host < next
+        });
+        (of.len() == ranks as usize && is_in_order && next as usize == names.len())
+            .then_some(Self { of, names })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn hosts_are_numbered_by_their_first_ranks() {
+        let place = |name: &str, id: &str| (name.to_owned(), id.to_owned());
+        let hosts = Hosts::by_places(&[place("b", "7"), place("a", "3"), place("b", "7"), place("a", "4")]);
+        assert_eq!((hosts.of.as_slice(), hosts.count()), (&[0, 1, 0, 2][..], 3));
+        assert_eq!([0, 1, 2].map(|host| hosts.name(host)), ["b", "a", "a(2)"]);
+        assert_eq!(hosts.ranks(0).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!([0, 1, 2].map(|host| hosts.first(host)), [0, 1, 3]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_written_is_read(places in proptest::collection::vec(("[a-c]", "[0-3]"), 1..20)) {
+            let hosts = Hosts::by_places(&places);
+            prop_assert_eq!(Hosts::parse(&hosts.to_string(), places.len() as u32), Some(hosts));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-3 \na]{0,20}") {
+            if let Some(hosts) = Hosts::parse(&text, 3) {
+                prop_assert!(hosts.ranks(hosts.count() - 1).count() > 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What a segment holds for the bridge to other hosts, and what the bridge puts in for their ranks. Where all ranks
+//! share one host none of it is used.
+
+use std::time::{Duration, Instant};
+
+use crate::bridge::frame::{Failed, Status};
+use crate::failure::{Failure, FailureKind};
+use crate::hosts::Hosts;
+use crate::layout::{FAILURE_TEXT_BYTES, SLOT_BYTES};
+use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
+
+use super::{H_DECIDED, H_LOCAL, H_MOVES, H_RUNG, M_ARRIVED, M_CLOSED, M_LEFT, M_PID, Segment};
+
+/// What a rank has written for a round, in bytes from the beginning of each place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) slot: usize,
+    pub(crate) behind: usize,
+    pub(crate) splits: usize,
+    /// Of its window, for all ranks alike.
+    pub(crate) for_all: usize,
+    /// Distance of what its window has for each rank; 0 when it has nothing for one alone.
+    pub(crate) stride: usize,
+}
+
+/// So long a rank waits for the hosts to agree on why a communicator has failed: they need two messages.
+pub(crate) const AGREEMENT: Duration = Duration::from_secs(1);
+
+/// Words of it in the segment, before one for each rank.
+pub(crate) const WRITTEN_WORDS: usize = 5;
+
+impl Segment {
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Where this rank is.
+    pub(crate) fn host(&self) -> u32 {
+        self.hosts.of(self.rank())
+    }
+
+    pub(crate) fn is_here(&self, rank: u32) -> bool {
+        self.hosts.of(rank) == self.host()
+    }
+
+    /// Whether ranks are on other hosts, too.
+    pub(crate) fn is_bridged(&self) -> bool {
+        self.hosts.count() > 1
+    }
+
+    /// Not 0 while a ring of the bell is on its way.
+    pub(crate) fn rung(&self) -> &AtomicU32 {
+        self.region().at(self.layout().header() + H_RUNG)
+    }
+
+    /// Has the bridge look.
+    pub(crate) fn ring_bridge(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring(self.rung());
+        }
+    }
+
+    /// Says that this rank has written all it has for the round that it is about to arrive at.
+    pub(crate) fn count_written(&self) {
+        if self.is_bridged() {
+            let ranks = self.hosts.ranks(self.host()).count() as u64;
+            // Release, and acquire by the bridge: what all ranks here have written.
+            if (self.written_rounds().fetch_add(1, Ordering::AcqRel) + 1).is_multiple_of(ranks) {
+                self.ring_bridge();
+            }
+        }
+    }
+
+    /// Rounds for which all ranks here have written what they have.
+    pub(crate) fn local_rounds(&self) -> u64 {
+        self.written_rounds().load(Ordering::Acquire) / self.hosts.ranks(self.host()).count() as u64
+    }
+
+    fn written_rounds(&self) -> &AtomicU64 {
+        self.region().at(self.layout().header() + H_LOCAL)
+    }
+
+    /// What this rank has written for the round of this parity; `each` has the bytes for every rank.
+    pub(crate) fn set_written(&self, parity: usize, written: Written, each: &[usize]) {
+        let at = self.layout().written(self.rank(), parity);
+        let Written { slot, behind, splits, for_all, stride } = written;
+        let words = [slot, behind, splits, for_all, stride].into_iter().chain(each.iter().copied());
+        for (index, word) in words.enumerate() {
+            self.region().at::<AtomicU64>(at + 8 * index).store(word as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// What a rank here has written, which never is more than there is room for.
+    pub(crate) fn written(&self, rank: u32, parity: usize) -> Written {
+        let layout = self.layout();
+        let word = |index: usize, most: usize| self.written_word(rank, parity, index).min(most);
+        Written {
+            slot: word(0, SLOT_BYTES),
+            behind: word(1, crate::match_key::OFFERS_BYTES),
+            splits: word(2, layout.splits_bytes()),
+            for_all: word(3, layout.window_bytes()),
+            stride: word(4, layout.window_bytes()),
+        }
+    }
+
+    /// The bytes of it that are for one rank alone.
+    pub(crate) fn written_for(&self, rank: u32, parity: usize, to: u32) -> usize {
+        self.written_word(rank, parity, WRITTEN_WORDS + to as usize)
+    }
+
+    fn written_word(&self, rank: u32, parity: usize, index: usize) -> usize {
+        let at = self.layout().written(rank, parity) + 8 * index;
+        let word = self.region().at::<AtomicU64>(at).load(Ordering::Relaxed);
+        usize::try_from(word).unwrap_or(usize::MAX)
+    }
+
+    /// Tells `rank` that something happened on a ring between it and this one.
+    pub(crate) fn notify(&self, rank: u32) {
+        if self.is_here(rank) {
+            self.doorbell(rank).ring();
+        } else {
+            // Release pairs with the bridge, which reads it before it looks at the rings.
+            self.moves().fetch_add(1, Ordering::AcqRel);
+            self.ring_bridge();
+        }
+    }
+
+    /// How often something happened on a ring to or from another host.
+    pub(crate) fn moves(&self) -> &AtomicU32 {
+        self.region().at(self.layout().header() + H_MOVES)
+    }
+
+    /// A rank of another host is there.
+    pub(crate) fn attach_remote(&self, rank: u32, pid: u32) {
+        self.member_word(rank, M_PID).store(pid, Ordering::Release);
+        self.attached().atomic().fetch_add(1, Ordering::AcqRel);
+        self.attached().wake(EVERYBODY);
+    }
+
+    /// Ranks of another host have come to a round, and what they wrote for it is here.
+    pub(crate) fn arrive_for(&self, ranks: &[u32], round: u32) {
+        for rank in ranks {
+            self.arrived(*rank).store(u64::from(round) + 1, Ordering::Relaxed);
+        }
+        self.meeting().arrive_for(ranks.len() as u32, self.size());
+    }
+
+    /// How far a rank here is.
+    pub(crate) fn status(&self, rank: u32) -> Status {
+        Status {
+            arrived: self.arrived(rank).load(Ordering::Relaxed),
+            posted: self.posted(rank).load(Ordering::Relaxed),
+            left: self.left(rank).map_or(0, |seq| seq.saturating_add(1)),
+            lost: self.lost(rank).load(Ordering::Acquire).into(),
+        }
+    }
+
+    /// How far a rank of another host is.
+    pub(crate) fn put_status(&self, rank: u32, status: &Status) {
+        self.arrived(rank).fetch_max(status.arrived, Ordering::Relaxed);
+        self.posted(rank).fetch_max(status.posted, Ordering::Relaxed);
+        if status.left > 0 && self.left(rank).is_none() {
+            let left: &AtomicU64 = self.region().at(self.layout().member(rank) + M_LEFT);
+            left.store(status.left, Ordering::Release);
+            self.member_word(rank, M_CLOSED).store(1, Ordering::Release);
+            self.announce_departure();
+        }
+        if status.lost > 0 && self.lost(rank).load(Ordering::Acquire) == 0 {
+            self.mourn(rank);
+        }
+    }
+
+    fn arrived(&self, rank: u32) -> &AtomicU64 {
+        self.region().at(self.layout().member(rank) + M_ARRIVED)
+    }
+
+    /// The failure as this host would have it, for the others: its ranks by their number in the communicator.
+    pub(crate) fn candidate(&self) -> Option<Failed> {
+        let failure = self.own_failure()?;
+        let blamed = self.ranks().filter(|rank| failure.ranks().contains(&self.world_rank(*rank))).collect();
+        Some(Failed { kind: failure.kind() as u32, blamed, text: failure.to_string() })
+    }
+
+    /// Says what the hosts have agreed on; by the bridge alone, once.
+    pub(crate) fn decide(&self, failed: &Failed) {
+        let bytes = failed.encode();
+        // A text that is too long loses its end, as it does without other hosts.
+        let room = FAILURE_TEXT_BYTES.min(bytes.len());
+        self.region().write(self.layout().decided() + 8, &bytes[..room]);
+        self.region().at::<AtomicU32>(self.layout().decided()).store(room as u32, Ordering::Relaxed);
+        // Release: what was written above.
+        self.decided().atomic().store(1, Ordering::Release);
+        self.decided().wake(EVERYBODY);
+    }
+
+    /// What the hosts have agreed on; `None` when they do not in time.
+    pub(super) fn agreed_failure(&self) -> Option<Failure> {
+        let deadline = *self.seen_failed.get_or_init(Instant::now) + AGREEMENT;
+        while self.decided().atomic().load(Ordering::Acquire) == 0 {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            self.decided().sleep(0, Some(deadline));
+        }
+        let bytes = self.region().at::<AtomicU32>(self.layout().decided()).load(Ordering::Relaxed) as usize;
+        let mut bytes = vec![0; bytes.min(FAILURE_TEXT_BYTES)];
+        self.region().read(self.layout().decided() + 8, &mut bytes);
+        let Failed { kind, mut blamed, text } = Failed::decode(&bytes)?;
+        blamed.retain(|rank| *rank < self.size());
+        Some(Failure::new(FailureKind::from_code(kind), text).blaming(self.in_world(&blamed)))
+    }
+
+    fn decided(&self) -> &Word {
+        self.region().at(self.layout().header() + H_DECIDED)
+    }
+}

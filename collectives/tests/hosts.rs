@@ -1,0 +1,159 @@
+//! Communicators of ranks on several hosts, which are pretended: each has a segment and a network of its own.
+
+mod ranks;
+
+use std::time::Duration;
+
+use ranks::collectives::{chunk, every_collective, me, summed};
+use ranks::hosts::on_hosts;
+use ranks::{Call, config};
+use tpurun_collectives::dtype::ReduceOp;
+use tpurun_collectives::{Config, FailureKind, OpKind, Results};
+use tpurun_topology::Algorithm;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+const PLACEMENTS: [&[usize]; 5] =
+    [&[0, 1], &[0, 0, 1, 1], &[0, 1, 0, 1, 1], &[0, 1, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
+
+#[test]
+fn every_collective_of_all_sizes() {
+    for hosts in PLACEMENTS {
+        on_hosts(hosts, &config(), TIMEOUT, |communicator| {
+            // The largest ones go through the windows in several rounds.
+            for count in [1, 7, 1000, 600_000] {
+                every_collective(communicator, count, |call| call.run(communicator).unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+fn schedules_of_sends_and_receives() {
+    for algorithm in [Algorithm::Ring, Algorithm::Bucket] {
+        let config = Config { algorithm: Some(algorithm), ..config() };
+        on_hosts(&[0, 1, 0, 1], &config, TIMEOUT, |communicator| {
+            for count in [1, 100_000] {
+                every_collective(communicator, count, |call| call.run(communicator).unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+fn results_that_are_compared() {
+    let config = Config { results: Results::Verified, ..config() };
+    on_hosts(&[0, 0, 1, 1], &config, TIMEOUT, |communicator| {
+        every_collective(communicator, 1000, |call| call.run(communicator).unwrap());
+    });
+}
+
+/// Blocking ones, and small ones that are begun and left to be settled together.
+#[test]
+fn bursts() {
+    on_hosts(&[0, 0, 1, 1], &config(), TIMEOUT, |communicator| {
+        let (rank, ranks) = me(communicator);
+        let sum = |c: usize| Call::new(OpKind::AllReduce, vec![chunk(rank, c, 9)], vec![vec![0; 9]]);
+        for round in 0..20 {
+            // How many are queued at a time differs from rank to rank.
+            let mut calls: Vec<Call> = (0..50).map(sum).collect();
+            let mut works = vec![];
+            for (c, call) in calls.iter_mut().enumerate() {
+                works.push(call.post_lazily(communicator).unwrap());
+                if c % (7 + rank as usize) == round % 7 {
+                    communicator.wait(&works[c], None, 1).unwrap().unwrap();
+                }
+            }
+            assert_eq!(sum(0).run(communicator).unwrap(), [summed(ranks, 0, 9)]);
+            for (c, call) in calls.iter().enumerate() {
+                assert_eq!(call.outputs, [summed(ranks, c, 9)]);
+            }
+        }
+    });
+}
+
+#[test]
+fn messages_of_all_sizes() {
+    on_hosts(&[0, 1, 1, 0], &config(), TIMEOUT, |communicator| {
+        let (rank, ranks) = me(communicator);
+        for count in [1, 1000, 300_000] {
+            let (next, last) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+            let of = |peer| Some(peer);
+            let mut receive =
+                Call { root: of(last), ..Call::new(OpKind::Recv, vec![], vec![vec![0; count]]) };
+            let work = receive.post(communicator).unwrap();
+            let send =
+                Call { root: of(next), ..Call::new(OpKind::Send, vec![chunk(rank, 5, count)], vec![]) };
+            send.run(communicator).unwrap();
+            communicator.wait(&work, None, 1).unwrap().unwrap();
+            assert_eq!(receive.outputs, [chunk(last, 5, count)]);
+        }
+    });
+}
+
+/// Who leaves at once after sending has sent: what is on its way arrives.
+#[test]
+fn the_last_message_arrives() {
+    on_hosts(&[0, 1], &config(), TIMEOUT, |communicator| {
+        let (rank, _) = me(communicator);
+        if rank == 0 {
+            let send = Call { root: Some(1), ..Call::new(OpKind::Send, vec![chunk(0, 0, 9)], vec![]) };
+            send.run(communicator).unwrap();
+        } else {
+            let receive = Call { root: Some(0), ..Call::new(OpKind::Recv, vec![], vec![vec![0; 9]]) };
+            assert_eq!(receive.run(communicator).unwrap(), [chunk(0, 0, 9)]);
+            // Nothing will come any more.
+            let receive = Call { root: Some(0), ..Call::new(OpKind::Recv, vec![], vec![vec![0; 9]]) };
+            let failure = receive.run(communicator).unwrap_err();
+            assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Deadlock, &[0][..]), "{failure}");
+        }
+    });
+}
+
+#[test]
+fn who_leaves_is_not_waited_for() {
+    let texts = on_hosts(&[0, 0, 1, 1], &config(), TIMEOUT, |communicator| {
+        let (rank, _) = me(communicator);
+        if rank == 3 {
+            communicator.shutdown();
+            return String::new();
+        }
+        let failure = Call::new(OpKind::Barrier, vec![], vec![]).run(communicator).unwrap_err();
+        assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Deadlock, &[3][..]), "{failure}");
+        failure.to_string()
+    });
+    assert!(texts[..3].iter().all(|text| *text == texts[0]), "{texts:?}");
+}
+
+#[test]
+fn who_does_not_come_is_named_on_all_hosts() {
+    let timeout = Duration::from_secs(2);
+    let texts = on_hosts(&[0, 0, 1, 1], &config(), timeout, |communicator| {
+        let (rank, _) = me(communicator);
+        if rank == 2 {
+            while communicator.failure().is_none() {
+                std::thread::yield_now();
+            }
+            return communicator.failure().unwrap().to_string();
+        }
+        let failure = Call::new(OpKind::Barrier, vec![], vec![]).run(communicator).unwrap_err();
+        assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Timeout, &[2][..]), "{failure}");
+        failure.to_string()
+    });
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+}
+
+#[test]
+fn a_mismatch_is_told_alike_on_all_hosts() {
+    let texts = on_hosts(&[0, 0, 1, 1], &config(), TIMEOUT, |communicator| {
+        let (rank, _) = me(communicator);
+        let reduce_op = if rank == 2 { ReduceOp::Max } else { ReduceOp::Sum };
+        let call =
+            Call { reduce_op, ..Call::new(OpKind::AllReduce, vec![chunk(rank, 0, 9)], vec![vec![0; 9]]) };
+        let failure = call.run(communicator).unwrap_err();
+        assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Mismatch, &[2][..]));
+        failure.to_string()
+    });
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    assert!(texts[0].contains("(host n0, pid") && texts[0].contains("(host n1, pid"), "{}", texts[0]);
+}

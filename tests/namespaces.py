@@ -1,0 +1,46 @@
+"""Hosts that are network namespaces of this machine, joined by a bridge, for as long as a test runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class NotAllowed(Exception):
+    """This machine has no namespaces for us; why."""
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[list[str]]:
+    """Their names; number i has the address 10.77.0.(i + 1)."""
+    stem = f"tpt{os.getpid()}"
+    bridge = f"{stem}b"
+    names = [f"{stem}h{host}" for host in range(count)]
+    made: list[list[str]] = []
+    try:
+        _ip("link", "add", bridge, "type", "bridge", "forward_delay", "0")
+        made.append(["link", "del", bridge])
+        _ip("link", "set", bridge, "up")
+        for host, name in enumerate(names):
+            _ip("netns", "add", name)
+            made.append(["netns", "del", name])
+            _ip("link", "add", f"{stem}v{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", f"{stem}v{host}", "master", bridge, "up")
+            _ip("-n", name, "addr", "add", f"10.77.0.{host + 1}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", device, "up")
+        yield names
+    finally:
+        for words in reversed(made):
+            _ip(*words)
+
+
+def _ip(*words: str) -> None:
+    try:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotAllowed("no `ip` command: apt-get install iproute2") from None
+    if done.returncode != 0:
+        raise NotAllowed(f"ip {' '.join(words)}: {done.stderr.strip()}")
