@@ -297,32 +297,34 @@ impl Bridge {
         let parity = (round % 2) as usize;
         for rank in self.own_ranks() {
             let written = segment.written(rank, parity);
-            let mut piece = |kind: Kind, offset: usize, bytes: usize, to: Option<u32>| {
-                for start in (0..bytes).step_by(MOST_BYTES) {
-                    let length = (bytes - start).min(MOST_BYTES);
-                    let offset = offset + start;
-                    let mut payload = vec![0; length];
-                    segment.region().read(area(segment, kind, rank, parity).0 + offset, &mut payload);
-                    let header = Header { kind, rank, round, offset: offset as u32, bytes: length as u32 };
-                    match to {
-                        None => self.to_all(out, header, &payload),
-                        Some(host) => {
-                            out[host as usize].extend(header.encode());
-                            out[host as usize].extend(payload);
-                        }
+            let mut piece = |kind: Kind, from: usize, (offset, bytes): (usize, usize), to: Option<u32>| {
+                let hosts = (0_u32..).zip(&mut *out).filter(|(host, _)| match to {
+                    Some(to) => *host == to,
+                    None => *host != segment.host(),
+                });
+                for (_, frames) in hosts {
+                    for start in (0..bytes).step_by(MOST_BYTES) {
+                        let (offset, bytes) = (offset + start, (bytes - start).min(MOST_BYTES));
+                        let header = Header { kind, rank, round, offset: offset as u32, bytes: bytes as u32 };
+                        frames.extend(header.encode());
+                        let end = frames.len();
+                        frames.resize(end + bytes, 0);
+                        segment.region().read(from + offset, &mut frames[end..]);
                     }
                 }
             };
-            piece(Kind::Slot, 0, written.slot, None);
-            piece(Kind::Behind, 0, written.behind, None);
-            piece(Kind::Splits, 0, written.splits, None);
-            piece(Kind::Window, 0, written.for_all, None);
+            piece(Kind::Slot, layout.slot(rank, parity), (0, written.slot), None);
+            piece(Kind::Behind, layout.behind(rank, parity), (0, written.behind), None);
+            piece(Kind::Splits, layout.splits(rank, parity), (0, written.splits), None);
+            let window = layout.window(rank, parity);
+            piece(Kind::Window, window, (0, written.for_all), None);
+            piece(Kind::Window, layout.partial(parity), (0, written.partial), None);
             if written.stride > 0 {
                 for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
                     let bytes = segment.written_for(rank, parity, to).min(written.stride);
                     let offset = written.stride * to as usize;
                     if offset + bytes <= layout.window_bytes() {
-                        piece(Kind::Window, offset, bytes, Some(segment.hosts().of(to)));
+                        piece(Kind::Window, window, (offset, bytes), Some(segment.hosts().of(to)));
                     }
                 }
             }
@@ -456,32 +458,103 @@ fn area(segment: &Segment, kind: Kind, rank: u32, parity: usize) -> (usize, usiz
     }
 }
 
-/// Whole frames of a stream of bytes.
+/// Finds the frames in a stream of bytes. Pieces of what ranks have written are handed on as they come, so that
+/// nothing large is kept here.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
-    bytes: Vec<u8>,
-    at: usize,
+    /// The beginning of a frame that is not whole yet.
+    begun: Vec<u8>,
+    /// What is left of a piece.
+    piece: Option<Header>,
 }
 
 impl Frames {
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
-        self.bytes.drain(..self.at);
-        self.at = 0;
-        self.bytes.extend_from_slice(bytes);
+    /// # Errors
+    /// When the bytes are no frames, and what `take` says of them.
+    pub(crate) fn feed(
+        &mut self,
+        mut bytes: &[u8],
+        mut take: impl FnMut(&Header, &[u8]) -> Result<(), Wrong>,
+    ) -> Result<(), Wrong> {
+        while !bytes.is_empty() {
+            if let Some(piece) = &mut self.piece {
+                let (now, rest) = bytes.split_at(bytes.len().min(piece.bytes as usize));
+                take(&Header { bytes: now.len() as u32, ..*piece }, now)?;
+                bytes = rest;
+                piece.offset = piece.offset.saturating_add(now.len() as u32);
+                piece.bytes -= now.len() as u32;
+                if piece.bytes == 0 {
+                    self.piece = None;
+                }
+                continue;
+            }
+            let missing = HEADER_BYTES.saturating_sub(self.begun.len());
+            let header = if missing > 0 { None } else { Some(self.header()?) };
+            let missing =
+                header.map_or(missing, |header| HEADER_BYTES + header.bytes as usize - self.begun.len());
+            let (now, rest) = bytes.split_at(bytes.len().min(missing));
+            self.begun.extend_from_slice(now);
+            bytes = rest;
+            if self.begun.len() < HEADER_BYTES {
+                continue;
+            }
+            let header = self.header()?;
+            if header.kind.is_piece() && header.bytes > 0 {
+                self.begun.clear();
+                self.piece = Some(header);
+            } else if self.begun.len() == HEADER_BYTES + header.bytes as usize {
+                take(&header, &self.begun[HEADER_BYTES..])?;
+                self.begun.clear();
+            }
+        }
+        Ok(())
     }
 
-    /// The next frame that is whole.
-    ///
-    /// # Errors
-    /// When what comes next is none.
-    pub(crate) fn next(&mut self) -> Result<Option<(Header, &[u8])>, Wrong> {
-        let rest = &self.bytes[self.at..];
-        let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let header = Header::decode(header).ok_or(Wrong("bytes that are no frame"))?;
-        let Some(payload) = rest.get(HEADER_BYTES..HEADER_BYTES + header.bytes as usize) else {
-            return Ok(None);
-        };
-        self.at += HEADER_BYTES + payload.len();
-        Ok(Some((header, payload)))
+    fn header(&self) -> Result<Header, Wrong> {
+        let header = self.begun.first_chunk().and_then(Header::decode);
+        header.ok_or(Wrong("bytes that are no frame"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// However a stream is cut, the same comes out of it.
+        #[test]
+        fn frames_are_found_however_they_come(
+            frames in proptest::collection::vec((1_u8..=11, proptest::collection::vec(any::<u8>(), 0..50)), 0..9),
+            cuts in proptest::collection::vec(1_usize..40, 1..99),
+        ) {
+            let mut stream = vec![];
+            let mut expected: Vec<(u8, u32, u8)> = vec![];
+            for (kind, payload) in &frames {
+                let mut header = [0; HEADER_BYTES];
+                header[0] = *kind;
+                header[16..].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+                stream.extend(header);
+                stream.extend(payload);
+                expected.extend((0_u32..).zip(payload).map(|(at, byte)| (*kind, at, *byte)));
+            }
+            let (mut found, mut rest, mut parser) = (vec![], &stream[..], Frames::default());
+            let mut cuts = cuts.iter().cycle();
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rest.len().min(*cuts.next().expect("for ever")));
+                rest = later;
+                let took = parser.feed(now, |header, payload| {
+                    assert_eq!(header.bytes as usize, payload.len());
+                    let bytes = (header.offset..).zip(payload);
+                    found.extend(bytes.map(|(at, byte)| (header.kind as u8, at, *byte)));
+                    Ok(())
+                });
+                prop_assert_eq!(took, Ok(()));
+            }
+            prop_assert_eq!(found, expected);
+        }
     }
 }

@@ -28,6 +28,7 @@ use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::presence::Presence;
 use crate::process::LOOK_PERIOD;
+use crate::reduce::Reduction;
 use crate::segment::crossing::Written;
 use crate::segment::{Segment, Verdict};
 use crate::splits;
@@ -118,6 +119,9 @@ impl<'a> Meet<'a> {
         }
     }
 }
+
+/// What is smaller is folded at once between hosts: it takes longer to send it than to fold it.
+const LEAST_HALVED: usize = 16 << 10;
 
 /// What a rank has staged for the meeting it comes to next, in bytes.
 #[derive(Debug, Default)]
@@ -429,8 +433,33 @@ impl Lane {
         if matches!(about, About::Keys(_)) && splits::needed(meet.op.kind) {
             written.splits = segment.layout().splits_bytes();
         }
+        let halves = self.halves(meet);
+        if halves.is_some() {
+            let is_first = segment.hosts().first(segment.host()) == segment.rank();
+            written.partial = if is_first { written.for_all } else { 0 };
+            written.for_all = 0;
+        }
         segment.set_written(parity, written, &staged.each);
-        segment.count_written();
+        segment.count_written(|| {
+            if let Some((first, _)) = halves {
+                let (layout, bytes) = (segment.layout(), meet.fold_bytes);
+                let windows = segment.hosts().ranks(segment.host()).map(|rank| layout.window(rank, parity));
+                segment.region().fold(first, windows, layout.partial(parity), bytes);
+                self.shared.traffic.fold_staged(bytes, segment.hosts().ranks(segment.host()).count());
+            }
+        });
+    }
+
+    /// The two halves of a fold between hosts: first over the ranks of each, so that a host sends one result and
+    /// not one tensor for each of its ranks, then over the hosts. Small tensors are folded at once, in the order of
+    /// ranks, and those where the halves would not fit together.
+    fn halves(&self, meet: &Meet<'_>) -> Option<(Reduction, Reduction)> {
+        let is_large = meet.fold_bytes > 0 && meet.op.inputs.total() >= LEAST_HALVED;
+        if !(self.segment.is_bridged() && is_large) {
+            return None;
+        }
+        let reduction = meet.op.reduction(self.segment.size());
+        Some((reduction.first_half()?, reduction.second_half()))
     }
 
     /// The last to arrive: all keys must agree. Also decides what only all together know.
@@ -511,8 +540,26 @@ impl Lane {
         }
         let lines = meet.fold_bytes.div_ceil(LINE);
         let cut = |n: u32| (lines * n as usize / of as usize * LINE).min(meet.fold_bytes);
-        self.fold_stretch(meet.op, meet.fold_window, cut(piece)..cut(piece + 1), round);
+        let stretch = cut(piece)..cut(piece + 1);
+        match self.halves(meet) {
+            Some((_, second)) => self.fold_hosts(second, stretch, (round % 2) as usize),
+            None => self.fold_stretch(meet.op, meet.fold_window, stretch, round),
+        }
         Ok(())
+    }
+
+    /// The second half of a fold: over what each host has made of its ranks' windows.
+    fn fold_hosts(&self, reduction: Reduction, stretch: Range<usize>, parity: usize) {
+        let (segment, layout) = (&self.segment, self.segment.layout());
+        let hosts = 0..segment.hosts().count();
+        let sources = hosts.clone().map(|host| {
+            let own = host == segment.host();
+            let at =
+                if own { layout.partial(parity) } else { layout.window(segment.hosts().first(host), parity) };
+            at + stretch.start
+        });
+        segment.region().fold(reduction, sources, layout.folded(parity) + stretch.start, stretch.len());
+        self.shared.traffic.fold_staged(stretch.len(), hosts.len());
     }
 
     /// Of all ranks' windows.

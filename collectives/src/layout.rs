@@ -14,6 +14,7 @@
 //! written     what other hosts are to be sent       two per rank
 //! windows     staged bytes of this rank             two per rank
 //! folded      the result of a fold                  two
+//! partial     what a host's ranks make together     two
 //! ledger      messages pending, (from, to)
 //! rings       byte rings, (channel, from, to)
 //! ```
@@ -158,6 +159,11 @@ impl Layout {
         self.folded_start() + parity * self.window_bytes
     }
 
+    /// What all ranks of this host together have for the others.
+    pub(crate) fn partial(&self, parity: usize) -> usize {
+        self.folded_start() + (2 + parity) * self.window_bytes
+    }
+
     /// The counters of the ring from `from` to `to` on `channel`; its bytes follow at [`ring_data`](Self::ring_data).
     pub(crate) fn ring_counters(&self, channel: u32, from: u32, to: u32) -> usize {
         self.rings() + self.ring_index(channel, from, to) * RING_COUNTER_BYTES
@@ -225,7 +231,7 @@ impl Layout {
     }
 
     fn ledger_start(&self) -> usize {
-        self.folded_start() + 2 * self.window_bytes
+        self.folded_start() + 4 * self.window_bytes
     }
 
     fn rings(&self) -> usize {
@@ -298,6 +304,7 @@ mod tests {
                 }
             }
             areas.extend((0..2).map(|parity| (layout.folded(parity), layout.window_bytes())));
+            areas.extend((0..2).map(|parity| (layout.partial(parity), layout.window_bytes())));
             areas.sort_unstable();
             for pair in areas.windows(2) {
                 assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?} overlap with {ranks} ranks");

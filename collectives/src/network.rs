@@ -479,18 +479,11 @@ async fn connect(
 async fn read(host: u32, bridge: Arc<Mutex<Bridge>>, mut receive: RecvStream) {
     let mut frames = Frames::default();
     while let Ok(Some(chunk)) = receive.read_chunk(usize::MAX, true).await {
-        frames.push(&chunk.bytes);
         let mut bridge = lock(&bridge);
-        loop {
-            let taken = match frames.next() {
-                Ok(Some((header, payload))) => bridge.take(host, &header, payload),
-                Ok(None) => break,
-                Err(wrong) => Err(wrong),
-            };
-            if let Err(wrong) = taken {
-                bridge.refuse(host, wrong);
-                return;
-            }
+        let taken = frames.feed(&chunk.bytes, |header, payload| bridge.take(host, header, payload));
+        if let Err(wrong) = taken {
+            bridge.refuse(host, wrong);
+            return;
         }
     }
     lock(&bridge).lose(host);

@@ -58,6 +58,19 @@ impl Reduction {
         wide(self.dtype, self.op)
     }
 
+    /// The first half of it where it is done in two, over some of the ranks each; `None` where what lies between
+    /// needs wider elements than these.
+    pub(crate) fn first_half(&self) -> Option<Self> {
+        let op = if self.op == ReduceOp::Avg { ReduceOp::Sum } else { self.op };
+        (self.wide() == self.dtype).then_some(Self { op, ..*self })
+    }
+
+    /// The second half, over the results of the first one.
+    pub(crate) fn second_half(&self) -> Self {
+        let op = if self.op == ReduceOp::PremulSum { ReduceOp::Sum } else { self.op };
+        Self { op, ..*self }
+    }
+
     /// The operation between partial results: what is left of this one without its first and last step.
     const fn partial(&self) -> Self {
         let op = match self.op {

@@ -116,6 +116,7 @@ const H_BELL_PID: usize = 836;
 const H_BELL: usize = 840;
 const H_MOVES: usize = 896;
 const H_DECIDED: usize = 960;
+const H_READY: usize = 1024;
 /// Of each rank where ranks are on several hosts.
 const BRIDGED_WINDOW: usize = 4 << 20;
 /// Of any rank, whatever another process says.

@@ -40,6 +40,13 @@ pub(crate) enum Kind {
     Proposed = 11,
 }
 
+impl Kind {
+    /// Whether it is bytes for a place, which may come one after the other.
+    pub(crate) fn is_piece(self) -> bool {
+        matches!(self, Self::Slot | Self::Behind | Self::Splits | Self::Window)
+    }
+}
+
 /// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header {

@@ -28,18 +28,19 @@ fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     while !input.is_empty() {
         let host = input.below(frames.len());
+        let mut stream = vec![];
         match input.below(6) {
             // The ranks here come to their next round, and the other hosts are told.
             0 => {
-                segment.count_written();
-                segment.count_written();
+                segment.count_written(|| {});
+                segment.count_written(|| {});
                 drop(bridge.look_closely());
             }
             1 => {
                 segment.notify(1);
                 drop(bridge.look());
             }
-            2 => frames[host].push(input.take(64)),
+            2 => stream = input.take(64).to_vec(),
             3 => {
                 let ring = segment.ring(P2P_CHANNEL, 0, 1);
                 ring.publish(input.below(9) as u32);
@@ -48,20 +49,13 @@ fn run(bytes: &[u8]) {
                 let header = invented(&mut input);
                 let payload = input.take(header.bytes as usize).to_vec();
                 let header = Header { bytes: payload.len() as u32, ..header };
-                frames[host].push(&[&header.encode()[..], &payload].concat());
+                stream = [&header.encode()[..], &payload].concat();
             }
         }
-        loop {
-            match frames[host].next() {
-                Ok(Some((header, payload))) => {
-                    if let Err(wrong) = bridge.take(host as u32, &header, payload) {
-                        bridge.refuse(host as u32, wrong);
-                        return;
-                    }
-                }
-                Ok(None) => break,
-                Err(_) => return,
-            }
+        let taken = frames[host].feed(&stream, |header, payload| bridge.take(host as u32, header, payload));
+        if let Err(wrong) = taken {
+            bridge.refuse(host as u32, wrong);
+            return;
         }
     }
     bridge.lose(1);

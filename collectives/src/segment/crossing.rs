@@ -9,7 +9,7 @@ use crate::hosts::Hosts;
 use crate::layout::{FAILURE_TEXT_BYTES, SLOT_BYTES};
 use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
 
-use super::{H_DECIDED, H_LOCAL, H_MOVES, H_RUNG, M_ARRIVED, M_CLOSED, M_LEFT, M_PID, Segment};
+use super::{H_DECIDED, H_LOCAL, H_MOVES, H_READY, H_RUNG, M_ARRIVED, M_CLOSED, M_LEFT, M_PID, Segment};
 
 /// What a rank has written for a round, in bytes from the beginning of each place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -21,13 +21,15 @@ pub(crate) struct Written {
     pub(crate) for_all: usize,
     /// Distance of what its window has for each rank; 0 when it has nothing for one alone.
     pub(crate) stride: usize,
+    /// Of what all ranks of its host together have, in the place of its window; the first one's to say.
+    pub(crate) partial: usize,
 }
 
 /// So long a rank waits for the hosts to agree on why a communicator has failed: they need two messages.
 pub(crate) const AGREEMENT: Duration = Duration::from_secs(1);
 
 /// Words of it in the segment, before one for each rank.
-pub(crate) const WRITTEN_WORDS: usize = 5;
+pub(crate) const WRITTEN_WORDS: usize = 6;
 
 impl Segment {
     pub(crate) fn hosts(&self) -> &Hosts {
@@ -60,31 +62,35 @@ impl Segment {
         }
     }
 
-    /// Says that this rank has written all it has for the round that it is about to arrive at.
-    pub(crate) fn count_written(&self) {
-        if self.is_bridged() {
-            let ranks = self.hosts.ranks(self.host()).count() as u64;
-            // Release, and acquire by the bridge: what all ranks here have written.
-            if (self.written_rounds().fetch_add(1, Ordering::AcqRel) + 1).is_multiple_of(ranks) {
-                self.ring_bridge();
-            }
+    /// Says that this rank has written all it has for the round that it is about to arrive at. The last one here
+    /// does what is left to do before other hosts are told.
+    pub(crate) fn count_written(&self, last: impl FnOnce()) {
+        let ranks = self.hosts.ranks(self.host()).count() as u64;
+        let count: &AtomicU64 = self.region().at(self.layout().header() + H_LOCAL);
+        // Acquire and release, through all of them: what the ranks here have written.
+        let count = count.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        if count.is_multiple_of(ranks) {
+            last();
+            // Release, and acquire by the bridge: as above.
+            self.ready().store(count / ranks, Ordering::Release);
+            self.ring_bridge();
         }
     }
 
-    /// Rounds for which all ranks here have written what they have.
+    /// Rounds for which all that other hosts are to be sent is there.
     pub(crate) fn local_rounds(&self) -> u64 {
-        self.written_rounds().load(Ordering::Acquire) / self.hosts.ranks(self.host()).count() as u64
+        self.ready().load(Ordering::Acquire)
     }
 
-    fn written_rounds(&self) -> &AtomicU64 {
-        self.region().at(self.layout().header() + H_LOCAL)
+    fn ready(&self) -> &AtomicU64 {
+        self.region().at(self.layout().header() + H_READY)
     }
 
     /// What this rank has written for the round of this parity; `each` has the bytes for every rank.
     pub(crate) fn set_written(&self, parity: usize, written: Written, each: &[usize]) {
         let at = self.layout().written(self.rank(), parity);
-        let Written { slot, behind, splits, for_all, stride } = written;
-        let words = [slot, behind, splits, for_all, stride].into_iter().chain(each.iter().copied());
+        let Written { slot, behind, splits, for_all, stride, partial } = written;
+        let words = [slot, behind, splits, for_all, stride, partial].into_iter().chain(each.iter().copied());
         for (index, word) in words.enumerate() {
             self.region().at::<AtomicU64>(at + 8 * index).store(word as u64, Ordering::Relaxed);
         }
@@ -100,6 +106,7 @@ impl Segment {
             splits: word(2, layout.splits_bytes()),
             for_all: word(3, layout.window_bytes()),
             stride: word(4, layout.window_bytes()),
+            partial: word(5, layout.window_bytes()),
         }
     }
 
