@@ -345,8 +345,18 @@ def test_recurrent_networks_have_the_gradients_of_the_cpu() -> None:
         expected = torch.func.grad(loss)(values)
         given = torch.func.grad(loss)({name: value.tpu() for name, value in values.items()})
         torch.testing.assert_close({name: value.cpu() for name, value in given.items()}, expected)
-    with torch.autocast("tpu", dtype=torch.bfloat16):
-        assert twin(batch.tpu())[0].dtype == torch.bfloat16
+
+    def cast(network: nn.Module, data: torch.Tensor) -> torch.dtype | str:
+        with torch.autocast(data.device.type, dtype=torch.bfloat16):
+            try:
+                return network(data)[0].dtype
+            except RuntimeError as error:
+                return str(error)
+
+    # Some CPUs have no such layers, and say so.
+    expected = cast(model, batch)
+    assert expected == torch.bfloat16 or "primitive" in expected
+    assert cast(twin, batch.tpu()) == expected
 
 
 @on_device
