@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_numbers = itertools.count()
 
 
 class NotAllowed(Exception):
@@ -15,7 +18,8 @@ class NotAllowed(Exception):
 @contextmanager
 def namespaces(count: int) -> Iterator[list[str]]:
     """Their names; number i has the address 10.77.0.(i + 1)."""
-    stem = f"tpt{os.getpid()}"
+    # A namespace that was removed is gone a moment later.
+    stem = f"t{os.getpid()}n{next(_numbers)}"
     bridge = f"{stem}b"
     names = [f"{stem}h{host}" for host in range(count)]
     made: list[list[str]] = []
