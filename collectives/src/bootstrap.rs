@@ -86,15 +86,27 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
             let text = format!("the store's entry for the hosts of {} is {text:?}", members.name);
             Failure::new(FailureKind::Transport, text)
         };
+        // Who waits for this longer than the store allows learns whom it waits for.
+        let late = |who: &str, failure: Failure| {
+            let text = format!("{who} did not come to create {}: {}", members.name, failure.text());
+            Failure::new(FailureKind::Timeout, text)
+        };
         if self.rank > 0 {
             self.store.set(&self.key("place", self.rank), &own)?;
-            let text = self.store.get(&survey)?;
+            let text =
+                self.store.get(&survey).map_err(|failure| late("rank 0, or who it waits for,", failure))?;
             let (first, rest) = text.split_once('\n').ok_or_else(|| wrong(&text))?;
             let settings = Settings::parse(first).ok_or_else(|| wrong(&text))?;
             let hosts = Hosts::parse(rest, members.size()).ok_or_else(|| wrong(&text))?;
             return Ok((self.hosts.get_or_init(|| hosts).clone(), settings));
         }
-        let others = (1..members.size()).map(|rank| self.store.get(&self.key("place", rank)));
+        let others = (1..members.size()).map(|rank| {
+            let found = self.store.get(&self.key("place", rank));
+            found.map_err(|failure| {
+                let world_rank = members.world_ranks[rank as usize];
+                late(&format!("rank {world_rank}"), failure).blaming([world_rank])
+            })
+        });
         let places = std::iter::once(Ok(own)).chain(others).map(|text| {
             let text = text?;
             let (name, machine) = text.split_once('\n').ok_or_else(|| wrong(&text))?;
@@ -195,8 +207,8 @@ impl Place {
         let here = machine();
         if self.machine != here {
             let text = format!(
-                "rank {rank} of the group runs on another host (or in another pid namespace) than its rank 0: \
-                 this version connects the ranks of one host only (here {here}, there {})",
+                "rank {rank} of the group was told of a segment on another host (or in another pid namespace): here \
+                 {here}, there {}",
                 self.machine
             );
             return Err(Failure::new(FailureKind::Transport, text));
@@ -324,6 +336,6 @@ mod tests {
         assert!("nonsense".parse::<Place>().is_err());
         let elsewhere = Place { machine: "other".to_owned(), ..place };
         let error = elsewhere.open(3).expect_err("another machine").to_string();
-        assert!(error.starts_with("rank 3 of the group runs on another host"), "{error}");
+        assert!(error.starts_with("rank 3 of the group was told of a segment on another host"), "{error}");
     }
 }

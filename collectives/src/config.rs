@@ -1,4 +1,4 @@
-//! Every `TPURUN_*` variable of the engine, read once per communicator.
+//! Every `TPURUN_*` variable of the engine, read once per communicator; where this host is, `bootstrap.rs` reads.
 
 use std::env;
 use std::time::Duration;

@@ -173,12 +173,13 @@ impl Network {
             }
         }
         let (over, is_over) = watch::channel(false);
+        let (stop, stopped) = watch::channel(());
         let task = Task { network: running.clone(), bridge: Arc::new(Mutex::new(bridge)), communicator, own };
         running.handle.spawn(async move {
-            task.run(heard, addresses).await;
+            task.run(heard, addresses, stopped).await;
             over.send_replace(true);
         });
-        Ok(Crossing { is_over, handle: running.handle.clone() })
+        Ok(Crossing { is_over, handle: running.handle.clone(), _stop: stop })
     }
 }
 
@@ -188,11 +189,13 @@ impl Default for Network {
     }
 }
 
-/// A communicator's way to other hosts.
+/// A communicator's way to other hosts, which ends with this: what was to be told by then is.
 #[derive(Debug)]
 pub struct Crossing {
     is_over: watch::Receiver<bool>,
     handle: Handle,
+    /// Closed when dropped.
+    _stop: watch::Sender<()>,
 }
 
 impl Crossing {
@@ -379,14 +382,14 @@ struct Task {
 }
 
 impl Task {
-    async fn run(self, mut heard: Heard, addresses: Vec<Address>) {
+    async fn run(self, mut heard: Heard, addresses: Vec<Address>, mut stopped: watch::Receiver<()>) {
         let mut links = vec![];
         let mut outgoing = vec![];
         for (host, address) in (0_u32..).zip(addresses) {
             let (sender, frames) = mpsc::unbounded_channel();
             outgoing.push(sender);
             if host != self.own {
-                let link = self.link(host, address, frames);
+                let link = self.link(host, address, frames, stopped.clone());
                 links.push(tokio::spawn(link));
             }
         }
@@ -394,6 +397,7 @@ impl Task {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let (out, is_over) = tokio::select! {
+                _ = stopped.changed() => (lock(&self.bridge).look_closely(), true),
                 () = heard.ring() => {
                     let mut bridge = lock(&self.bridge);
                     (bridge.look(), bridge.is_over())
@@ -421,24 +425,27 @@ impl Task {
         host: u32,
         address: Address,
         mut frames: mpsc::UnboundedReceiver<Vec<u8>>,
+        mut stopped: watch::Receiver<()>,
     ) -> impl Future<Output = ()> + Send + use<> {
         let (network, bridge) = (self.network.clone(), self.bridge.clone());
         let (own, communicator) = (self.own, self.communicator);
         async move {
-            let Some((mut send, receive)) = connect(&network, own, host, communicator, &address).await else {
-                return;
+            let streams = tokio::select! {
+                streams = connect(&network, own, host, communicator, &address) => streams,
+                _ = stopped.changed() => None,
             };
-            let reading = tokio::spawn(read(host, bridge, receive));
+            let Some((mut send, receive)) = streams else { return };
+            // Goes on as long as the other host has something to say.
+            tokio::spawn(read(host, bridge, receive));
             while let Some(bytes) = frames.recv().await {
                 if send.write_chunk(bytes.into()).await.is_err() {
                     break;
                 }
             }
-            // All ranks here are over: the other end may be so later.
+            // Until the other host has it all.
             if send.finish().is_ok() {
                 let _ = tokio::time::timeout(SILENCE, send.stopped()).await;
             }
-            let _ = tokio::time::timeout(SILENCE, reading).await;
         }
     }
 }

@@ -2,8 +2,8 @@
 
 pub(crate) mod crossing;
 mod note;
+mod settings;
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +26,8 @@ use crate::sync::{
     Writer,
 };
 use crate::text::head;
+
+pub(crate) use settings::Settings;
 
 /// How the ranks of a host hand each other the descriptor of their segment.
 pub trait Bootstrap {
@@ -117,10 +119,6 @@ const H_BELL: usize = 840;
 const H_MOVES: usize = 896;
 const H_DECIDED: usize = 960;
 const H_READY: usize = 1024;
-/// Of each rank where ranks are on several hosts.
-const BRIDGED_WINDOW: usize = 4 << 20;
-/// Of any rank, whatever another process says.
-const MOST_WINDOW: usize = 1 << 32;
 /// In the count of those attached: the communicator will not come to be.
 const CLOSED: u32 = 1 << 31;
 // Member words.
@@ -141,41 +139,6 @@ const M_OFFER: usize = 200;
 const F_KIND: usize = 4;
 const F_BYTES: usize = 8;
 const F_TEXT: usize = 64;
-
-/// What rank 0 decides for all, where their own settings might differ.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    pub(crate) window_bytes: usize,
-    pub(crate) matching: Matching,
-    pub(crate) results: Results,
-    /// What plans count on; ranks may be pinned to different CPUs.
-    pub(crate) cpus: u32,
-}
-
-impl Settings {
-    /// Fewer and larger rounds where each costs the way to another host and back.
-    pub(crate) fn window_bytes_for(&self, hosts: u32) -> usize {
-        if hosts > 1 { self.window_bytes.max(BRIDGED_WINDOW) } else { self.window_bytes }
-    }
-
-    /// Reads what [`Display`](fmt::Display) wrote.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let words: Vec<usize> = text.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-        let [window_bytes, strict, verified, cpus] = words[..] else { return None };
-        let matching = if strict == 0 { Matching::Normal } else { Matching::Strict };
-        let results = if verified == 0 { Results::Trusted } else { Results::Verified };
-        let cpus = u32::try_from(cpus).ok()?;
-        (window_bytes <= MOST_WINDOW).then_some(Self { window_bytes, matching, results, cpus })
-    }
-}
-
-impl fmt::Display for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let strict = u8::from(self.matching == Matching::Strict);
-        let verified = u8::from(self.results == Results::Verified);
-        write!(f, "{} {strict} {verified} {}", self.window_bytes, self.cpus)
-    }
-}
 
 /// Why a communicator is to fail, and who is to blame, by rank in the group.
 #[derive(Clone, Debug)]
@@ -262,7 +225,10 @@ impl Segment {
         let segment = Arc::new(segment);
         segment.attach()?;
         bootstrap.offer(fd.as_fd())?;
-        let crossing = ears.map(|ears| bootstrap.connect(&segment, ears)).transpose()?;
+        let crossing =
+            ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
+                segment.fail_creation(&Verdict::new(failure.kind(), failure.text()));
+            })?;
         segment.wait_for_all(bootstrap, deadline, timeout)?;
         // Only now may the descriptor go: others may have opened it through this process.
         drop(fd);

@@ -5,8 +5,9 @@ mod ranks;
 use std::time::Duration;
 
 use ranks::collectives::{chunk, every_collective, me, summed};
-use ranks::hosts::on_hosts;
+use ranks::hosts::{Memory, on_hosts, some_on_hosts};
 use ranks::{Call, config};
+use tpurun_collectives::bootstrap::Store;
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{Config, FailureKind, OpKind, Results};
 use tpurun_topology::Algorithm;
@@ -141,6 +142,23 @@ fn who_does_not_come_is_named_on_all_hosts() {
         failure.to_string()
     });
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+}
+
+#[test]
+fn who_is_not_there_when_all_come_together_is_named_on_all_hosts() {
+    let store = Memory::default();
+    let timeout = Duration::from_secs(2);
+    let texts = std::thread::scope(|scope| {
+        // Rank 3 says where it is, and is not heard of again.
+        scope.spawn(|| store.set("tpurun/place/1/3", &store.get("tpurun/place/1/2").unwrap()));
+        some_on_hosts(&store, &[0, 0, 1, 1], &[0, 1, 2], &config(), timeout, |created| {
+            let failure = created.unwrap_err();
+            assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Timeout, &[3][..]), "{failure}");
+            failure.to_string()
+        })
+    });
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    assert!(texts[0].ends_with("creating test: 3 of 4 ranks came, missing rank 3"), "{}", texts[0]);
 }
 
 #[test]

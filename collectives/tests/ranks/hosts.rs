@@ -44,12 +44,26 @@ pub fn on_hosts<T: Send>(
     timeout: Duration,
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
-    let (store, body) = (Memory::default(), &body);
+    let ranks: Vec<usize> = (0..hosts.len()).collect();
+    let created = |created: Result<Communicator, Failure>| body(&created.unwrap());
+    some_on_hosts(&Memory::default(), hosts, &ranks, config, timeout, created)
+}
+
+/// The same of some of the ranks, whether they have come together or not.
+pub fn some_on_hosts<T: Send>(
+    store: &Memory,
+    hosts: &[usize],
+    ranks: &[usize],
+    config: &Config,
+    timeout: Duration,
+    body: impl Fn(Result<Communicator, Failure>) -> T + Sync,
+) -> Vec<T> {
     let networks: Vec<Network> = hosts.iter().map(|_| Network::new()).collect();
-    let (store, networks) = (&store, &networks);
+    let (networks, body) = (&networks, &body);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..hosts.len())
-            .map(|rank| {
+        let threads: Vec<_> = ranks
+            .iter()
+            .map(|&rank| {
                 scope.spawn(move || {
                     let bootstrap = StoreBootstrap::new(store.clone(), rank as u32, &networks[rank]).unwrap();
                     let bootstrap = bootstrap.on_host(&format!("n{}", hosts[rank]));
@@ -59,8 +73,7 @@ pub fn on_hosts<T: Send>(
                         world_ranks: (0..hosts.len() as u32).collect(),
                         epoch: 0,
                     };
-                    let created = Communicator::create(members, timeout, config.clone(), &bootstrap, None, 1);
-                    body(&created.unwrap())
+                    body(Communicator::create(members, timeout, config.clone(), &bootstrap, None, 1))
                 })
             })
             .collect();

@@ -1,0 +1,45 @@
+//! What rank 0 decides for all ranks of a communicator, on all hosts.
+
+use std::fmt;
+
+use crate::config::{Matching, Results};
+
+/// Where the ranks' own settings might differ.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub(crate) window_bytes: usize,
+    pub(crate) matching: Matching,
+    pub(crate) results: Results,
+    /// What plans count on; ranks may be pinned to different CPUs.
+    pub(crate) cpus: u32,
+}
+
+impl Settings {
+    /// Fewer and larger rounds where each costs the way to another host and back.
+    pub(crate) fn window_bytes_for(&self, hosts: u32) -> usize {
+        if hosts > 1 { self.window_bytes.max(BRIDGED_WINDOW) } else { self.window_bytes }
+    }
+
+    /// Reads what [`Display`](fmt::Display) wrote.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let words: Vec<usize> = text.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+        let [window_bytes, strict, verified, cpus] = words[..] else { return None };
+        let matching = if strict == 0 { Matching::Normal } else { Matching::Strict };
+        let results = if verified == 0 { Results::Trusted } else { Results::Verified };
+        let cpus = u32::try_from(cpus).ok()?;
+        (window_bytes <= MOST_WINDOW).then_some(Self { window_bytes, matching, results, cpus })
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let strict = u8::from(self.matching == Matching::Strict);
+        let verified = u8::from(self.results == Results::Verified);
+        write!(f, "{} {strict} {verified} {}", self.window_bytes, self.cpus)
+    }
+}
+
+/// Of each rank where ranks are on several hosts.
+const BRIDGED_WINDOW: usize = 4 << 20;
+/// Of any rank, whatever another process says.
+const MOST_WINDOW: usize = 1 << 32;
