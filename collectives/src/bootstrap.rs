@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::bridge::Bridge;
 use crate::control::{ControlClient, ControlError};
 use crate::failure::{Failure, FailureKind, invalid_usage};
-use crate::hosts::Hosts;
+use crate::hosts::{self, Hosts};
 use crate::network::bell::{Ears, Heard};
 use crate::network::{Address, Crossing, Network};
 use crate::segment::{Bootstrap, Membership, Segment, Settings};
@@ -183,7 +183,7 @@ const ADDRESS: &str = "TPURUN_ADDRESS";
 /// What this host is called in messages.
 fn host_name() -> String {
     let given = std::env::var(HOST).ok().filter(|name| !name.is_empty());
-    let name = given.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let name = given.unwrap_or_else(hosts::own_name);
     name.replace(char::is_control, "")
 }
 
@@ -263,7 +263,7 @@ fn machine() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let namespace = namespace.to_string_lossy().replace(' ', "");
-    let name = rustix::system::uname().nodename().to_string_lossy().replace(' ', "");
+    let name = hosts::own_name().replace(' ', "");
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let network = network.to_string_lossy().replace(' ', "");
     let pretended = std::env::var(HOST).unwrap_or_default().replace(' ', "");

@@ -27,7 +27,7 @@ pub(crate) struct Bridge {
     segment: Arc<Segment>,
     /// Rounds whose pieces the other hosts have been sent.
     sent: u64,
-    /// By rank; of the ranks here what was told, of the others what was heard.
+    /// By rank.
     ranks: Vec<Known>,
     /// By host.
     peers: Vec<Peer>,
@@ -60,7 +60,9 @@ struct Carried {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
+    /// Was told, or heard.
     is_there: bool,
+    /// As it was told, of a rank here.
     status: Status,
 }
 
@@ -130,7 +132,7 @@ impl Bridge {
     }
 
     fn own_ranks(&self) -> Vec<u32> {
-        self.segment.hosts().ranks(self.segment.host()).collect()
+        self.segment.hosts().ranks(self.segment.host()).to_vec()
     }
 
     fn to_all(&self, out: &mut Outbox, header: Header, payload: &[u8]) {
@@ -313,10 +315,11 @@ impl Bridge {
                     }
                 }
             };
-            piece(Kind::Slot, layout.slot(rank, parity), (0, written.slot), None);
-            piece(Kind::Behind, layout.behind(rank, parity), (0, written.behind), None);
-            piece(Kind::Splits, layout.splits(rank, parity), (0, written.splits), None);
-            let window = layout.window(rank, parity);
+            let place = |kind| area(segment, kind, rank, parity).0;
+            piece(Kind::Slot, place(Kind::Slot), (0, written.slot), None);
+            piece(Kind::Behind, place(Kind::Behind), (0, written.behind), None);
+            piece(Kind::Splits, place(Kind::Splits), (0, written.splits), None);
+            let window = place(Kind::Window);
             piece(Kind::Window, window, (0, written.for_all), None);
             piece(Kind::Window, layout.partial(parity), (0, written.partial), None);
             if written.stride > 0 {
@@ -375,7 +378,6 @@ impl Bridge {
                 // It may be one round ahead of what is open here.
                 let arrived = status.arrived.min(self.peers[host as usize].arrived + 1);
                 let status = Status { arrived, ..status };
-                self.ranks[header.rank as usize].status = status;
                 segment.put_status(header.rank, &status);
                 Ok(())
             }
@@ -418,8 +420,7 @@ impl Bridge {
         if !peer.ahead || !is_next(peer.arrived) {
             return;
         }
-        let ranks: Vec<u32> = segment.hosts().ranks(host).collect();
-        segment.arrive_for(&ranks, peer.arrived as u32);
+        segment.arrive_for(segment.hosts().ranks(host), peer.arrived as u32);
         peer.arrived += 1;
         peer.ahead = false;
     }
@@ -427,10 +428,10 @@ impl Bridge {
     /// Nothing will come from a host any more: its ranks that had not left are lost.
     pub(crate) fn lose(&mut self, host: u32) {
         if !std::mem::replace(&mut self.peers[host as usize].is_lost, true) {
-            let ranks: Vec<u32> = self.segment.hosts().ranks(host).collect();
-            for rank in ranks.into_iter().filter(|rank| self.segment.left(*rank).is_none()) {
-                self.segment.mourn(rank);
-            }
+            let ranks = self.segment.hosts().ranks(host).iter();
+            ranks
+                .filter(|rank| self.segment.left(**rank).is_none())
+                .for_each(|rank| self.segment.mourn(*rank));
         }
     }
 
@@ -488,11 +489,11 @@ impl Frames {
                 }
                 continue;
             }
-            let missing = HEADER_BYTES.saturating_sub(self.begun.len());
-            let header = if missing > 0 { None } else { Some(self.header()?) };
-            let missing =
-                header.map_or(missing, |header| HEADER_BYTES + header.bytes as usize - self.begun.len());
-            let (now, rest) = bytes.split_at(bytes.len().min(missing));
+            let wanted = match self.begun.len() < HEADER_BYTES {
+                true => HEADER_BYTES,
+                false => HEADER_BYTES + self.header()?.bytes as usize,
+            };
+            let (now, rest) = bytes.split_at(bytes.len().min(wanted - self.begun.len()));
             self.begun.extend_from_slice(now);
             bytes = rest;
             if self.begun.len() < HEADER_BYTES {

@@ -41,10 +41,7 @@ impl<'a> Flat<'a> {
         schedule: &'a Schedule,
         traffic: &'a Counter,
     ) -> Self {
-        let slots = match op.kind {
-            OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter => segment.size() as usize,
-            _ => 1,
-        };
+        let slots = if is_for_each(op.kind) { segment.size() as usize } else { 1 };
         let room = segment.layout().window_bytes() / slots / LINE * LINE;
         // Chunks lie close together when all ranks know how long each is: small ones then share pages.
         let known = op.kind == OpKind::ReduceScatter;
@@ -207,18 +204,13 @@ impl<'a> Flat<'a> {
 
     /// What other hosts need of it.
     fn note(&self, block: Block, bytes: usize, staged: &mut Staging) {
-        if !self.is_for_one() {
+        if !is_for_each(self.op.kind) {
             staged.for_all = staged.for_all.max(self.slot(block) * self.stride + bytes);
             return;
         }
         staged.stride = self.stride;
         staged.each.resize(self.segment.size() as usize, 0);
         staged.each[self.slot(block)] = bytes;
-    }
-
-    /// Whether each rank stages something else for each.
-    fn is_for_one(&self) -> bool {
-        matches!(self.op.kind, OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter)
     }
 
     fn fetch(&self, from: Source, block: Block, offset: usize, parity: usize) {
@@ -241,6 +233,11 @@ impl<'a> Flat<'a> {
         let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
         fold_windows(self.segment, self.op, ranks, (parity, at), offset..offset + bytes, self.traffic);
     }
+}
+
+/// Whether a rank stages something of its own for each rank.
+fn is_for_each(kind: OpKind) -> bool {
+    matches!(kind, OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter)
 }
 
 /// Folds what these ranks have staged, at `at` of their windows of this parity, into a stretch of the result.

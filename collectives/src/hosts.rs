@@ -5,14 +5,27 @@
 pub struct Hosts {
     /// By rank.
     of: Vec<u32>,
-    names: Vec<String>,
+    /// By host: its name and its ranks, in order.
+    hosts: Vec<(String, Vec<u32>)>,
+}
+
+/// What this host calls itself.
+pub(crate) fn own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 impl Hosts {
     /// All ranks on this one.
     pub fn one(ranks: u32) -> Self {
-        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { of: vec![0; ranks as usize], names: vec![name] }
+        Self::new(vec![0; ranks as usize], vec![own_name()])
+    }
+
+    fn new(of: Vec<u32>, names: Vec<String>) -> Self {
+        let mut hosts: Vec<(String, Vec<u32>)> = names.into_iter().map(|name| (name, vec![])).collect();
+        for (rank, host) in (0..).zip(&of) {
+            hosts[*host as usize].1.push(rank);
+        }
+        Self { of, hosts }
     }
 
     /// By what each rank says of where it is: a name to show, and what differs where memory is not shared.
@@ -35,12 +48,12 @@ impl Hosts {
             }
         };
         let names = (0..known.len()).map(name).collect();
-        Self { of, names }
+        Self::new(of, names)
     }
 
     /// How many there are.
     pub(crate) fn count(&self) -> u32 {
-        self.names.len() as u32
+        self.hosts.len() as u32
     }
 
     /// Where a rank is.
@@ -50,17 +63,17 @@ impl Hosts {
 
     /// What a host is called.
     pub(crate) fn name(&self, host: u32) -> &str {
-        &self.names[host as usize]
+        &self.hosts[host as usize].0
     }
 
     /// The ranks of one host, in order.
-    pub(crate) fn ranks(&self, host: u32) -> impl Iterator<Item = u32> {
-        (0_u32..).zip(&self.of).filter(move |(_, other)| **other == host).map(|(rank, _)| rank)
+    pub(crate) fn ranks(&self, host: u32) -> &[u32] {
+        &self.hosts[host as usize].1
     }
 
     /// The rank of a host that makes its segment and speaks for it.
     pub(crate) fn first(&self, host: u32) -> u32 {
-        self.ranks(host).next().expect("a host is there for its first rank")
+        self.ranks(host)[0]
     }
 }
 
@@ -69,7 +82,7 @@ impl std::fmt::Display for Hosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let of: Vec<String> = self.of.iter().map(u32::to_string).collect();
         write!(f, "{}", of.join(" "))?;
-        self.names.iter().try_for_each(|name| write!(f, "\n{name}"))
+        self.hosts.iter().try_for_each(|(name, _)| write!(f, "\n{name}"))
     }
 }
 
@@ -87,7 +100,7 @@ impl Hosts {
             *host < next
         });
         (of.len() == ranks as usize && is_in_order && next as usize == names.len())
-            .then_some(Self { of, names })
+            .then(|| Self::new(of, names))
     }
 }
 
@@ -103,7 +116,7 @@ mod tests {
         let hosts = Hosts::by_places(&[place("b", "7"), place("a", "3"), place("b", "7"), place("a", "4")]);
         assert_eq!((hosts.of.as_slice(), hosts.count()), (&[0, 1, 0, 2][..], 3));
         assert_eq!([0, 1, 2].map(|host| hosts.name(host)), ["b", "a", "a(2)"]);
-        assert_eq!(hosts.ranks(0).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(hosts.ranks(0), [0, 2]);
         assert_eq!([0, 1, 2].map(|host| hosts.first(host)), [0, 1, 3]);
     }
 
@@ -119,7 +132,7 @@ mod tests {
         #[test]
         fn any_text_is_read_or_refused(text in "[0-3 \na]{0,20}") {
             if let Some(hosts) = Hosts::parse(&text, 3) {
-                prop_assert!(hosts.ranks(hosts.count() - 1).count() > 0);
+                prop_assert!(!hosts.ranks(hosts.count() - 1).is_empty());
             }
         }
     }

@@ -419,11 +419,11 @@ impl Lane {
 
     /// Says what of this rank's places other hosts need for the round, where there are any.
     fn tell_bridge(&mut self, meet: &Meet<'_>, about: About) {
-        let staged = std::mem::take(&mut self.staged);
-        let segment = &self.segment;
-        if !segment.is_bridged() {
+        if !self.segment.is_bridged() {
             return;
         }
+        let staged = std::mem::take(&mut self.staged);
+        let segment = &self.segment;
         let parity = self.parity();
         let mut written = Written { for_all: staged.for_all, stride: staged.stride, ..Written::default() };
         if about != About::Data {
@@ -443,9 +443,10 @@ impl Lane {
         segment.count_written(|| {
             if let Some((first, _)) = halves {
                 let (layout, bytes) = (segment.layout(), meet.fold_bytes);
-                let windows = segment.hosts().ranks(segment.host()).map(|rank| layout.window(rank, parity));
+                let ranks = segment.hosts().ranks(segment.host());
+                let windows = ranks.iter().map(|rank| layout.window(*rank, parity));
                 segment.region().fold(first, windows, layout.partial(parity), bytes);
-                self.shared.traffic.fold_staged(bytes, segment.hosts().ranks(segment.host()).count());
+                self.shared.traffic.fold_staged(bytes, ranks.len());
             }
         });
     }

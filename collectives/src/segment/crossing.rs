@@ -65,7 +65,7 @@ impl Segment {
     /// Says that this rank has written all it has for the round that it is about to arrive at. The last one here
     /// does what is left to do before other hosts are told.
     pub(crate) fn count_written(&self, last: impl FnOnce()) {
-        let ranks = self.hosts.ranks(self.host()).count() as u64;
+        let ranks = self.hosts.ranks(self.host()).len() as u64;
         let count: &AtomicU64 = self.region().at(self.layout().header() + H_LOCAL);
         // Acquire and release, through all of them: what the ranks here have written.
         let count = count.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
