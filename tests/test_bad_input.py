@@ -38,7 +38,7 @@ def only_line(done: Finished) -> str:
         ("-n 2 --timeout soon true", "--timeout: expected a time such as 500ms, 30s, 10m or 1h, given soon"),
         (
             "-n 2 --nnodes 2 true",
-            "--nnodes: expected 1, given 2 (jobs of several hosts are not supported yet)",
+            "--node-rank: expected 0 to 1, which of the 2 nodes this is, given none",
         ),
     ],
 )

@@ -50,6 +50,8 @@ pub struct StoreBootstrap<'n, S> {
     /// What this host is called, and what ranks that share its memory say alike.
     place: (String, String),
     hosts: OnceCell<Hosts>,
+    /// To who watches over the group, and knows what this process shows to other hosts.
+    agent: Option<ControlBootstrap<'n>>,
 }
 
 impl<'n, S: Store> StoreBootstrap<'n, S> {
@@ -60,7 +62,12 @@ impl<'n, S: Store> StoreBootstrap<'n, S> {
         // rank comes, it asks for the n-th segment.
         let times = store.add(&format!("tpurun/times/{rank}"), 1)?;
         let place = (host_name(), machine());
-        Ok(Self { store, rank, times, network, place, hosts: OnceCell::new() })
+        Ok(Self { store, rank, times, network, place, hosts: OnceCell::new(), agent: None })
+    }
+
+    /// Under a launcher.
+    pub(crate) fn under(self, agent: &'n ControlClient, members: &Membership) -> Self {
+        Self { agent: Some(ControlBootstrap::watched(agent, members)), ..self }
     }
 
     /// As if this were another host, of that name.
@@ -119,6 +126,9 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
     }
 
     fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure> {
+        if let Some(agent) = &self.agent {
+            agent.offer(segment)?;
+        }
         let place = Place::here(segment.as_raw_fd());
         self.store.set(&self.key("segment", self.host()), &place.to_string())
     }
@@ -131,11 +141,16 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
 
     fn connect(&self, segment: &Arc<Segment>, ears: Ears) -> Result<Crossing, Failure> {
         let (hosts, me) = (segment.hosts(), segment.host());
-        let own = self.network.address(own_address()?)?;
-        self.store.set(&self.key("address", me), &own.to_string())?;
+        let rank = |host: u32| segment.members().world_ranks[hosts.first(host) as usize];
+        let network = self.network.open(own_address()?, rank(me), || {
+            let agent = self.agent.as_ref();
+            let given = agent.map(|agent| agent.client.identify(Instant::now() + AGENT_GRACE));
+            given.transpose().map_err(|error| refused(&error))
+        })?;
+        self.store.set(&self.key("address", me), &network.address().to_string())?;
         let addresses = (0..hosts.count()).map(|host| {
             let text = self.store.get(&self.key("address", host))?;
-            Address::parse(&text).ok_or_else(|| {
+            Address::parse(&text, rank(host)).ok_or_else(|| {
                 let text = format!("the store's entry for host {} is {text:?}", hosts.name(host));
                 Failure::new(FailureKind::Transport, text)
             })
@@ -145,8 +160,17 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         (segment.members().id(), self.times).hash(&mut hasher);
         let bridge = Bridge::new(segment.clone());
         let heard = Heard::new(ears, segment.clone());
-        self.network.cross(bridge, heard, hasher.finish(), addresses)
+        Ok(network.cross(bridge, heard, hasher.finish(), addresses))
     }
+
+    fn grace(&self) -> Duration {
+        if self.agent.is_some() { AGENT_GRACE } else { Duration::ZERO }
+    }
+}
+
+/// Whether the launcher says that the ranks of this job are on several hosts, if there is one.
+pub(crate) fn is_of_several_hosts() -> bool {
+    std::env::var_os(HOST).is_some()
 }
 
 /// The address under which other hosts reach this one: the one that is said, or that of the way to the rank that

@@ -25,6 +25,7 @@ use rustix::process::Signal;
 pub use frames::{AgentFrame, RankFrame};
 
 use crate::failure::{Failure, FailureKind};
+use crate::network::authority::Credentials;
 
 /// The variable that carries the number of the inherited descriptor.
 pub const CONTROL_FD_VAR: &str = "TPURUN_CONTROL_FD";
@@ -60,6 +61,11 @@ mod frames {
             /// The rank of the world that will offer it.
             from: u32,
         },
+        /// This rank needs what it shows to other hosts.
+        Identify {
+            /// Chosen by the rank; the answer carries it.
+            request: u64,
+        },
     }
 
     /// From the agent to a rank.
@@ -91,6 +97,18 @@ mod frames {
             kind: u32,
             /// What every rank of the communicator raises.
             text: String,
+        },
+        /// What the rank shows to other hosts, and whom it believes; see
+        /// [`Credentials`](crate::network::authority::Credentials).
+        Identity {
+            /// Of the `Identify`.
+            request: u64,
+            /// DER.
+            authority: Vec<u8>,
+            /// DER.
+            certificate: Vec<u8>,
+            /// PKCS #8.
+            key: Vec<u8>,
         },
     }
 }
@@ -149,10 +167,16 @@ pub struct ControlClient {
 struct Inbox {
     next_request: u64,
     /// `None` while the answer is outstanding.
-    answers: HashMap<u64, Option<Result<OwnedFd, ControlError>>>,
+    answers: HashMap<u64, Option<Result<Answer, ControlError>>>,
     /// One of the waiting threads reads the socket for all.
     reading: bool,
     failed: Option<ControlError>,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Segment(OwnedFd),
+    Identity(Credentials),
 }
 
 impl ControlClient {
@@ -190,6 +214,30 @@ impl ControlClient {
     /// [`ControlError::Timeout`] at the deadline, [`ControlError::Refused`] with the agent's reason,
     /// [`ControlError::Failed`] when that rank is lost.
     pub fn fetch(&self, key: &str, from: u32, deadline: Instant) -> Result<OwnedFd, ControlError> {
+        let want = |request| RankFrame::Want { key: key.to_owned(), request, from };
+        match self.ask(want, key, deadline)? {
+            Answer::Segment(fd) => Ok(fd),
+            Answer::Identity(_) => Err(ControlError::Malformed("an answer to another question")),
+        }
+    }
+
+    /// What the job's authority has given this rank to show to other hosts.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    pub fn identify(&self, deadline: Instant) -> Result<Credentials, ControlError> {
+        match self.ask(|request| RankFrame::Identify { request }, "of credentials", deadline)? {
+            Answer::Identity(credentials) => Ok(credentials),
+            Answer::Segment(_) => Err(ControlError::Malformed("an answer to another question")),
+        }
+    }
+
+    fn ask(
+        &self,
+        question: impl FnOnce(u64) -> RankFrame,
+        key: &str,
+        deadline: Instant,
+    ) -> Result<Answer, ControlError> {
         let request = {
             let mut inbox = self.lock();
             inbox.next_request += 1;
@@ -197,14 +245,13 @@ impl ControlClient {
             inbox.answers.insert(request, None);
             request
         };
-        let frame = RankFrame::Want { key: key.to_owned(), request, from };
-        let sent = self.send(&frame.encode(), None, deadline, key);
+        let sent = self.send(&question(request).encode(), None, deadline, key);
         let answer = sent.and_then(|()| self.wait(request, key, deadline));
         self.lock().answers.remove(&request);
         answer
     }
 
-    fn wait(&self, request: u64, key: &str, deadline: Instant) -> Result<OwnedFd, ControlError> {
+    fn wait(&self, request: u64, key: &str, deadline: Instant) -> Result<Answer, ControlError> {
         let mut inbox = self.lock();
         loop {
             if let Some(answer) = inbox.answers.get_mut(&request).and_then(Option::take) {
@@ -272,9 +319,12 @@ impl Inbox {
     fn take_in(&mut self, arrival: Result<Option<(AgentFrame, Option<OwnedFd>)>, ControlError>) {
         let (request, answer) = match arrival {
             Ok(None) => return,
-            Ok(Some((AgentFrame::Segment { request, .. }, Some(fd)))) => (request, Ok(fd)),
+            Ok(Some((AgentFrame::Segment { request, .. }, Some(fd)))) => (request, Ok(Answer::Segment(fd))),
             Ok(Some((AgentFrame::Segment { request, key }, None))) => {
                 (request, Err(ControlError::Refused { key, reason: OUT_OF_FDS.to_owned() }))
+            }
+            Ok(Some((AgentFrame::Identity { request, authority, certificate, key }, _))) => {
+                (request, Ok(Answer::Identity(Credentials { authority, certificate, key })))
             }
             Ok(Some((AgentFrame::Refused { request, key, reason }, _))) => {
                 (request, Err(ControlError::Refused { key, reason }))
@@ -304,8 +354,12 @@ impl RankFrame {
     pub fn decode(bytes: &[u8]) -> Result<RankFrame, ControlError> {
         let frame: RankFrame = rkyv::from_bytes::<_, rkyv::rancor::Error>(&unframed(bytes)?)
             .map_err(|_| ControlError::Malformed("invalid archive"))?;
-        let (RankFrame::Offer { key, .. } | RankFrame::Want { key, .. }) = &frame;
-        if key.len() > MAX_KEY_BYTES { Err(ControlError::Malformed("key too long")) } else { Ok(frame) }
+        match &frame {
+            RankFrame::Offer { key, .. } | RankFrame::Want { key, .. } if key.len() > MAX_KEY_BYTES => {
+                Err(ControlError::Malformed("key too long"))
+            }
+            _ => Ok(frame),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// The kind with this number; unknown numbers (another process wrote them) are `Internal`.
-    pub(crate) fn from_code(code: u32) -> Self {
+    pub fn from_code(code: u32) -> Self {
         use FailureKind::*;
         [InvalidUsage, Mismatch, RankLost, Deadlock, Timeout, Aborted, Transport]
             .into_iter()

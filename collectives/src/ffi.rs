@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::board::Board;
-use crate::bootstrap::{ControlBootstrap, Store, StoreBootstrap};
+use crate::bootstrap::{self, ControlBootstrap, Store, StoreBootstrap};
 use crate::buffer::Spans;
 use crate::communicator::{Communicator, Mode};
 use crate::config::Config;
@@ -250,9 +250,11 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
         .ok_or_else(|| invalid_usage!("expected a timeout above 0 ms, given {}", config.timeout_ms))
         .map(Duration::from_millis)?;
     let inherited = inherited();
+    let by_store = || StoreBootstrap::new(config.store, rank, &inherited.network);
     let bootstrap: Box<dyn Bootstrap> = match &inherited.control {
+        Some(client) if bootstrap::is_of_several_hosts() => Box::new(by_store()?.under(client, &members)),
         Some(client) => Box::new(ControlBootstrap::new(client, &members)),
-        None => Box::new(StoreBootstrap::new(config.store, rank, &inherited.network)?),
+        None => Box::new(by_store()?),
     };
     let board = inherited.board.as_ref();
     let threads = config.python_threads;

@@ -4,6 +4,7 @@
 //! A stream begins with a greeting that says which communicator it is of and from which host. Nothing is
 //! believed before TLS has shown who is at the other end (`tls.rs`), and that is where the host's first rank is.
 
+pub mod authority;
 pub(crate) mod bell;
 pub(crate) mod tls;
 
@@ -21,8 +22,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::bridge::{Bridge, Frames, Outbox};
 use crate::failure::{Failure, FailureKind};
+use authority::Credentials;
 use bell::Heard;
-use tls::{Certificate, Expected, Identity};
+use tls::{Certificate, Expected, Identity, Who};
 
 /// So long nothing may come from a host before it counts as lost. Each says something four times as often.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -34,6 +36,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 const GREETING: Duration = Duration::from_secs(5);
 /// Streams of communicators that are not made here yet.
 const MOST_EARLY: usize = 4096;
+/// Of these, that say they are for the same.
+const MOST_ALIKE: usize = 8;
 /// Bytes that one host may have on the way to another in one communicator.
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Largest datagram where the way allows it, which is found out: ten of them, sent by one call, are below 64 KiB.
@@ -44,24 +48,29 @@ const SOCKET_BUFFER: usize = 16 << 20;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
     socket: SocketAddr,
-    certificate: Certificate,
+    who: Who,
 }
 
+/// With the certificate, unless the authority says who it is.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ", self.socket)?;
-        self.certificate.der().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{}", self.socket)?;
+        let Who::Shows(certificate) = &self.who else { return Ok(()) };
+        write!(f, " ")?;
+        certificate.der().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 impl Address {
-    /// Reads what [`Display`](fmt::Display) wrote.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (socket, hex) = text.split_once(' ')?;
+    /// Reads what [`Display`](fmt::Display) wrote, of this rank of the world.
+    pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
+        let Some((socket, hex)) = text.split_once(' ') else {
+            return Some(Self { socket: text.parse().ok()?, who: Who::Rank(rank) });
+        };
         let digits: Vec<u32> = hex.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
         let bytes = digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8));
         let certificate = Certificate::from_der(bytes.collect::<Option<Vec<u8>>>()?);
-        Some(Self { socket: socket.parse().ok()?, certificate })
+        Some(Self { socket: socket.parse().ok()?, who: Who::Shows(certificate) })
     }
 }
 
@@ -103,8 +112,9 @@ struct Incoming {
 /// Streams by what they are for: one side comes first.
 #[derive(Default)]
 struct Meetings {
-    early: HashMap<Greeting, Incoming>,
-    waiting: HashMap<Greeting, oneshot::Sender<Incoming>>,
+    /// Whoever they are from.
+    early: HashMap<Greeting, Vec<Incoming>>,
+    waiting: HashMap<Greeting, (Who, oneshot::Sender<Incoming>)>,
 }
 
 /// The network of one process; nothing happens before it is needed.
@@ -114,7 +124,7 @@ pub struct Network {
     running: Mutex<Option<(u32, Arc<Running>)>>,
 }
 
-struct Running {
+pub(crate) struct Running {
     handle: Handle,
     endpoint: Endpoint,
     identity: Identity,
@@ -136,50 +146,60 @@ impl Network {
         Self { running: Mutex::new(None) }
     }
 
-    /// Where this process is reached, on a host that others reach at `ip`.
-    pub(crate) fn address(&self, ip: IpAddr) -> Result<Address, Failure> {
-        Ok(self.running(ip)?.address.clone())
-    }
-
-    fn running(&self, ip: IpAddr) -> Result<Arc<Running>, Failure> {
+    /// This process's end on a host that others reach at `ip`; `rank` of the world, if an authority has given it
+    /// `credentials`. It is opened at the first time.
+    pub(crate) fn open(
+        &self,
+        ip: IpAddr,
+        rank: u32,
+        credentials: impl FnOnce() -> Result<Option<Credentials>, Failure>,
+    ) -> Result<Arc<Running>, Failure> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((pid, running)) = &*running
             && *pid == std::process::id()
         {
             return Ok(running.clone());
         }
-        let started = Running::start(ip)?;
+        let started = Running::start(ip, rank, credentials()?)?;
         // A fork's copy of its parent's is left alone: its thread is not here.
         std::mem::forget(running.replace((std::process::id(), started.clone())));
         Ok(started)
     }
+}
+
+impl Running {
+    /// Where this process is reached.
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
 
     /// Has `bridge` talk to the other hosts of its communicator, whose first ranks are at `addresses`, by host.
     pub(crate) fn cross(
-        &self,
+        self: &Arc<Self>,
         bridge: Bridge,
         heard: Heard,
         communicator: u64,
         addresses: Vec<Address>,
-    ) -> Result<Crossing, Failure> {
+    ) -> Crossing {
         let own = bridge.segment().host();
-        let running = self.running(addresses[own as usize].socket.ip())?;
         {
-            let mut expected = running.expected.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
             for address in &addresses {
-                if !expected.contains(&address.certificate) {
-                    expected.push(address.certificate.clone());
+                if let Who::Shows(certificate) = &address.who
+                    && !expected.contains(certificate)
+                {
+                    expected.push(certificate.clone());
                 }
             }
         }
         let (over, is_over) = watch::channel(false);
         let (stop, stopped) = watch::channel(());
-        let task = Task { network: running.clone(), bridge: Arc::new(Mutex::new(bridge)), communicator, own };
-        running.handle.spawn(async move {
+        let task = Task { network: self.clone(), bridge: Arc::new(Mutex::new(bridge)), communicator, own };
+        self.handle.spawn(async move {
             task.run(heard, addresses, stopped).await;
             over.send_replace(true);
         });
-        Ok(Crossing { is_over, handle: running.handle.clone(), _stop: stop })
+        Crossing { is_over, handle: self.handle.clone(), _stop: stop }
     }
 }
 
@@ -209,7 +229,7 @@ impl Crossing {
 }
 
 impl Running {
-    fn start(ip: IpAddr) -> Result<Arc<Self>, Failure> {
+    fn start(ip: IpAddr, rank: u32, credentials: Option<Credentials>) -> Result<Arc<Self>, Failure> {
         let refused = |what: &str, error: &dyn fmt::Display| {
             Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
         };
@@ -220,7 +240,7 @@ impl Running {
         let socket = UdpSocket::bind((ip, 0)).map_err(|error| refused("open a socket", &error))?;
         enlarge(&socket);
         let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
-        let identity = Identity::new()?;
+        let identity = Identity::new(credentials)?;
         let expected = Expected::default();
         let transport = Arc::new(transport());
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(identity.server(expected.clone())?));
@@ -232,8 +252,11 @@ impl Running {
             Endpoint::new(config, Some(server), socket, Arc::new(quinn::TokioRuntime))
                 .map_err(|error| refused("open a socket", &error))?
         };
-        let address =
-            Address { socket: SocketAddr::new(ip, port), certificate: identity.certificate().clone() };
+        let who = match identity.has_authority() {
+            true => Who::Rank(rank),
+            false => Who::Shows(identity.certificate().clone()),
+        };
+        let address = Address { socket: SocketAddr::new(ip, port), who };
         let running = Arc::new(Self {
             handle: runtime.handle().clone(),
             endpoint: endpoint.clone(),
@@ -288,23 +311,37 @@ impl Running {
 
     fn introduce(&self, greeting: Greeting, incoming: Incoming) {
         let mut meetings = self.meetings();
-        if let Some(waiting) = meetings.waiting.remove(&greeting) {
+        match meetings.waiting.remove(&greeting) {
             // Who waited may have gone.
-            drop(waiting.send(incoming));
-        } else if meetings.early.len() < MOST_EARLY {
-            meetings.early.insert(greeting, incoming);
+            Some((who, waiting)) if who.has_shown(&incoming.from) => drop(waiting.send(incoming)),
+            Some(waits) => {
+                // It is of this job, but not who it says.
+                tracing::warn!(
+                    host = greeting.host,
+                    "refused a stream from another process than the host's first rank"
+                );
+                meetings.waiting.insert(greeting, waits);
+            }
+            None if meetings.early.len() < MOST_EARLY => {
+                let early = meetings.early.entry(greeting).or_default();
+                if early.len() < MOST_ALIKE {
+                    early.push(incoming);
+                }
+            }
+            None => {}
         }
     }
 
-    /// The stream that another process opens.
-    async fn meet(&self, greeting: Greeting) -> Option<Incoming> {
+    /// The stream that `who` opens.
+    async fn meet(&self, greeting: Greeting, who: &Who) -> Option<Incoming> {
         let waiting = {
             let mut meetings = self.meetings();
-            if let Some(incoming) = meetings.early.remove(&greeting) {
+            let early = meetings.early.remove(&greeting).into_iter().flatten();
+            if let Some(incoming) = early.into_iter().find(|incoming| who.has_shown(&incoming.from)) {
                 return Some(incoming);
             }
             let (sender, waiting) = oneshot::channel();
-            meetings.waiting.insert(greeting, sender);
+            meetings.waiting.insert(greeting, (who.clone(), sender));
             waiting
         };
         waiting.await.ok()
@@ -333,10 +370,10 @@ impl Running {
         {
             return Ok(known.clone());
         }
-        let crypto = self.identity.client(&to.certificate).map_err(|failure| failure.to_string())?;
+        let crypto = self.identity.client(&to.who).map_err(|failure| failure.to_string())?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
         config.transport_config(Arc::new(transport()));
-        let connecting = self.endpoint.connect_with(config, to.socket, tls::name());
+        let connecting = self.endpoint.connect_with(config, to.socket, &to.who.name());
         let connection = connecting.map_err(|error| error.to_string())?.await;
         let connection = connection.map_err(|error| error.to_string())?;
         connections.insert(to.socket, connection.clone());
@@ -436,15 +473,21 @@ impl Task {
             };
             let Some((mut send, receive)) = streams else { return };
             // Goes on as long as the other host has something to say.
-            tokio::spawn(read(host, bridge, receive));
+            let reading = tokio::spawn(read(host, bridge, receive));
             while let Some(bytes) = frames.recv().await {
                 if send.write_chunk(bytes.into()).await.is_err() {
                     break;
                 }
             }
-            // Until the other host has it all.
+            // Until the other host has it all, or needs none of it any more: it may be gone by now.
             if send.finish().is_ok() {
-                let _ = tokio::time::timeout(SILENCE, send.stopped()).await;
+                let received = async {
+                    tokio::select! {
+                        _ = send.stopped() => {}
+                        _ = reading => {}
+                    }
+                };
+                let _ = tokio::time::timeout(SILENCE, received).await;
             }
         }
     }
@@ -459,12 +502,7 @@ async fn connect(
 ) -> Option<(SendStream, RecvStream)> {
     if host < own {
         let greeting = Greeting { communicator, host };
-        let mut incoming = network.meet(greeting).await?;
-        if incoming.from != address.certificate {
-            // It is of this job, but not who it says: whoever has it can be no worse than silent.
-            tracing::warn!(host, "refused a stream from another process than the host's first rank");
-            return None;
-        }
+        let mut incoming = network.meet(greeting, &address.who).await?;
         incoming.send.write_all(&greeting.encode()).await.ok()?;
         return Some((incoming.send, incoming.receive));
     }

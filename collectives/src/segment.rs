@@ -119,6 +119,7 @@ const H_BELL: usize = 840;
 const H_MOVES: usize = 896;
 const H_DECIDED: usize = 960;
 const H_READY: usize = 1024;
+const H_HOSTS: usize = 40;
 /// In the count of those attached: the communicator will not come to be.
 const CLOSED: u32 = 1 << 31;
 // Member words.
@@ -245,6 +246,7 @@ impl Segment {
         word(H_STRICT).store((settings.matching == Matching::Strict).into(), Ordering::Relaxed);
         word(H_VERIFY).store((settings.results == Results::Verified).into(), Ordering::Relaxed);
         word(H_EPOCH).store(self.members.epoch, Ordering::Relaxed);
+        word(H_HOSTS).store(self.hosts.count(), Ordering::Relaxed);
         let window = self.layout.window_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
         let name = head(&self.members.name, NAME_BYTES);

@@ -63,7 +63,9 @@ impl Supervised {
     /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
     /// `world_ranks` are to blame.
     pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
-        self.segment.fail_by(&self.verdict(kind, text, world_ranks))
+        let failure = self.segment.fail_by(&self.verdict(kind, text, world_ranks));
+        self.decide();
+        failure
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), but its sleeping ranks wake only on [`announce`](Self::announce):
@@ -74,7 +76,17 @@ impl Supervised {
 
     /// Wakes the ranks of a communicator that has failed.
     pub fn announce(&self) {
+        self.decide();
         self.segment.announce();
+    }
+
+    /// Ranks of several hosts need not wait until these agree: their agents have.
+    fn decide(&self) {
+        if self.segment.says_it_is_bridged()
+            && let Some(failed) = self.segment.candidate()
+        {
+            self.segment.decide(&failed);
+        }
     }
 
     fn verdict(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Verdict {
@@ -106,8 +118,8 @@ impl Supervised {
             sends: load(segment.pending_sends(from, to)),
             receives: load(segment.pending_receives(from, to)),
             any_receives: load(segment.pending_receives(to, to)),
-            // What can not be is no proof of anything.
-            in_flight: readable.map_or(true, |run| run.bytes > 0),
+            // What can not be is no proof of anything, nor what is between hosts.
+            in_flight: self.segment.says_it_is_bridged() || readable.map_or(true, |run| run.bytes > 0),
         }
     }
 }

@@ -4,6 +4,7 @@
 mod deliver;
 mod finish;
 mod lives;
+mod nodes;
 mod recorder;
 mod start;
 mod suspicion;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getppid, kill_process};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tpurun_collectives::board::Board;
+use tpurun_collectives::board::{Board, RankView};
 
 use crate::cgroup::JobCgroup;
 use crate::control_server::{ControlEvent, ControlServer};
@@ -27,6 +28,7 @@ use crate::job::Job;
 use crate::kill;
 use crate::labels::Labels;
 use crate::losses::Losses;
+use crate::nodes::NodeEvent;
 use crate::output::{Output, Stream};
 use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
@@ -80,7 +82,11 @@ struct Agent {
     due: Vec<deliver::Due>,
     suspicion: deliver::Suspicion,
     timings: timings::Watching,
+    /// This host.
     host: String,
+    others: Option<nodes::Others>,
+    /// What ranks of other nodes that have ended in order left behind.
+    views_elsewhere: HashMap<u32, RankView>,
     started: Instant,
     oom_kills_before: u64,
     tx: Senders,
@@ -97,6 +103,7 @@ struct Receivers {
     chunks: mpsc::Receiver<Chunk>,
     control: mpsc::Receiver<ControlEvent>,
     server: mpsc::Receiver<ServerEvent>,
+    nodes: mpsc::Receiver<NodeEvent>,
     signals: Signals<Asked>,
 }
 
@@ -160,6 +167,7 @@ impl Agent {
                 asked = rx.signals.next() => self.on_signal(asked),
                 Some(event) = rx.server.recv() => self.on_server(event).await,
                 Some(event) = rx.control.recv() => self.control.handle(event),
+                Some(event) = rx.nodes.recv() => self.on_node(event),
                 Some(chunk) = rx.chunks.recv(), if self.screen.has_room() => self.on_chunk(chunk),
                 () = self.screen.room(), if !self.screen.has_room() => {}
                 () = tokio::time::sleep_until(wake) => {}
@@ -173,6 +181,7 @@ impl Agent {
     fn is_over(&self) -> bool {
         match &self.phase {
             Phase::Stopping(Stopping { why: Why::Restart(..), .. }) => false,
+            Phase::Running if self.others.as_ref().is_some_and(|others| !others.is_over()) => false,
             Phase::Running | Phase::Stopping(_) => !self.is_anybody_alive(),
             // Settling is decided first.
             Phase::Starting | Phase::Settling { .. } | Phase::Clearing(_) => false,
@@ -190,13 +199,17 @@ impl Agent {
             Phase::Clearing(clearing) => Some(clearing.until),
             Phase::Starting | Phase::Running => None,
         };
-        let deadlines = [phase, self.output.poll_deadline(), self.next_delivery(), self.next_timing()];
+        let proposal = self.others.as_ref().and_then(nodes::Others::next_deadline);
+        let deadlines =
+            [phase, proposal, self.output.poll_deadline(), self.next_delivery(), self.next_timing()];
         deadlines.into_iter().flatten().chain([self.next_watch]).min().expect("the list is not empty")
     }
 
     fn on_time(&mut self, now: Instant) {
         self.output.tick(now);
         self.deliver_losses(now);
+        self.look_at_proposal(now);
+        self.look_at_others();
         self.look_at_timings(now);
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
@@ -226,7 +239,7 @@ impl Agent {
         let ranks = &self.ranks;
         self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
         if matches!(self.phase, Phase::Running)
-            && let Some(verdict) = self.watch.look(&self.board, &self.ranks, &self.left, now)
+            && let Some(verdict) = self.watch.look(&self.views(), &self.ranks, &self.left, now)
         {
             self.judge(verdict);
         }
@@ -261,6 +274,7 @@ impl Agent {
                     let again = if signal == Signal::INT { "; Ctrl-C again ends them at once" } else { "" };
                     let alive = self.ranks.iter().filter(|rank| rank.is_alive()).count();
                     self.say(&format!("{}: stopping {alive} ranks{again}", signal_word(signal)));
+                    self.tell_stop(signal);
                     self.stop(Why::Asked(signal), self.job.stop_grace);
                 }
             },
@@ -327,7 +341,7 @@ impl Agent {
             _ => self.fail(Verdict::plain(None, Cause::ForkServerDied, Instant::now())),
         }
         // Its children die with it; those whose number it has not told are not seen otherwise.
-        for rank in 0..self.job.ranks {
+        for rank in self.job.here.clone() {
             if self.ranks[rank as usize] == Rank::Requested {
                 self.on_end(rank, Ending::Signal(Signal::KILL.as_raw()));
             }
@@ -372,6 +386,7 @@ impl Agent {
             Ending::Signal(number) => json!({"rank": rank, "program": program, "signal": number}),
         };
         self.run_dir.event("rank ended", details);
+        self.tell_end(rank, ending);
         if matches!(self.phase, Phase::Stopping(_)) {
             return;
         }

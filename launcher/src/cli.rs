@@ -59,6 +59,8 @@ pub(crate) enum Command {
     /// Measure the collectives, alone or in turn with another backend
     #[command(args_override_self = true, after_help = BENCH_EXAMPLES)]
     Bench(Bench),
+    /// Print a new token for the nodes of a job of several hosts
+    Token,
     /// Print a completion script for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -238,6 +240,15 @@ pub(crate) struct Options {
         value_name = "10s"
     )]
     pub(crate) shutdown_timeout: Option<String>,
+    /// File with the token that all nodes of --nnodes share [default: $TPURUN_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// How long the nodes wait for each other [default: 10m]
+    #[arg(long, value_name = "10m")]
+    pub(crate) rdzv_timeout: Option<String>,
+    /// Pretend that the ranks are on so many hosts, joined by a network
+    #[arg(long, value_name = "N", conflicts_with = "nnodes")]
+    pub(crate) hosts: Option<String>,
     /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
     #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
     pub(crate) on_failure: Option<String>,
@@ -257,13 +268,23 @@ pub(crate) struct Options {
 /// What torchrun takes and means the same, or nothing, on one host.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TorchrunOptions {
-    /// Hosts: 1
-    #[arg(long, env = "PET_NNODES", hide_env = true, value_name = "1")]
+    /// Hosts of the job, each with a tpurun of its own; -n counts the ranks of this one [default: 1]
+    #[arg(long, env = "PET_NNODES", hide_env = true, value_name = "N")]
     pub(crate) nnodes: Option<String>,
-    /// This host: 0
-    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", hide_env = true, value_name = "0")]
+    /// Which of them this one is, from 0 on
+    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", hide_env = true, value_name = "R")]
     pub(crate) node_rank: Option<String>,
-    /// One host and a free port, which is always so
+    /// Where node 0 is reached [default: --master-addr and --master-port; port 29400]
+    #[arg(
+        long = "rdzv",
+        visible_alias = "rdzv-endpoint",
+        alias = "rdzv_endpoint",
+        env = "PET_RDZV_ENDPOINT",
+        hide_env = true,
+        value_name = "HOST:PORT"
+    )]
+    pub(crate) rendezvous: Option<String>,
+    /// One host and a free port, as without --nnodes
     #[arg(long, env = "PET_STANDALONE", hide_env = true)]
     pub(crate) standalone: bool,
     /// Address of the rendezvous store [default: 127.0.0.1]
@@ -297,8 +318,6 @@ pub(crate) struct TorchrunOptions {
 pub(crate) struct IgnoredOptions {
     #[arg(long, alias = "rdzv_backend", env = "PET_RDZV_BACKEND", hide = true)]
     rdzv_backend: Option<String>,
-    #[arg(long, alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT", hide = true)]
-    rdzv_endpoint: Option<String>,
     #[arg(long, alias = "rdzv_conf", env = "PET_RDZV_CONF", hide = true)]
     rdzv_conf: Option<String>,
     #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", hide = true)]
@@ -333,6 +352,9 @@ const EXAMPLES: &str = r#"Examples:
   tpurun -n 1 eval.py : -n 7 train.py     two programs in one world: rank 0, ranks 1 to 7
   tpurun --job job.toml                   the programs that a file lists
   tpurun -n 64 --timings train.py         where the time until the first collective goes
+  tpurun -n 8 --hosts 2 train.py          as if ranks 0-3 and 4-7 were on different hosts
+  tpurun --nnodes 2 --node-rank 0 --rdzv n0:29400 -n 4 train.py
+                                          on host n0, with --node-rank 1 on the other; see Several hosts
   tpurun status                           say what the ranks of a running job do
   tpurun bench --ranks 8 --against gloo   measure the collectives
 
@@ -349,7 +371,12 @@ options belong to the job and stand before the first one. A `:` that is an argum
   ranks = 7
   command = ["train.py", "--ratio", ":"]  # or ["-m", "pkg.train"]
   env = { LR = "0.1" }                    # for its ranks only
-  cwd = "."                               # relative to this file; default: where tpurun is started"#;
+  cwd = "."                               # relative to this file; default: where tpurun is started
+
+Several hosts:
+Start tpurun on each with the same --nnodes and --rdzv and its own --node-rank, and with the same token in
+$TPURUN_TOKEN or --token-file: `tpurun token` makes one. Everything between hosts is encrypted; the ports are
+the one of --rdzv on node 0 and a free one of each rank that speaks to other hosts, all UDP."#;
 
 const STATUS_EXAMPLES: &str = "\
 Examples:

@@ -12,8 +12,10 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tpurun_collectives::FailureKind;
 use tpurun_collectives::control::{AgentFrame, ControlError, Message, RankFrame, receive, send};
+use tpurun_collectives::network::authority::Credentials;
 
 use crate::exchange::{Delivery, Exchange, Orphan};
+use crate::identities::Identities;
 use crate::last_words::in_group;
 use crate::supervisor::Supervisor;
 
@@ -32,6 +34,7 @@ pub(crate) struct ControlServer {
     supervisor: Supervisor,
     /// Ranks that will not come any more, and what those who wait for them raise.
     lost: HashMap<u32, (FailureKind, String)>,
+    identities: Identities,
 }
 
 /// The socket of one rank, and the task that reads it. To tokio a packet socket is a datagram socket.
@@ -49,13 +52,19 @@ impl Drop for Socket {
 }
 
 impl ControlServer {
-    pub(crate) fn new(ranks: u32) -> ControlServer {
+    pub(crate) fn new(ranks: u32, identities: Identities) -> ControlServer {
         ControlServer {
             sockets: (0..ranks).map(|_| None).collect(),
             exchange: Exchange::new(),
             supervisor: Supervisor::default(),
             lost: HashMap::new(),
+            identities,
         }
+    }
+
+    /// For who follows it.
+    pub(crate) fn take_identities(&mut self) -> Identities {
+        std::mem::take(&mut self.identities)
     }
 
     /// The communicators that the ranks have made.
@@ -115,6 +124,12 @@ impl ControlServer {
                     }
                 }
                 Err(reason) => self.refuse(&key, rank, request, reason),
+            },
+            RankFrame::Identify { request } => match self.identities.of(rank) {
+                Ok(Credentials { authority, certificate, key }) => {
+                    self.send(rank, &AgentFrame::Identity { request, authority, certificate, key }, None);
+                }
+                Err(reason) => self.refuse("of credentials", rank, request, reason),
             },
             RankFrame::Offer { key, readers } => {
                 let Some(segment) = message.fd else {
@@ -207,7 +222,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (tx, mut rx) = mpsc::channel(16);
-            let mut server = ControlServer::new(programs.len() as u32);
+            let mut server = ControlServer::new(programs.len() as u32, Identities::default());
             let threads: Vec<_> = programs
                 .into_iter()
                 .enumerate()

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use crate::environment;
 use crate::job::Job;
+use crate::nodes::Plan;
 use crate::program::{Program, Start};
+use crate::rank_set::RankSet;
 use crate::ranks;
 
 /// The whole text.
@@ -36,6 +38,16 @@ pub(crate) fn describe(job: &Job) -> String {
             false => program.ranks.to_string(),
         };
         field(if index == 0 { "ranks" } else { "" }, format!("{count}, {how}"));
+    }
+    for host in job.hosts.iter() {
+        let ranks: RankSet = host.ranks.clone().collect();
+        field("host", format!("{} at {}: ranks {ranks}", host.name, host.address));
+    }
+    if let Some(Plan { count, node, rendezvous, .. }) = &job.nodes {
+        field(
+            "node",
+            format!("{node} of {count}, whose ranks come first to last; node 0 is at {rendezvous}"),
+        );
     }
     field("cores", job.cores.to_string());
     field(

@@ -12,12 +12,9 @@ pub(crate) type Variables = Vec<(String, String)>;
 
 /// What is the same for all ranks of a world that was started again so many times.
 pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
-    let ranks = job.ranks.to_string();
     let mut variables = vec![
-        ("WORLD_SIZE", ranks.clone()),
-        ("LOCAL_WORLD_SIZE", ranks),
-        ("GROUP_RANK", "0".into()),
-        ("GROUP_WORLD_SIZE", "1".into()),
+        ("WORLD_SIZE", job.ranks.to_string()),
+        ("GROUP_WORLD_SIZE", job.hosts.count().to_string()),
         ("TPURUN_PROGRAMS", job.programs.to_json().to_string()),
         ("MASTER_ADDR", job.master_addr.clone()),
         ("TORCHELASTIC_RUN_ID", job.run_id.clone().unwrap_or_else(|| run_id.to_owned())),
@@ -70,15 +67,22 @@ pub(crate) fn of_store(port: u16, is_agents: bool) -> Variables {
 /// What tells one rank from the others, and one program from the others.
 pub(crate) fn of_rank(job: &Job, rank: u32, error_file: &Path) -> Variables {
     let program = job.programs.of(rank);
-    let own = named(vec![
+    let host = job.hosts.of(rank);
+    let (number, beside) = host.map_or((0, 0..job.ranks), |(number, host)| (number, host.ranks.clone()));
+    let mut own = named(vec![
         ("RANK", rank.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
+        ("LOCAL_RANK", (rank - beside.start).to_string()),
+        ("LOCAL_WORLD_SIZE", beside.len().to_string()),
+        ("GROUP_RANK", number.to_string()),
         ("ROLE_NAME", program.role.clone()),
         ("ROLE_RANK", (rank - program.first_rank).to_string()),
         ("ROLE_WORLD_SIZE", program.ranks.to_string()),
         ("TPURUN_PROGRAM", program.name.clone()),
         ("TORCHELASTIC_ERROR_FILE", error_file.display().to_string()),
     ]);
+    if let Some((_, host)) = host {
+        own.extend(named(vec![("TPURUN_HOST", host.name.clone()), ("TPURUN_ADDRESS", host.address.clone())]));
+    }
     program.env.iter().cloned().chain(own).collect()
 }
 
@@ -88,7 +92,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 16] = [
+const OURS: [&str; 18] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -100,6 +104,8 @@ const OURS: [&str; 16] = [
     "TPURUN_ALGORITHM",
     "TPURUN_TIMEOUT_MS",
     "TPURUN_RANK_PID",
+    "TPURUN_HOST",
+    "TPURUN_ADDRESS",
     "TPURUN_RESTART",
     "TPURUN_MARKS_AT",
     BOARD_FD_VAR,
@@ -119,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_a_rank_gets_from_us_no_program_can_change() {
-        let line = "--topology 2x2 --algorithm ring --timeout 5s true : -n 3 true x";
+        let line = "--topology 2x2 --hosts 2 --algorithm ring --timeout 5s true : -n 3 true x";
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let job = Job::new(&words::read(&words).unwrap()).unwrap();
         let of_rank = of_rank(&job, 2, Path::new("e"));
@@ -137,6 +143,8 @@ mod tests {
         assert!(others.iter().all(|name| name == "OMP_NUM_THREADS"), "{others:?}");
         let value = |name: &str| &of_rank.iter().find(|(own, _)| own == name).unwrap().1;
         assert_eq!((value("RANK").as_str(), value("ROLE_RANK").as_str()), ("2", "1"));
+        assert_eq!((value("LOCAL_RANK").as_str(), value("GROUP_RANK").as_str()), ("0", "1"));
+        assert_eq!((value("TPURUN_HOST").as_str(), value("TPURUN_ADDRESS").as_str()), ("h1", "127.0.0.2"));
         assert_eq!((value("ROLE_NAME").as_str(), value("ROLE_WORLD_SIZE").as_str()), ("true-2", "3"));
         assert_eq!(value("TPURUN_PROGRAM"), "true-2");
     }

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::environment::{SERVER_THREADS, Variables};
 use crate::job::Job;
+use crate::nodes::TOKEN;
 use crate::program::{Program, Programs, Start};
 use crate::ranks::RankEnds;
 pub(crate) use crate::server_events::ServerEvent;
@@ -63,6 +64,7 @@ impl ForkServer {
             .args(["-m", "tpurun.fork_server", &options.to_string()])
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .envs(SERVER_THREADS)
+            .env_remove(TOKEN)
             .process_group(0)
             .stdin(Stdio::null())
             // What an import prints is said once, where it does not mix with what the ranks compute.

@@ -1,13 +1,16 @@
 //! One job as decided from the command line: every value checked, nothing started yet.
 
 use std::env;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tpurun_topology::{Algorithm, Topology};
 
-use crate::cli::{Cli, Command, Options};
+use crate::cli::{Cli, Command, Options, TorchrunOptions};
 use crate::cpus::usable_cpus;
+use crate::hosts::Hosts;
+use crate::nodes::{Plan, Token};
 use crate::policy::Policy;
 use crate::program::{Given, Programs, Start};
 use crate::rank_set::RankSet;
@@ -16,7 +19,14 @@ use crate::target::{Kind, find_python};
 /// What will run and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
+    /// Of all hosts.
     pub(crate) ranks: u32,
+    /// Those that this tpurun runs.
+    pub(crate) here: Range<u32>,
+    /// Where the ranks are, or are pretended to be.
+    pub(crate) hosts: Hosts,
+    /// How to find the other nodes, when there are any.
+    pub(crate) nodes: Option<Plan>,
     pub(crate) programs: Programs,
     /// None when no program is Python.
     pub(crate) python: Option<PathBuf>,
@@ -66,6 +76,27 @@ impl Job {
         })
     }
 
+    /// What can be checked only when it is known how many ranks the other nodes have.
+    fn check_size(&self) -> Result<(), String> {
+        match &self.topology {
+            Some(topology) if topology.torus().live_chips() != self.ranks => Err(format!(
+                "--topology {topology}: expected {} {}, one rank per chip, given {}",
+                if self.nodes.is_some() { "in all" } else { "-n" },
+                topology.torus().live_chips(),
+                self.ranks
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The job of which the ranks `here` are on this node.
+    pub(crate) fn spread(&mut self, hosts: Hosts, here: Range<u32>) -> Result<(), String> {
+        let ranks = hosts.iter().map(|host| host.ranks.end).max().unwrap_or(self.ranks);
+        (self.ranks, self.here, self.hosts) = (ranks, here, hosts);
+        self.programs.resize(ranks);
+        self.check_size()
+    }
+
     fn decide(cli: &Cli) -> Result<Job, String> {
         let mut options = cli.options.clone();
         let mut words = cli.program.clone();
@@ -80,7 +111,7 @@ impl Job {
             options.module = true;
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
-        check_one_host(&options)?;
+        let nodes = parse_nodes(&options)?;
         let policy = parse_policy(&options)?;
         let mut given = match &cli.job_file {
             Some(file) => file.programs.clone(),
@@ -92,13 +123,19 @@ impl Job {
         let start = if options.spawn { Start::Spawn } else { Start::ForkServer };
         let programs = Programs::new(given, start)?;
         let ranks = programs.ranks();
+        if nodes.is_some() && programs.are_several() {
+            return Err("--nnodes: expected one program, given several".into());
+        }
+        let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
         let stop_grace =
             options.shutdown_timeout.as_deref().map(|text| parse_duration("--shutdown-timeout", text));
         let stop_grace = stop_grace.transpose()?;
-        Ok(Job {
+        let job = Job {
             ranks,
+            here: 0..ranks,
+            hosts: hosts.unwrap_or_default(),
             wants_server: programs.are_any_forked() || programs.are_several() && python.is_some(),
             programs,
             python,
@@ -110,8 +147,9 @@ impl Job {
             run_id: options.torchrun.rdzv_id.clone(),
             log_dir: options.log_dir.as_ref().map(PathBuf::from),
             labels: bench.is_none(),
-            only: parse_only(options.only_ranks.as_deref(), ranks)?,
-            topology: options.topology.as_deref().map(|text| parse_topology(text, ranks)).transpose()?,
+            only: parse_only(options.only_ranks.as_deref(), if nodes.is_some() { MAX_RANKS } else { ranks })?,
+            topology: options.topology.as_deref().map(parse_topology).transpose()?,
+            nodes,
             verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             device: options.device.as_deref().map(parse_device).transpose()?,
@@ -122,7 +160,11 @@ impl Job {
             stop_grace: stop_grace.unwrap_or(STOP_GRACE),
             dry_run: options.dry_run,
             timings: options.timings,
-        })
+        };
+        if job.nodes.is_none() {
+            job.check_size()?;
+        }
+        Ok(job)
     }
 }
 
@@ -146,7 +188,7 @@ fn typed_program(options: &Options, words: Vec<String>) -> Result<Given, String>
 impl Job {
     /// Another number of ranks, which share the cores anew.
     pub(crate) fn resize(&mut self, ranks: u32) {
-        self.ranks = ranks;
+        (self.ranks, self.here) = (ranks, 0..ranks);
         self.programs.resize(ranks);
         self.threads = self.threads.map(|_| threads_per_rank(self.cores, ranks));
     }
@@ -156,21 +198,85 @@ fn threads_per_rank(cores: usize, ranks: u32) -> usize {
     (cores / ranks as usize).max(1)
 }
 
-fn check_one_host(options: &Options) -> Result<(), String> {
+fn parse_nodes(options: &Options) -> Result<Option<Plan>, String> {
     let torchrun = &options.torchrun;
-    let only = |flag: &str, given: &Option<String>, accepted: &[&str], why: &str| match given.as_deref() {
-        Some(value) if !accepted.contains(&value) => {
-            Err(format!("--{flag}: expected {}, given {value} ({why})", accepted[0]))
-        }
-        _ => Ok(()),
+    let count = match torchrun.nnodes.as_deref() {
+        None => 1,
+        Some(text) => parse_count(text).ok_or_else(|| {
+            format!("--nnodes: expected a number of hosts from 1 to {MAX_RANKS}, given {text}")
+        })?,
     };
-    only("nnodes", &torchrun.nnodes, &["1", "1:1"], "jobs of several hosts are not supported yet")?;
-    only("node-rank", &torchrun.node_rank, &["0"], "jobs of several hosts are not supported yet")
+    if count == 1 {
+        return match torchrun.node_rank.as_deref() {
+            None | Some("0") => Ok(None),
+            Some(given) => Err(format!("--node-rank: expected 0, since --nnodes is 1, given {given}")),
+        };
+    }
+    let wanted = format!("--node-rank: expected 0 to {}, which of the {count} nodes this is", count - 1);
+    let node = torchrun.node_rank.as_deref().ok_or_else(|| format!("{wanted}, given none"))?;
+    let node =
+        node.parse().ok().filter(|node| *node < count).ok_or_else(|| format!("{wanted}, given {node}"))?;
+    for (given, flag) in [
+        (options.elastic.is_some(), "--elastic"),
+        (options.on_failure.as_deref().is_some_and(|policy| policy != "stop"), "--on-failure"),
+        (torchrun.max_restarts.as_deref().is_some_and(|most| most != "0"), "--max-restarts"),
+    ] {
+        if given {
+            return Err(format!("{flag}: expected one host; not yet with --nnodes {count}"));
+        }
+    }
+    let patience = options.rdzv_timeout.as_deref().map(|text| parse_duration("--rdzv-timeout", text));
+    Ok(Some(Plan {
+        count,
+        node,
+        rendezvous: rendezvous(torchrun)?,
+        token: Token::find(options.token_file.as_deref())?,
+        patience: patience.transpose()?.unwrap_or(RENDEZVOUS_PATIENCE),
+    }))
+}
+
+/// `2`, or `2:2` as torchrun has it.
+fn parse_count(text: &str) -> Option<u32> {
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    least.parse().ok().filter(|count| least == most && (1..=MAX_RANKS).contains(count))
+}
+
+/// Where node 0 is, with a port.
+fn rendezvous(torchrun: &TorchrunOptions) -> Result<String, String> {
+    let given = torchrun.rendezvous.clone().filter(|given| !given.is_empty());
+    let master = torchrun.master_addr.clone().map(|host| match &torchrun.master_port {
+        Some(port) => format!("{host}:{port}"),
+        None => host,
+    });
+    let at = given.or(master).ok_or("--rdzv: expected where node 0 is, as HOST:PORT, given none")?;
+    match at.rsplit_once(':') {
+        // Of an IPv6 address without brackets the end is no port.
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => match port.parse::<u16>() {
+            Ok(1..) => Ok(at),
+            _ => Err(format!("--rdzv: expected HOST:PORT with a port from 1 to 65535, given {at}")),
+        },
+        Some(_) => Ok(format!("[{at}]:{RENDEZVOUS_PORT}")),
+        None => Ok(format!("{at}:{RENDEZVOUS_PORT}")),
+    }
+}
+
+fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
+    let count = text.parse().ok().filter(|count| (1..=ranks.min(MAX_PRETENDED)).contains(count));
+    let count = count.ok_or_else(|| {
+        format!(
+            "--hosts: expected a number of pretended hosts from 1 to {}, given {text}",
+            ranks.min(MAX_PRETENDED)
+        )
+    })?;
+    Ok(if count == 1 { Hosts::default() } else { Hosts::pretended(count, ranks) })
 }
 
 fn parse_policy(options: &Options) -> Result<Policy, String> {
     if options.elastic.is_some() && options.topology.is_some() {
         return Err("--elastic: expected no --topology, which needs all of its ranks".into());
+    }
+    if options.elastic.is_some() && options.hosts.is_some() {
+        return Err("--elastic: expected no --hosts, whose ranks can not shrink yet".into());
     }
     let max_restarts = options.torchrun.max_restarts.as_deref();
     Policy::new(options.on_failure.as_deref(), options.elastic.as_deref(), max_restarts)
@@ -224,12 +330,8 @@ fn parse_only(text: Option<&str>, ranks: u32) -> Result<RankSet, String> {
     }
 }
 
-fn parse_topology(text: &str, ranks: u32) -> Result<Topology, String> {
-    let topology: Topology = text.parse().map_err(|error| format!("--topology {text}: {error}"))?;
-    match topology.torus().live_chips() {
-        chips if chips == ranks => Ok(topology),
-        chips => Err(format!("--topology {text}: expected -n {chips}, one rank per chip, given {ranks}")),
-    }
+fn parse_topology(text: &str) -> Result<Topology, String> {
+    text.parse().map_err(|error| format!("--topology {text}: {error}"))
 }
 
 fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
@@ -283,6 +385,12 @@ fn parse_size(flag: &str, text: &str) -> Result<u64, String> {
 
 const MAX_RANKS: u32 = tpurun_collectives::board::MAX_RANKS;
 const FAILURE_GRACE: Duration = Duration::from_millis(1200);
+/// As long as torchrun waits.
+const RENDEZVOUS_PATIENCE: Duration = Duration::from_secs(600);
+/// torchrun's.
+const RENDEZVOUS_PORT: u16 = 29400;
+/// Each has an address on the loopback.
+const MAX_PRETENDED: u32 = 60_000;
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -312,7 +420,34 @@ mod tests {
             ("tpurun -n gpu true", "-n: expected a number of ranks from 1 to 65536, auto or cpu, given gpu"),
             (
                 "tpurun --nnodes 2 true",
-                "--nnodes: expected 1, given 2 (jobs of several hosts are not supported yet)",
+                "--node-rank: expected 0 to 1, which of the 2 nodes this is, given none",
+            ),
+            ("tpurun --nnodes 2:4 true", "--nnodes: expected a number of hosts from 1 to 65536, given 2:4"),
+            ("tpurun --node-rank 1 true", "--node-rank: expected 0, since --nnodes is 1, given 1"),
+            (
+                "tpurun --nnodes 2 --node-rank 2 true",
+                "--node-rank: expected 0 to 1, which of the 2 nodes this is, given 2",
+            ),
+            (
+                "tpurun --nnodes 2 --node-rank 1 true",
+                "--rdzv: expected where node 0 is, as HOST:PORT, given none",
+            ),
+            (
+                "tpurun --nnodes 2 --node-rank 1 --rdzv n0:x true",
+                "--rdzv: expected HOST:PORT with a port from 1 to 65535, given n0:x",
+            ),
+            (
+                "tpurun --nnodes 2 --node-rank 1 --rdzv n0 --max-restarts 2 true",
+                "--max-restarts: expected one host; not yet with --nnodes 2",
+            ),
+            (
+                "tpurun --nnodes 2 --node-rank 1 --rdzv n0 true",
+                "expected the same token on every node, in TPURUN_TOKEN or --token-file, given none (make one with \
+                 `tpurun token`)",
+            ),
+            (
+                "tpurun -n 4 --hosts 5 true",
+                "--hosts: expected a number of pretended hosts from 1 to 4, given 5",
             ),
             (
                 "tpurun --max-restarts -1 true",
@@ -358,6 +493,19 @@ mod tests {
         elastic.threads = Some(1);
         elastic.resize(2);
         assert_eq!((elastic.ranks, elastic.threads), (2, Some(4)));
+    }
+
+    #[test]
+    fn node_0_is_where_it_is_said() {
+        let of = |line: &str| {
+            let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            rendezvous(&words::read(&words).unwrap().options.torchrun).unwrap()
+        };
+        assert_eq!(of("--rdzv n0:1 true"), "n0:1");
+        assert_eq!(of("--rdzv-endpoint n0 true"), "n0:29400");
+        assert_eq!(of("--rdzv ::1 true"), "[::1]:29400");
+        assert_eq!(of("--rdzv [::1]:2 true"), "[::1]:2");
+        assert_eq!(of("--master-addr n0 --master-port 3 true"), "n0:3");
     }
 
     #[test]

@@ -17,12 +17,15 @@ mod fork_server;
 mod front;
 #[cfg(test)]
 mod fuzz_smoke;
+mod hosts;
+mod identities;
 mod job;
 mod job_file;
 mod kill;
 mod labels;
 mod last_words;
 mod losses;
+mod nodes;
 mod op_text;
 mod output;
 mod perfetto;
@@ -78,6 +81,11 @@ fn main_code() -> Result<ExitCode, String> {
     match &cli.command {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),
+        Some(Command::Token) => {
+            let mut line = Vec::new();
+            nodes::print_new(&mut line)?;
+            print(&line)
+        }
         Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
         Some(Command::Status(options)) => status::run(options),
         Some(Command::Trace(options)) => trace::run(options, cli.options.python.as_deref()),

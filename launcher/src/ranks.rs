@@ -18,6 +18,7 @@ use tpurun_collectives::control::CONTROL_FD_VAR;
 
 use crate::environment::Variables;
 use crate::job::Job;
+use crate::nodes::TOKEN;
 use crate::output::Stream;
 use crate::program::Program;
 use crate::target::Target;
@@ -27,6 +28,8 @@ use crate::target::Target;
 pub(crate) enum Rank {
     /// Not asked for yet.
     Unborn,
+    /// Another node's.
+    Elsewhere,
     /// Asked for; the fork server has not said its number yet.
     Requested,
     /// Running as this process.
@@ -62,7 +65,7 @@ pub(crate) struct Chunk {
 impl Rank {
     pub(crate) fn pid(&self) -> Option<i32> {
         match self {
-            Rank::Unborn | Rank::Requested => None,
+            Rank::Unborn | Rank::Elsewhere | Rank::Requested => None,
             Rank::Running(pid) => Some(*pid),
             Rank::Ended { pid, .. } => *pid,
         }
@@ -121,6 +124,7 @@ pub(crate) fn spawn(
     command
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .env(CONTROL_FD_VAR, ends.control.as_raw_fd().to_string())
+        .env_remove(TOKEN)
         .process_group(0);
     command.stdin(ends.stdin).stdout(ends.stdout).stderr(ends.stderr);
     // Everything else is closed on exec; the board is opened for all ranks at once by the caller.

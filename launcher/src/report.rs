@@ -110,6 +110,9 @@ pub(crate) fn in_one_line(ending: Ending, error: Option<&ErrorRecord>) -> String
 }
 
 fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
+    if let Cause::Told(told) = &verdict.cause {
+        return told.who.clone();
+    }
     let Some(rank) = verdict.culprit else {
         return vec!["the fork server, which all ranks were forked from, is gone".into()];
     };
@@ -135,6 +138,7 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
         }
         Cause::NotStarted(reason) => vec![format!("{who}  could not be started: {reason}")],
         Cause::ForkServerDied => vec![who],
+        Cause::Told(told) => told.who.clone(),
     }
 }
 
@@ -159,7 +163,17 @@ fn raised(lead: &str, error: &ErrorRecord) -> Vec<String> {
     lines
 }
 
+/// What the culprit did, why, and the last that it wrote, for other nodes.
+pub(crate) fn told(verdict: &Verdict, facts: &Facts<'_>) -> (Vec<String>, Vec<String>, Option<String>) {
+    let clipped = |lines: Vec<String>| lines.iter().map(|line| clip(line)).collect();
+    let (who, why) = (clipped(culprit(verdict, facts)), clipped(why(verdict, facts)));
+    (who, why, facts.last_line.map(clip))
+}
+
 fn why(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
+    if let Cause::Told(told) = &verdict.cause {
+        return told.why.clone();
+    }
     let mut lines = Vec::new();
     if matches!(verdict.cause, Cause::Ended { .. }) && facts.ranks > 1 {
         lines.push(format!("first of {} to fail", facts.ranks));

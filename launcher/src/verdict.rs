@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tpurun_collectives::board::{LaneView, OpView, RankView, WaitKind, WaitView};
 
+use crate::nodes::Told;
 use crate::rank_set::RankSet;
 use crate::ranks::Ending;
 use crate::run_dir::ErrorRecord;
@@ -35,6 +36,8 @@ pub(crate) enum Cause {
     NotStarted(String),
     /// The process that all ranks were forked from is gone.
     ForkServerDied,
+    /// The node that knows says it so.
+    Told(Told),
 }
 
 /// Ranks that wait for the culprit in the same communicator.
@@ -60,6 +63,7 @@ impl Verdict {
     pub(crate) fn exit_code(&self) -> i32 {
         match &self.cause {
             Cause::Ended { ending, .. } | Cause::Blamed { ending, .. } => ending.exit_code().max(1),
+            Cause::Told(told) => (told.exit_code & 0xff).max(1),
             _ => 1,
         }
     }

@@ -19,22 +19,21 @@ impl Watch {
     /// A failure that shows only in what the others wait for. `left` are the ranks that exited with code 0.
     pub(crate) fn look(
         &mut self,
-        board: &Board,
+        views: &[RankView],
         ranks: &[Rank],
         left: &[u32],
         now: Instant,
     ) -> Option<Verdict> {
-        let views = views(board);
         let now_ns = board::now_ns();
-        if !verdict::is_anybody_blocked(&views, now_ns) {
+        if !verdict::is_anybody_blocked(views, now_ns) {
             self.stopped_since.clear();
         } else {
             self.note_stopped(ranks, now);
         }
         let stopped: Vec<(u32, Duration)> =
             self.stopped_since.iter().map(|(rank, since)| (*rank, now - *since)).collect();
-        verdict::of_leaving(left, &views, now_ns, now)
-            .or_else(|| verdict::of_stopping(&stopped, &views, now_ns, now))
+        verdict::of_leaving(left, views, now_ns, now)
+            .or_else(|| verdict::of_stopping(&stopped, views, now_ns, now))
     }
 
     fn note_stopped(&mut self, ranks: &[Rank], now: Instant) {

@@ -18,8 +18,8 @@ fn run(bytes: &[u8]) {
     if let Some(greeting) = bytes.first_chunk().and_then(Greeting::decode) {
         assert_eq!(&greeting.encode()[..], &bytes[..greeting.encode().len()]);
     }
-    if let Some(address) = Address::parse(&String::from_utf8_lossy(bytes)) {
-        assert_eq!(Address::parse(&address.to_string()), Some(address));
+    if let Some(address) = Address::parse(&String::from_utf8_lossy(bytes), 7) {
+        assert_eq!(Address::parse(&address.to_string(), 7), Some(address));
     }
     let hosts = Hosts::parse(HOSTS, RANKS).expect("hosts of five ranks");
     let segment = std::sync::Arc::new(Segment::alone("dp0", RANKS, 4096).with_hosts(hosts));

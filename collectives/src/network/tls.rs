@@ -1,27 +1,31 @@
-//! Who may connect: processes whose certificates this one was told of, and nobody else (contract C8).
+//! Who may connect: processes of the job, and nobody else (contract C8).
 //!
-//! Each process makes a key and a certificate of its own, which live as long as it does and never leave it. What
-//! it tells others is the certificate, through the store of the job, from where they know whom to expect. TLS 1.3
-//! proves on both sides that who connects has the key of a certificate that is expected.
+//! Under the launcher the job has an authority, and who connects proves to be a rank by a certificate of it that has
+//! the rank's name. Elsewhere each process makes a certificate of its own, which others learn from the store of the
+//! job, from where they know whom to expect. Either way keys never leave the host, and TLS 1.3 proves on both sides
+//! that who connects has the key of what it shows.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible,
-    ServerConfig, SignatureScheme,
+    RootCertStore, ServerConfig, SignatureScheme,
 };
 
+use super::authority::{self, Credentials};
 use crate::failure::{Failure, FailureKind};
 
 /// Spoken over connections; another version speaks another one.
 const PROTOCOL: &[u8] = b"tpurun/1";
-/// Certificates are known by themselves, not by the name in them.
+/// In certificates that are known by themselves, not by the name in them.
 const NAME: &str = "tpurun";
 
 /// A process, as others know it.
@@ -44,13 +48,48 @@ impl fmt::Debug for Certificate {
     }
 }
 
-/// Those who may connect to this process.
+/// How a process is known to be the one that is meant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Who {
+    /// It shows this certificate.
+    Shows(Certificate),
+    /// The job's authority says it is this rank of the world.
+    Rank(u32),
+}
+
+impl Who {
+    /// Whether this is who has shown a certificate, which TLS has found to be good.
+    pub(crate) fn has_shown(&self, certificate: &Certificate) -> bool {
+        match self {
+            Self::Shows(own) => own == certificate,
+            Self::Rank(_) => {
+                let name = ServerName::try_from(self.name());
+                let parsed = ParsedCertificate::try_from(&certificate.0);
+                parsed
+                    .ok()
+                    .zip(name.ok())
+                    .is_some_and(|(parsed, name)| verify_server_name(&parsed, &name).is_ok())
+            }
+        }
+    }
+
+    /// The name that connections are made to.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Shows(_) => NAME.to_owned(),
+            Self::Rank(rank) => authority::name_of(*rank),
+        }
+    }
+}
+
+/// Those who may connect to this process, where there is no authority to say so.
 pub(crate) type Expected = Arc<Mutex<Vec<Certificate>>>;
 
-/// This process's certificate, and its key.
+/// This process's certificate, its key, and whom it believes.
 pub(crate) struct Identity {
     certificate: Certificate,
     key: PrivateKeyDer<'static>,
+    authority: Option<Arc<RootCertStore>>,
     provider: Arc<CryptoProvider>,
 }
 
@@ -61,27 +100,55 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    pub(crate) fn new() -> Result<Self, Failure> {
-        let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).map_err(|error| refused(&error))?;
-        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    /// What the authority has given, or one of its own.
+    pub(crate) fn new(credentials: Option<Credentials>) -> Result<Self, Failure> {
         // The suite with the shortest key is the fastest one; the other is for CPUs without AES instructions.
-        let provider = CryptoProvider {
+        let provider = Arc::new(CryptoProvider {
             cipher_suites: vec![
                 ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
                 ring::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
             ],
             ..ring::default_provider()
+        });
+        let Some(Credentials { authority, certificate, key }) = credentials else {
+            let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);
+            let made = made.map_err(|error| refused(&error))?;
+            let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+            return Ok(Self {
+                certificate: Certificate(made.cert.der().clone()),
+                key,
+                authority: None,
+                provider,
+            });
         };
-        Ok(Self { certificate: Certificate(made.cert.der().clone()), key, provider: Arc::new(provider) })
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.into()).map_err(|error| refused(&error))?;
+        let key = PrivateKeyDer::Pkcs8(key.into());
+        Ok(Self {
+            certificate: Certificate::from_der(certificate),
+            key,
+            authority: Some(roots.into()),
+            provider,
+        })
     }
 
     pub(crate) fn certificate(&self) -> &Certificate {
         &self.certificate
     }
 
-    /// For connections from any of those expected.
+    /// Whether others are known by what an authority says of them.
+    pub(crate) fn has_authority(&self) -> bool {
+        self.authority.is_some()
+    }
+
+    /// For connections from any of those expected, or of the job.
     pub(crate) fn server(&self, expected: Expected) -> Result<QuicServerConfig, Failure> {
-        let verifier = Arc::new(Verifier { expected, algorithms: self.algorithms() });
+        let verifier: Arc<dyn ClientCertVerifier> = match &self.authority {
+            None => Arc::new(Verifier { expected, algorithms: self.algorithms() }),
+            Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
+                .build()
+                .map_err(|error| refused(&error))?,
+        };
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| refused(&error))?
@@ -93,9 +160,19 @@ impl Identity {
     }
 
     /// For a connection to this one process.
-    pub(crate) fn client(&self, to: &Certificate) -> Result<QuicClientConfig, Failure> {
-        let expected = Arc::new(Mutex::new(vec![to.clone()]));
-        let verifier = Arc::new(Verifier { expected, algorithms: self.algorithms() });
+    pub(crate) fn client(&self, to: &Who) -> Result<QuicClientConfig, Failure> {
+        let verifier: Arc<dyn ServerCertVerifier> = match (&self.authority, to) {
+            (Some(roots), Who::Rank(_)) => {
+                WebPkiServerVerifier::builder_with_provider(roots.clone(), self.provider.clone())
+                    .build()
+                    .map_err(|error| refused(&error))?
+            }
+            (None, Who::Shows(certificate)) => {
+                let expected = Arc::new(Mutex::new(vec![certificate.clone()]));
+                Arc::new(Verifier { expected, algorithms: self.algorithms() })
+            }
+            _ => return Err(refused(&"one process has an authority and the other has none")),
+        };
         let mut config = ClientConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| refused(&error))?
@@ -110,11 +187,6 @@ impl Identity {
     fn algorithms(&self) -> WebPkiSupportedAlgorithms {
         self.provider.signature_verification_algorithms
     }
-}
-
-/// The name that connections are made to.
-pub(crate) fn name() -> &'static str {
-    NAME
 }
 
 /// Who is at the other end of a connection.

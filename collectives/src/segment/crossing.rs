@@ -9,7 +9,9 @@ use crate::hosts::Hosts;
 use crate::layout::{FAILURE_TEXT_BYTES, SLOT_BYTES};
 use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
 
-use super::{H_DECIDED, H_LOCAL, H_MOVES, H_READY, H_RUNG, M_ARRIVED, M_CLOSED, M_LEFT, M_PID, Segment};
+use super::{
+    H_DECIDED, H_HOSTS, H_LOCAL, H_MOVES, H_READY, H_RUNG, M_ARRIVED, M_CLOSED, M_LEFT, M_PID, Segment,
+};
 
 /// What a rank has written for a round, in bytes from the beginning of each place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -27,6 +29,11 @@ pub(crate) struct Written {
 
 /// So long a rank waits for the hosts to agree on why a communicator has failed: they need two messages.
 pub(crate) const AGREEMENT: Duration = Duration::from_secs(1);
+
+// The word of the agreement.
+const UNDECIDED: u32 = 0;
+const DECIDING: u32 = 1;
+const DECIDED: u32 = 2;
 
 /// Words of it in the segment, before one for each rank.
 pub(crate) const WRITTEN_WORDS: usize = 6;
@@ -48,6 +55,11 @@ impl Segment {
     /// Whether ranks are on other hosts, too.
     pub(crate) fn is_bridged(&self) -> bool {
         self.hosts.count() > 1
+    }
+
+    /// The same, for who was not told where they are.
+    pub(crate) fn says_it_is_bridged(&self) -> bool {
+        self.region().at::<AtomicU32>(self.layout().header() + H_HOSTS).load(Ordering::Relaxed) > 1
     }
 
     /// Not 0 while a ring of the bell is on its way.
@@ -188,26 +200,40 @@ impl Segment {
         Some(Failed { kind: failure.kind() as u32, blamed, text: failure.to_string() })
     }
 
-    /// Says what the hosts have agreed on; by the bridge alone, once.
+    /// Says what the hosts have agreed on; by the bridge, or by the agent, who has asked the other agents.
     pub(crate) fn decide(&self, failed: &Failed) {
+        // Relaxed: it protects nothing, and only one comes here.
+        let claimed = self.decided().atomic().compare_exchange(
+            UNDECIDED,
+            DECIDING,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        if claimed.is_err() {
+            return;
+        }
         let bytes = failed.encode();
         // A text that is too long loses its end, as it does without other hosts.
         let room = FAILURE_TEXT_BYTES.min(bytes.len());
         self.region().write(self.layout().decided() + 8, &bytes[..room]);
         self.region().at::<AtomicU32>(self.layout().decided()).store(room as u32, Ordering::Relaxed);
         // Release: what was written above.
-        self.decided().atomic().store(1, Ordering::Release);
+        self.decided().atomic().store(DECIDED, Ordering::Release);
         self.decided().wake(EVERYBODY);
     }
 
     /// What the hosts have agreed on; `None` when they do not in time.
     pub(super) fn agreed_failure(&self) -> Option<Failure> {
         let deadline = *self.seen_failed.get_or_init(Instant::now) + AGREEMENT;
-        while self.decided().atomic().load(Ordering::Acquire) == 0 {
+        loop {
+            let seen = self.decided().atomic().load(Ordering::Acquire);
+            if seen == DECIDED {
+                break;
+            }
             if Instant::now() >= deadline {
                 return None;
             }
-            self.decided().sleep(0, Some(deadline));
+            self.decided().sleep(seen, Some(deadline));
         }
         let bytes = self.region().at::<AtomicU32>(self.layout().decided()).load(Ordering::Relaxed) as usize;
         let mut bytes = vec![0; bytes.min(FAILURE_TEXT_BYTES)];

@@ -11,7 +11,6 @@ use crate::last_words::{self, Loss};
 use crate::ranks::{Ending, Rank};
 use crate::verdict::Cause;
 use crate::wait_graph::{self, Deadlock, Names, World};
-use crate::watch;
 
 /// A rank whose end is told to the others as soon as its last words are here.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +45,7 @@ impl Agent {
 
     fn lose(&mut self, rank: u32, text: String) {
         self.control.lose(rank, FailureKind::RankLost, &text);
+        self.tell_loss(rank, &text);
         self.run_dir.event("lost", json!({"rank": rank, "text": text}));
     }
 
@@ -57,7 +57,7 @@ impl Agent {
         };
         last_words::describe(&Loss {
             rank,
-            host: &self.host,
+            host: self.host_of(rank),
             pid: state.pid(),
             cause: &Cause::Ended { ending, error: self.run_dir.error_of(rank) },
             last_line: self.output.last_line(rank),
@@ -68,7 +68,7 @@ impl Agent {
     pub(super) fn lose_stopped(&mut self, rank: u32, since: Duration) {
         let text = last_words::describe(&Loss {
             rank,
-            host: &self.host,
+            host: self.host_of(rank),
             pid: self.ranks[rank as usize].pid(),
             cause: &Cause::Stopped(since),
             last_line: None,
@@ -81,7 +81,7 @@ impl Agent {
         if !matches!(self.phase, Phase::Running) {
             return;
         }
-        let views = watch::views(&self.board);
+        let views = self.views();
         let ended: Vec<bool> = self.ranks.iter().map(Rank::has_ended).collect();
         let supervisor = self.control.supervisor();
         let world = World { views: &views, ended: &ended, groups: supervisor };
@@ -99,8 +99,10 @@ impl Agent {
             None
         };
         if let Some(deadlock) = found {
-            let text =
-                wait_graph::describe(&deadlock, &Names { host: &self.host, views: &views, ended: &ended });
+            let text = wait_graph::describe(
+                &deadlock,
+                &Names { host: &|rank| self.host_of(rank), views: &views, ended: &ended },
+            );
             self.ask_for_stacks();
             self.deliver_deadlock(&deadlock, text);
             self.suspicion = Suspicion::default();

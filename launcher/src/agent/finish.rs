@@ -14,7 +14,7 @@ use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
 use crate::report::{self, Facts};
 use crate::signals::Signals;
-use crate::verdict::Verdict;
+use crate::verdict::{Cause, Verdict};
 
 impl Agent {
     /// Returns the exit code of the job.
@@ -32,6 +32,9 @@ impl Agent {
             _ => (self.conclude_well(), false),
         };
         self.run_dir.event("ended", json!({"exit": code}));
+        if let Some(others) = self.others.take() {
+            others.into_nodes().close().await;
+        }
         if let Some(error) = self.output.log_error() {
             let text = format!("the logs in {} are incomplete: {error}", self.run_dir.shown().display());
             self.say(&text);
@@ -84,7 +87,7 @@ impl Agent {
             }
             self.show();
         }
-        for rank in 0..self.job.ranks {
+        for rank in self.job.here.clone() {
             self.output.finish(rank, Instant::now());
         }
         self.show();
@@ -145,13 +148,18 @@ impl Agent {
         self.with_facts(verdict, RankSet::default(), Duration::ZERO, headline)
     }
 
-    fn with_facts(
+    /// As other nodes will tell it.
+    pub(super) fn with_words<T>(&self, verdict: &Verdict, word: impl FnOnce(&Facts<'_>) -> T) -> T {
+        self.with_facts(verdict, RankSet::default(), Duration::ZERO, word)
+    }
+
+    fn with_facts<T>(
         &self,
         verdict: &Verdict,
         victims: RankSet,
         stopped_after: Duration,
-        word: impl FnOnce(&Facts<'_>) -> String,
-    ) -> String {
+        word: impl FnOnce(&Facts<'_>) -> T,
+    ) -> T {
         let culprit = verdict.culprit;
         let rank = culprit.and_then(|rank| self.ranks.get(rank as usize));
         let log_file = culprit
@@ -161,16 +169,19 @@ impl Agent {
             ranks: self.job.ranks,
             ran_for: verdict.at.duration_since(self.started),
             run_dir: self.run_dir.shown(),
-            host: &self.host,
+            host: culprit.map_or(&self.host, |rank| self.host_of(rank)),
             program: culprit.and_then(|rank| self.labels.program(rank)),
             pid: rank.and_then(Rank::pid),
             coordinates: culprit.and_then(|rank| dry_run::coordinates(&self.job, rank)),
             victims,
             stopped_after,
-            last_line: culprit.and_then(|rank| match verdict.is_exception() {
-                true => self.output.last_printed(rank),
-                false => self.output.last_line(rank),
-            }),
+            last_line: match &verdict.cause {
+                Cause::Told(told) => told.last_line.as_deref(),
+                _ => culprit.and_then(|rank| match verdict.is_exception() {
+                    true => self.output.last_printed(rank),
+                    false => self.output.last_line(rank),
+                }),
+            },
             log_file: log_file.as_deref(),
             stacks: if verdict.is_hang() { &self.stacks } else { &[] },
             has_flight: self.recorder.has_dump(),

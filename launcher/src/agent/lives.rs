@@ -17,12 +17,12 @@ use crate::losses::Losses;
 use crate::policy::{Census, Tolerance};
 use crate::ranks::Rank;
 use crate::verdict::{self, Cause, Verdict};
-use crate::watch::{self, Watch};
+use crate::watch::Watch;
 
 impl Agent {
     /// Every failure that belongs to those seen has been seen, too.
     pub(super) fn decide(&mut self) {
-        let views = watch::views(&self.board);
+        let views = self.views();
         let verdict = verdict::of_failures(&self.failures, &self.left, &views).expect("a rank has failed");
         // What the others waited in is on the board only at first.
         let first = self.forgiven.take().filter(|first| first.culprit == verdict.culprit);
@@ -72,6 +72,9 @@ impl Agent {
             self.ask_for_stacks();
         }
         self.take_losses();
+        if self.others.is_some() {
+            return self.propose(&verdict);
+        }
         let why = match self.job.policy.next_world(&self.census_with(&verdict), self.restarts) {
             None => Why::Failed(Box::new(verdict)),
             Some(ranks) => Why::Restart(Box::new(verdict), ranks),
@@ -136,9 +139,9 @@ impl Agent {
         if self.job.policy.has_succeeded(&self.census()) {
             return;
         }
-        let views = || watch::views(&self.board);
         let verdict = self.forgiven.take();
-        let verdict = verdict.or_else(|| verdict::of_failures(&self.failures, &self.left, &views()));
+        let of_failures = || verdict::of_failures(&self.failures, &self.left, &self.views());
+        let verdict = verdict.or_else(of_failures);
         self.fail(verdict.expect("a rank has failed"));
     }
 
@@ -230,7 +233,7 @@ impl Agent {
         if self.server.is_none() && self.job.wants_server {
             (self.tx.server, rx.server) = mpsc::channel(queued_answers(&self.job));
         }
-        self.control = ControlServer::new(ranks);
+        self.control = ControlServer::new(ranks, self.control.take_identities());
         self.output = new_output(&self.job, &self.run_dir);
         self.ranks = vec![Rank::Unborn; ranks as usize];
         self.open_streams = vec![0; ranks as usize];

@@ -1,5 +1,6 @@
 //! From a job to running ranks: what they share is made, the fork server imports meanwhile, then they start.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::TcpListener;
 use std::time::Instant;
@@ -12,6 +13,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tpurun_collectives::board::{self, Board, Mark};
 
+use super::nodes::{self, Others};
 use super::recorder::Recorder;
 use super::timings::Watching;
 use super::{Agent, Asked, FRONT_DIED, Phase, Receivers, Senders};
@@ -20,9 +22,11 @@ use crate::control_server::ControlServer;
 use crate::environment::{self, Variables};
 use crate::fork_server::ForkServer;
 use crate::front::Origin;
+use crate::identities::Identities;
 use crate::job::Job;
 use crate::labels::Labels;
 use crate::losses::Losses;
+use crate::nodes::Nodes;
 use crate::output::{Output, OutputConfig};
 use crate::program::{Program, Start};
 use crate::ranks::{self, Rank, RankEnds};
@@ -47,11 +51,13 @@ pub(crate) fn run(job: Job, origin: Origin) -> Result<i32, String> {
     if getppid().and_then(|pid| Some(pid == Pid::from_raw(origin.front)?)) != Some(true) {
         return Err("expected to be started by tpurun itself".into());
     }
-    allow_descriptors(job.ranks)?;
+    allow_descriptors(job.here.len() as u32)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the event loop: {error}"))?;
     runtime.block_on(async {
-        let (mut agent, mut rx) = Agent::new(job, origin)?;
+        let mut job = job;
+        let nodes = nodes::meet(&mut job).await?;
+        let (mut agent, mut rx) = Agent::new(job, origin, nodes)?;
         agent.announce();
         agent.timings.reached(Step::AgentReady);
         agent.start().await;
@@ -61,10 +67,10 @@ pub(crate) fn run(job: Job, origin: Origin) -> Result<i32, String> {
 }
 
 impl Agent {
-    fn new(job: Job, origin: Origin) -> Result<(Agent, Receivers), String> {
+    fn new(job: Job, origin: Origin, mut nodes: Option<Nodes>) -> Result<(Agent, Receivers), String> {
         let refused = |what: &'static str| move |error: io::Error| format!("cannot make {what}: {error}");
         let signals = Signals::new(meanings()).map_err(refused("a signal handler"))?;
-        let run_dir = RunDir::create(job.log_dir.as_deref())?;
+        let run_dir = nodes::run_dir(&job, nodes.as_ref())?;
         let (board, board_fd) = Board::create(job.ranks).map_err(refused("the board"))?;
         let labels = Labels::new(&job.programs);
         let output = new_output(&job, &run_dir);
@@ -72,6 +78,10 @@ impl Agent {
         let (chunks_tx, chunks) = mpsc::channel(QUEUED_CHUNKS);
         let (control_tx, control) = mpsc::channel(QUEUED_CHUNKS);
         let (server_tx, server) = mpsc::channel(queued_answers(&job));
+        let identities = nodes.as_ref().map(|nodes| Identities::Given(nodes.credentials().clone()));
+        let identities = identities.unwrap_or_default();
+        let events = nodes.as_mut().map_or_else(|| mpsc::channel(1).1, Nodes::take_events);
+        let unborn = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
         let now = Instant::now();
         let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file());
         let agent = Agent {
@@ -83,9 +93,9 @@ impl Agent {
             labels,
             output,
             screen,
-            control: ControlServer::new(job.ranks),
+            control: ControlServer::new(job.ranks, identities),
             server: None,
-            ranks: vec![Rank::Unborn; job.ranks as usize],
+            ranks: (0..job.ranks).map(unborn).collect(),
             open_streams: vec![0; job.ranks as usize],
             phase: Phase::Starting,
             failures: Vec::new(),
@@ -101,13 +111,15 @@ impl Agent {
             due: Vec::new(),
             suspicion: Default::default(),
             timings: Watching::new(&job, origin),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: nodes.as_ref().map_or_else(nodes::own_name, |nodes| nodes.host(nodes.node).to_owned()),
+            others: nodes.map(Others::new),
+            views_elsewhere: HashMap::new(),
             started: now,
             oom_kills_before: cgroup::oom_kills(),
             tx: Senders { chunks: chunks_tx, control: control_tx, server: server_tx },
             job,
         };
-        Ok((agent, Receivers { chunks, control, server, signals }))
+        Ok((agent, Receivers { chunks, control, server, nodes: events, signals }))
     }
 
     /// Sets the ranks, or the server that will fork them, going.
@@ -139,7 +151,8 @@ impl Agent {
     }
 
     fn announce(&mut self) {
-        let Job { ranks, cores, threads, .. } = self.job;
+        let Job { cores, threads, .. } = self.job;
+        let ranks = self.job.here.len() as u32;
         let plural =
             |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
         let threads = match threads {
@@ -147,11 +160,23 @@ impl Agent {
             None => "threads as OMP_NUM_THREADS says".into(),
         };
         let run = self.run_dir.shown().display().to_string();
-        let programs = self.shown_programs();
+        let programs = self.shown_programs() + &self.shown_hosts();
         self.say(&format!("{}{programs}, {threads}, run {run}", plural(ranks as usize, "rank")));
         let programs = self.job.programs.to_json();
         let started = json!({"ranks": ranks, "programs": programs, "agent": std::process::id()});
         self.run_dir.event("started", started);
+    }
+
+    /// ` of 8, node 1 of 2 (host n1)` where there are others, ` on 2 pretended hosts` where they are not real.
+    fn shown_hosts(&self) -> String {
+        match &self.others {
+            Some(others) => {
+                let (nodes, all) = (others.nodes(), self.job.ranks);
+                format!(" of {all}, node {} of {} (host {})", nodes.node, nodes.count(), self.host)
+            }
+            None if self.job.hosts.count() > 1 => format!(" on {} pretended hosts", self.job.hosts.count()),
+            None => String::new(),
+        }
     }
 
     /// ` (eval 0, train 1-7)` when there are several.
@@ -169,6 +194,9 @@ impl Agent {
             return;
         }
         let Some(server) = &self.server else { return };
+        if let Some(port) = self.store_elsewhere() {
+            return self.on_store(Some(port), "").await;
+        }
         // When it is gone, its end is reported, too.
         let _ = server.start_store(&self.job.master_addr, self.job.master_port).await;
     }
@@ -182,9 +210,10 @@ impl Agent {
         };
         self.timings.reached(Step::StoreReady);
         self.phase = Phase::Running;
+        self.lead_to_store(port);
         let store = environment::of_store(port, true);
         let (forked, spawned): (Vec<u32>, Vec<u32>) =
-            (0..self.job.ranks).partition(|rank| self.is_forked(*rank));
+            self.job.here.clone().partition(|rank| self.is_forked(*rank));
         for rank in forked {
             if let Err(error) = self.fork_rank(rank, &store).await {
                 return self.on_not_started(rank, &explain(&error));
@@ -232,16 +261,32 @@ impl Agent {
 
     pub(super) fn spawn_ranks(&mut self) {
         self.phase = Phase::Running;
-        let store = match self.job.master_port {
-            0 => free_port(),
-            port => Ok(port),
+        let store = match (self.store_elsewhere(), self.job.master_port) {
+            (Some(port), _) => Ok(port),
+            (None, 0) => free_port(),
+            (None, port) => Ok(port),
         };
         let store = match store {
-            Ok(port) => environment::of_store(port, false),
+            Ok(port) => {
+                self.lead_to_store(port);
+                environment::of_store(port, false)
+            }
             Err(error) => return self.on_not_started(0, &format!("no free port: {error}")),
         };
-        let ranks: Vec<u32> = (0..self.job.ranks).collect();
+        let ranks: Vec<u32> = self.job.here.clone().collect();
         self.spawn_with_store(&ranks, store);
+    }
+
+    /// The port that leads to the store of node 0, from another one.
+    fn store_elsewhere(&self) -> Option<u16> {
+        self.others.as_ref().and_then(|others| others.nodes().store_port())
+    }
+
+    /// Other nodes may come to the store, which is at this port.
+    fn lead_to_store(&self, port: u16) {
+        if let Some(others) = &self.others {
+            others.nodes().store_is_at(port);
+        }
     }
 
     fn spawn_with_store(&mut self, ranks: &[u32], store: Variables) {
@@ -280,7 +325,10 @@ impl Agent {
     }
 
     fn common_variables(&self) -> Variables {
-        let of_job = environment::of_job(&self.job, &self.run_dir.id(), self.restarts);
+        // The same on all nodes.
+        let shared = self.others.as_ref().map(|others| others.nodes().id.clone());
+        let run_id = shared.unwrap_or_else(|| self.run_dir.id());
+        let of_job = environment::of_job(&self.job, &run_id, self.restarts);
         of_job.into_iter().chain(environment::of_run(self.run_dir.path())).collect()
     }
 
@@ -298,7 +346,8 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
         ranks: job.ranks,
         labels: Labels::new(&job.programs),
         prefix: job.labels,
-        only: job.only.clone(),
+        // What nobody here writes is not waited for.
+        only: job.here.clone().filter(|rank| job.only.contains(*rank)).collect(),
         fold: job.labels,
         log_dir: Some(run_dir.path().to_owned()),
         color: is_terminal && std::env::var_os("NO_COLOR").is_none(),

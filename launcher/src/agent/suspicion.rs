@@ -5,12 +5,11 @@ use std::time::Instant;
 use tpurun_collectives::board;
 
 use super::Agent;
-use crate::watch;
 
 impl Agent {
     /// Names who keeps others waiting, in the log and in the text of timeouts to come.
     pub(super) fn look_for_suspects(&mut self, now: Instant) {
-        let views = watch::views(&self.board);
+        let views = self.views();
         if let Some(notice) = self.suspects.look(&views, &self.ranks, now, board::now_ns()) {
             self.run_dir.event(notice.event, notice.details);
             self.say(&notice.line);

@@ -35,7 +35,7 @@ impl Watching {
     pub(super) fn new(job: &Job, origin: Origin) -> Watching {
         let mut moments = Moments::new(origin.begun_ns, job.ranks);
         moments.reached(Step::Understood, Some(origin.understood_ns));
-        Watching { moments, state: State::Waiting { next_look: Instant::now() }, done: 0 }
+        Watching { moments, state: State::Waiting { next_look: Instant::now() }, done: job.here.start }
     }
 
     /// The job has reached a step just now.
@@ -80,8 +80,9 @@ impl Agent {
                 let is_done = |rank: &u32| {
                     ranks[*rank as usize].pid().is_some() && board.mark(*rank, Mark::FirstDone).is_some()
                 };
-                self.timings.done += (self.timings.done..self.job.ranks).take_while(is_done).count() as u32;
-                if self.timings.done == self.job.ranks {
+                self.timings.done +=
+                    (self.timings.done..self.job.here.end).take_while(is_done).count() as u32;
+                if self.timings.done == self.job.here.end {
                     self.measure_timings();
                 }
             }

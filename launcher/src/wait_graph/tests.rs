@@ -90,7 +90,7 @@ impl Scene {
     }
 
     fn text(&self, deadlock: &Deadlock) -> String {
-        describe(deadlock, &Names { host: "n0", views: &self.views, ended: &self.ended })
+        describe(deadlock, &Names { host: &|_| "n0", views: &self.views, ended: &self.ended })
     }
 }
 

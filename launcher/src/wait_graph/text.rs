@@ -10,7 +10,8 @@ use crate::rank_set::RankSet;
 
 /// What only the agent knows of ranks and communicators.
 pub(crate) struct Names<'a> {
-    pub(crate) host: &'a str,
+    /// The name of a rank's host.
+    pub(crate) host: &'a dyn Fn(u32) -> &'a str,
     pub(crate) views: &'a [RankView],
     /// Whether a rank's process has ended, and has not only destroyed the group.
     pub(crate) ended: &'a [bool],
@@ -79,18 +80,23 @@ impl Names<'_> {
         format!("{what} of group {group}{}", site.map(|site| format!(" at {site}")).unwrap_or_default())
     }
 
-    /// `rank 3 (host n0, pid 4711)`; pids only while they are few.
+    /// `rank 3 (host n0, pid 4711)`, for each host; pids only while they are few.
     fn ranks(&self, ranks: &RankSet) -> String {
-        let pids: Vec<String> = (0_u32..)
-            .zip(self.views)
-            .filter(|(rank, view)| ranks.contains(*rank) && view.pid != 0)
-            .map(|(_, view)| view.pid.to_string())
-            .collect();
-        if pids.is_empty() || pids.len() > PIDS {
+        let known = |rank: &u32| self.views.get(*rank as usize).map_or(0, |view| view.pid) != 0;
+        let count = ranks.ranks().filter(known).count();
+        if count == 0 || count > PIDS {
             return plain(ranks);
         }
-        let noun = if pids.len() == 1 { "pid" } else { "pids" };
-        format!("{} (host {}, {noun} {})", plain(ranks), self.host, pids.join(", "))
+        let ranks: Vec<u32> = ranks.ranks().collect();
+        let on_host = |ranks: &[u32]| {
+            let pid = |rank: &u32| self.views[*rank as usize].pid.to_string();
+            let pids: Vec<String> = ranks.iter().filter(|rank| known(rank)).map(pid).collect();
+            let noun = if pids.len() == 1 { "pid" } else { "pids" };
+            let (host, ranks) = ((self.host)(ranks[0]), ranks.iter().copied().collect());
+            format!("{} (host {host}, {noun} {})", plain(&ranks), pids.join(", "))
+        };
+        let hosts = ranks.chunk_by(|one, next| (self.host)(*one) == (self.host)(*next));
+        hosts.map(on_host).collect::<Vec<_>>().join(" and ")
     }
 }
 

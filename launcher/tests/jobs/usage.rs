@@ -17,7 +17,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ),
         (
             &["--nnodes", "2", "true"],
-            "--nnodes: expected 1, given 2 (jobs of several hosts are not supported yet)",
+            "--node-rank: expected 0 to 1, which of the 2 nodes this is, given none",
         ),
         (
             &["--timeout", "soon", "true"],

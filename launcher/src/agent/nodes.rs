@@ -1,0 +1,326 @@
+//! The agents of a job of several nodes: what each tells the others, and why the job has failed in the same words
+//! everywhere.
+//!
+//! Each agent judges what its own ranks do and proposes that to node 0, whose word stands. What only follows from
+//! another rank's failure waits a moment there, for the node that knows better.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use tpurun_collectives::FailureKind;
+use tpurun_collectives::board::{LaneView, RankView};
+
+use super::{Agent, Phase, Why};
+use crate::hosts::Hosts;
+use crate::job::Job;
+use crate::nodes::{Frame, LeftLane, NodeEvent, Nodes, Told};
+use crate::ranks::{Ending, Rank};
+use crate::report;
+use crate::run_dir::RunDir;
+use crate::verdict::{self, Cause, Verdict};
+
+/// The other nodes, as this one knows them.
+#[derive(Debug)]
+pub(super) struct Others {
+    nodes: Nodes,
+    /// Waits for better until then, or for node 0's word.
+    proposal: Option<(Told, Instant)>,
+    /// By node: all its ranks have ended well.
+    done: Vec<bool>,
+    /// By node: nothing more comes from it.
+    gone: Vec<bool>,
+    /// Node 0 says that all ranks have ended well.
+    is_over: bool,
+    /// Node 0 has said why the job has failed, or this node goes by itself.
+    stands: bool,
+}
+
+/// Waits until all nodes of the job have come, if it has several, and lets it know where its ranks are.
+pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
+    let Some(plan) = job.nodes.clone() else { return Ok(None) };
+    let name = own_name();
+    let mut say = |line: &str| eprintln!("tpurun: {line}");
+    let nodes = Nodes::meet(&plan, &name, job.ranks, &mut say).await?;
+    let parts = nodes.table.iter().map(|node| (node.host.clone(), node.address.clone(), node.ranks));
+    job.spread(Hosts::new(parts), nodes.ranks_of(nodes.node))?;
+    Ok(Some(nodes))
+}
+
+/// What this host is called: as it is said, or as it calls itself.
+pub(super) fn own_name() -> String {
+    let given = std::env::var("TPURUN_HOST").ok().filter(|name| !name.is_empty());
+    let name = given.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    name.replace(char::is_control, "")
+}
+
+impl Others {
+    pub(super) fn new(nodes: Nodes) -> Others {
+        let count = nodes.count() as usize;
+        Others {
+            nodes,
+            proposal: None,
+            done: vec![false; count],
+            gone: vec![false; count],
+            is_over: false,
+            stands: false,
+        }
+    }
+
+    pub(super) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    pub(super) fn into_nodes(self) -> Nodes {
+        self.nodes
+    }
+
+    /// Whether this node may end: no other one needs it.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.proposal.as_ref().map(|(_, until)| *until)
+    }
+}
+
+impl Agent {
+    pub(super) fn on_node(&mut self, event: NodeEvent) {
+        match event {
+            NodeEvent::Frame(node, frame) => self.on_frame(node, frame),
+            NodeEvent::Gone(node, why) => self.on_node_gone(node, &why),
+        }
+    }
+
+    /// Believes a node what it says of its own ranks, and node 0 what it says of the job.
+    fn on_frame(&mut self, node: u32, frame: Frame) {
+        let Some(others) = &mut self.others else { return };
+        let nodes = &others.nodes;
+        let is_node_0 = nodes.is_first();
+        let may_speak_of =
+            |rank: u32| rank < nodes.ranks() && (!is_node_0 || nodes.ranks_of(node).contains(&rank));
+        match frame {
+            Frame::Ended { rank, pid, code, signal, lanes } if may_speak_of(rank) => {
+                let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
+                nodes.tell_but(&Frame::Ended { rank, pid, code, signal, lanes: lanes.clone() }, Some(node));
+                self.on_end_elsewhere(rank, pid, ending, lanes);
+            }
+            Frame::Lost { rank, kind, text } if may_speak_of(rank) => {
+                nodes.tell_but(&Frame::Lost { rank, kind, text: text.clone() }, Some(node));
+                self.control.lose(rank, FailureKind::from_code(kind), &text);
+                self.run_dir.event("lost", json!({"rank": rank, "text": text}));
+            }
+            Frame::Proposed(told) if is_node_0 => self.consider(told),
+            Frame::Stands(told) if !is_node_0 => self.obey(told),
+            Frame::Stop { signal } => {
+                nodes.tell_but(&Frame::Stop { signal }, Some(node));
+                let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+                self.on_stop_elsewhere(node, signal);
+            }
+            Frame::Done if is_node_0 => others.done[node as usize] = true,
+            Frame::Over if !is_node_0 => others.is_over = true,
+            // Of another protocol, or of a node that says what is not its to say.
+            _ => self.run_dir.event("unexpected frame", json!({"node": node})),
+        }
+    }
+
+    fn on_end_elsewhere(&mut self, rank: u32, pid: Option<i32>, ending: Ending, lanes: Vec<LeftLane>) {
+        self.ranks[rank as usize] = Rank::Ended { pid, ending, at: Instant::now() };
+        if ending == Ending::Exit(0) {
+            self.left.push(rank);
+            self.views_elsewhere.insert(rank, view_of(pid, lanes));
+        }
+    }
+
+    fn on_stop_elsewhere(&mut self, node: u32, signal: Signal) {
+        if !matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
+            let host = self.host_of_node(node).to_owned();
+            self.say(&format!("{} on host {host}: stopping", super::signal_word(signal)));
+            self.stop(Why::Asked(signal), self.job.stop_grace);
+        }
+    }
+
+    fn host_of_node(&self, node: u32) -> &str {
+        self.others.as_ref().map_or("", |others| others.nodes.host(node))
+    }
+
+    /// A node from which nothing comes any more has lost all its ranks.
+    fn on_node_gone(&mut self, node: u32, why: &str) {
+        let Some(others) = &mut self.others else { return };
+        let was_done = others.done[node as usize] || others.is_over;
+        others.gone[node as usize] = true;
+        self.run_dir.event("node gone", json!({"node": node, "why": why}));
+        if was_done || matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
+            return;
+        }
+        let nodes = &others.nodes;
+        let ranks = nodes.ranks_of(node);
+        let text = format!("host {} (node {node}) is gone: {why}", nodes.host(node));
+        let alive: Vec<u32> = ranks.filter(|rank| !self.ranks[*rank as usize].has_ended()).collect();
+        for rank in &alive {
+            let text = format!("rank {rank} (host {}) is lost: {text}", nodes.host(node));
+            nodes.tell(&Frame::Lost { rank: *rank, kind: FailureKind::RankLost as u32, text: text.clone() });
+            self.control.lose(*rank, FailureKind::RankLost, &text);
+        }
+        let first = alive.first().copied();
+        let told = Told {
+            culprit: first,
+            exit_code: 1,
+            is_echo: false,
+            who: vec![text],
+            why: vec![],
+            last_line: None,
+        };
+        if self.is_node_0() { self.consider(told) } else { self.obey(told) }
+    }
+
+    fn is_node_0(&self) -> bool {
+        self.others.as_ref().is_some_and(|others| others.nodes.is_first())
+    }
+
+    /// Tells the other nodes how a rank here has ended.
+    pub(super) fn tell_end(&self, rank: u32, ending: Ending) {
+        let Some(others) = &self.others else { return };
+        let lane = |lane: LaneView| LeftLane {
+            comm_id: lane.comm_id,
+            name: lane.name,
+            size: lane.size,
+            comm_rank: lane.comm_rank,
+            closed: lane.closed,
+            posted: lane.posted,
+        };
+        let (code, signal) = match ending {
+            Ending::Exit(code) => (Some(code), None),
+            Ending::Signal(number) => (None, Some(number)),
+        };
+        let lanes = self.board.read(rank).lanes.into_iter().map(lane).collect();
+        others.nodes.tell(&Frame::Ended { rank, pid: self.ranks[rank as usize].pid(), code, signal, lanes });
+    }
+
+    /// Tells the other nodes what those raise who need a rank that is lost.
+    pub(super) fn tell_loss(&self, rank: u32, text: &str) {
+        if let Some(others) = &self.others {
+            let (kind, text) = (FailureKind::RankLost as u32, text.to_owned());
+            others.nodes.tell(&Frame::Lost { rank, kind, text });
+        }
+    }
+
+    /// Somebody asked this node to end the job.
+    pub(super) fn tell_stop(&self, signal: Signal) {
+        if let Some(others) = &self.others {
+            others.nodes.tell(&Frame::Stop { signal: signal.as_raw() });
+        }
+    }
+
+    /// Has node 0 say why the job fails; here that is known as `verdict`.
+    pub(super) fn propose(&mut self, verdict: &Verdict) {
+        let facts_of = |facts: &report::Facts<'_>| report::told(verdict, facts);
+        let (who, why, last_line) = self.with_words(verdict, facts_of);
+        let is_echo = !self.failures.is_empty() && self.failures.iter().all(verdict::is_echo);
+        let told =
+            Told { culprit: verdict.culprit, exit_code: verdict.exit_code(), is_echo, who, why, last_line };
+        self.phase = Phase::Running;
+        if self.is_node_0() {
+            return self.consider(told);
+        }
+        let Some(others) = &mut self.others else { return };
+        let is_better = others.proposal.as_ref().is_none_or(|(before, _)| before.is_echo && !told.is_echo);
+        if is_better {
+            others.nodes.tell(&Frame::Proposed(told.clone()));
+            others.proposal = Some((told, Instant::now() + WORD));
+        }
+    }
+
+    /// Node 0: what is no echo stands at once.
+    fn consider(&mut self, told: Told) {
+        let Some(others) = &mut self.others else { return };
+        if !told.is_echo {
+            return self.obey(told);
+        }
+        others.proposal.get_or_insert((told, Instant::now() + BETTER));
+    }
+
+    /// What was said last stands, when nothing better came, or no word.
+    pub(super) fn look_at_proposal(&mut self, now: Instant) {
+        let Some(others) = &mut self.others else { return };
+        if let Some((told, _)) = others.proposal.take_if(|(_, until)| now >= *until) {
+            self.obey(told);
+        }
+    }
+
+    /// Ends the job for this reason; node 0 tells the others.
+    fn obey(&mut self, told: Told) {
+        let Some(others) = &mut self.others else { return };
+        others.proposal = None;
+        if std::mem::replace(&mut others.stands, true) {
+            return;
+        }
+        if others.nodes.is_first() {
+            others.nodes.tell(&Frame::Stands(told.clone()));
+        }
+        let culprit = told.culprit.filter(|rank| (*rank as usize) < self.ranks.len());
+        let verdict = Verdict::plain(culprit, Cause::Told(told), Instant::now());
+        self.stop(Why::Failed(Box::new(verdict)), self.job.failure_grace);
+    }
+
+    /// All ranks here have ended well: the others hear of it, and node 0 when all have.
+    pub(super) fn look_at_others(&mut self) {
+        if !matches!(self.phase, Phase::Running) || self.is_anybody_alive() || !self.failures.is_empty() {
+            return;
+        }
+        let Some(others) = &mut self.others else { return };
+        let own = others.nodes.node as usize;
+        if !std::mem::replace(&mut others.done[own], true) && own != 0 {
+            others.nodes.tell(&Frame::Done);
+        }
+        if own == 0 && !others.is_over && others.done.iter().all(|done| *done) {
+            others.is_over = true;
+            others.nodes.tell(&Frame::Over);
+        }
+    }
+
+    /// The host of a rank, wherever it is.
+    pub(super) fn host_of(&self, rank: u32) -> &str {
+        self.job.hosts.of(rank).map_or(&self.host, |(_, host)| &host.name)
+    }
+
+    /// What all ranks say of themselves; of those on other nodes only what they have left behind.
+    pub(super) fn views(&self) -> Vec<RankView> {
+        let mut views = crate::watch::views(&self.board);
+        for (rank, view) in &self.views_elsewhere {
+            views[*rank as usize] = view.clone();
+        }
+        views
+    }
+}
+
+fn view_of(pid: Option<i32>, lanes: Vec<LeftLane>) -> RankView {
+    let lane = |lane: LeftLane| LaneView {
+        comm_id: lane.comm_id,
+        name: lane.name,
+        size: lane.size,
+        comm_rank: lane.comm_rank,
+        closed: lane.closed,
+        posted: lane.posted,
+        completed: lane.posted,
+        attended: lane.posted,
+        blocked_since_ns: None,
+        op: None,
+    };
+    let pid = pid.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+    RankView { pid, waits: vec![], lanes: lanes.into_iter().map(lane).collect() }
+}
+
+/// Run directories of several nodes may be on one file system.
+pub(super) fn run_dir(job: &Job, nodes: Option<&Nodes>) -> Result<RunDir, String> {
+    match (nodes, &job.log_dir) {
+        (Some(nodes), Some(dir)) => RunDir::create(Some(&dir.join(format!("node-{}", nodes.node)))),
+        _ => RunDir::create(job.log_dir.as_deref()),
+    }
+}
+
+/// For a node that knows better than one whose ranks only lost another one.
+const BETTER: Duration = Duration::from_millis(500);
+/// For node 0 to say what stands, which waits for better itself.
+const WORD: Duration = Duration::from_secs(2);

@@ -1,0 +1,231 @@
+//! Node 0 until all nodes have come: it listens, looks who knows the token, numbers the ranks and certifies their
+//! keys.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream};
+use tokio::sync::{mpsc, watch};
+use tpurun_collectives::network::authority::{Authority, RankKey};
+
+use super::frame::{Frame, Node};
+use super::link::{self, Link, MOST, MOST_BEFORE};
+use super::token::End;
+use super::{Nodes, Plan, Store, resolve, shown, tunnel, unique};
+use crate::rank_set::RankSet;
+
+/// A node that has shown that it is of this job.
+struct Guest {
+    number: u32,
+    node: Node,
+    keys: Vec<Vec<u8>>,
+    connection: Connection,
+    send: SendStream,
+    receive: RecvStream,
+}
+
+pub(super) async fn open(
+    plan: &Plan,
+    name: &str,
+    ranks: u32,
+    say: &mut dyn FnMut(&str),
+) -> Result<Nodes, String> {
+    let (endpoint, own_ip) = listen(&plan.rendezvous)?;
+    let (guests, mut came) = mpsc::channel(1);
+    tokio::spawn(watch_the_door(endpoint.clone(), plan.clone(), guests));
+    let guests = wait_for_all(plan, &mut came, say).await?;
+    let own_ip = own_ip.or_else(|| guests.values().find_map(|guest| guest.connection.local_ip()));
+    let own = Node { host: name.to_owned(), ranks, address: own_ip.map_or_else(|| LOOPBACK.into(), shown) };
+    let nodes: Vec<&Node> = std::iter::once(&own).chain(guests.values().map(|guest| &guest.node)).collect();
+    let names = unique(&nodes.iter().map(|node| node.host.clone()).collect::<Vec<_>>());
+    let table: Vec<Node> =
+        nodes.into_iter().cloned().zip(names).map(|(node, host)| Node { host, ..node }).collect();
+    let world: u64 = table.iter().map(|node| u64::from(node.ranks)).sum();
+    if world > u64::from(tpurun_collectives::board::MAX_RANKS) {
+        return Err(format!("expected at most 65536 ranks on all nodes together, given {world}"));
+    }
+    let failed = |failure: tpurun_collectives::Failure| failure.to_string();
+    let authority = Authority::new().map_err(failed)?;
+    let id = format!("{:016x}", rand_id());
+    let (events_tx, events) = mpsc::channel(QUEUED);
+    let (store, store_at) = watch::channel(None);
+    let mut links = HashMap::new();
+    let mut first = ranks;
+    for (number, mut guest) in guests {
+        let certify = |(rank, key): (u32, &Vec<u8>)| authority.certify(rank, key).map_err(failed);
+        let certificates = (first..).zip(&guest.keys).map(certify).collect::<Result<_, _>>()?;
+        first += guest.node.ranks;
+        let (table, authority) = (table.clone(), authority.certificate().to_vec());
+        let welcome = Frame::Welcome { id: id.clone(), table, authority, certificates };
+        link::write_frame(&mut guest.send, &welcome)
+            .await
+            .map_err(|error| format!("node {number}: {error}"))?;
+        tokio::spawn(tunnel::lead_on(guest.connection, store_at.clone()));
+        links.insert(number, Link::new(number, guest.send, guest.receive, events_tx.clone()));
+    }
+    let mut credentials = HashMap::new();
+    for rank in 0..ranks {
+        let key = RankKey::new().map_err(failed)?;
+        let certificate = authority.certify(rank, key.public()).map_err(failed)?;
+        credentials.insert(rank, key.certified(authority.certificate(), &certificate));
+    }
+    Ok(Nodes {
+        node: 0,
+        table,
+        id,
+        credentials,
+        links,
+        events: Some(events),
+        endpoint,
+        store: Store::Here(store),
+    })
+}
+
+/// At the address that the others are given if this host has it, else wherever they reach this host.
+fn listen(rendezvous: &str) -> Result<(Endpoint, Option<IpAddr>), String> {
+    let addresses = resolve(rendezvous).map_err(|error| format!("--rdzv {error}"))?;
+    for at in &addresses {
+        if let Ok(endpoint) = link::endpoint(Some(*at), *at) {
+            return Ok((endpoint, Some(at.ip())));
+        }
+    }
+    let anywhere = match addresses[0] {
+        SocketAddr::V4(at) => SocketAddr::from(([0, 0, 0, 0], at.port())),
+        SocketAddr::V6(at) => SocketAddr::from(([0_u16; 8], at.port())),
+    };
+    let endpoint = link::endpoint(Some(anywhere), anywhere);
+    endpoint
+        .map(|endpoint| (endpoint, None))
+        .map_err(|error| format!("cannot listen at {rendezvous}: {error}"))
+}
+
+async fn wait_for_all(
+    plan: &Plan,
+    came: &mut mpsc::Receiver<Result<Guest, String>>,
+    say: &mut dyn FnMut(&str),
+) -> Result<BTreeMap<u32, Guest>, String> {
+    let began = Instant::now();
+    let mut told = began;
+    let mut guests: BTreeMap<u32, Guest> = BTreeMap::new();
+    while guests.len() + 1 < plan.count as usize {
+        let came = tokio::time::timeout(LOOK, came.recv()).await;
+        guests.retain(|number, guest| {
+            let is_there = guest.connection.close_reason().is_none();
+            if !is_there {
+                say(&format!("node {number} ({}) has left before all had come", guest.node.host));
+            }
+            is_there
+        });
+        match came {
+            Ok(Some(Ok(guest))) if guests.contains_key(&guest.number) => {
+                let reason = format!("node {} is there already", guest.number);
+                say(&format!("refused {}: {reason}", guest.connection.remote_address()));
+                tokio::spawn(turn_away(guest.connection, guest.send, reason));
+            }
+            Ok(Some(Ok(guest))) => drop(guests.insert(guest.number, guest)),
+            Ok(Some(Err(refusal))) => say(&refusal),
+            Ok(None) => return Err("the door is closed".into()),
+            Err(_) => {}
+        }
+        let missing: RankSet = (1..plan.count).filter(|node| !guests.contains_key(node)).collect();
+        let (waited, noun) = (began.elapsed(), if missing.len() == 1 { "node" } else { "nodes" });
+        if waited >= plan.patience && !missing.is_empty() {
+            return Err(format!(
+                "{noun} {missing} of {} did not come to {} within {} s",
+                plan.count,
+                plan.rendezvous,
+                plan.patience.as_secs()
+            ));
+        }
+        if told.elapsed() >= TELL_EVERY && !missing.is_empty() {
+            told = Instant::now();
+            let (seconds, most) = (waited.as_secs(), plan.patience.as_secs());
+            say(&format!(
+                "waiting at {} for {noun} {missing} of {}, {seconds} s of {most}",
+                plan.rendezvous, plan.count
+            ));
+        }
+    }
+    Ok(guests)
+}
+
+/// Lets in who knows the token; of all others it tells why not.
+async fn watch_the_door(endpoint: Endpoint, plan: Plan, guests: mpsc::Sender<Result<Guest, String>>) {
+    while let Some(incoming) = endpoint.accept().await {
+        let (plan, guests) = (plan.clone(), guests.clone());
+        tokio::spawn(async move {
+            let from = incoming.remote_address();
+            let greeted = tokio::time::timeout(GREETING, greet(incoming, &plan)).await;
+            let greeted = greeted.unwrap_or_else(|_| Err("it did not say who it is".into()));
+            let greeted = greeted.map_err(|reason| format!("refused {from}: {reason}"));
+            if let Err(unheard) = guests.send(greeted).await
+                && let Err(refusal) = unheard.0
+            {
+                // All have come; the job goes on.
+                eprintln!("tpurun: {refusal}");
+            }
+        });
+    }
+}
+
+async fn greet(incoming: Incoming, plan: &Plan) -> Result<Guest, String> {
+    let connection = incoming.await.map_err(|error| link::why(&error))?;
+    let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| link::why(&error))?;
+    let hello = link::read_frame(&mut receive, MOST_BEFORE).await?;
+    let Frame::Hello { version, node: number, nodes, code } = hello else {
+        return Err("it did not say who it is".into());
+    };
+    let reason = if !plan.token.is_known_to(&connection, End::Connects, &code) {
+        "another token".to_owned()
+    } else if version != VERSION {
+        format!("tpurun {version}, expected {VERSION}")
+    } else if nodes != plan.count {
+        format!("--nnodes {nodes}, expected {}", plan.count)
+    } else if number == 0 || number >= plan.count {
+        format!("--node-rank {number}, expected 1 to {}", plan.count - 1)
+    } else {
+        String::new()
+    };
+    if !reason.is_empty() {
+        turn_away(connection, send, reason.clone()).await;
+        return Err(reason);
+    }
+    let code = plan.token.code(&connection, End::Listens).ok_or("a connection without keys")?;
+    link::write_frame(&mut send, &Frame::Accepted { code }).await?;
+    let Frame::Join { node, keys } = link::read_frame(&mut receive, MOST).await? else {
+        return Err("it did not say what it runs".into());
+    };
+    if keys.len() != node.ranks as usize || node.ranks == 0 {
+        return Err(format!("{} keys for {} ranks", keys.len(), node.ranks));
+    }
+    let is_plain = |text: &str| !text.is_empty() && text.len() < 256 && !text.contains(char::is_control);
+    if !is_plain(&node.host) || node.address.parse::<IpAddr>().is_err() {
+        return Err("a host that has no name or no address".into());
+    }
+    Ok(Guest { number, node, keys, connection, send, receive })
+}
+
+/// Tells why, and keeps the connection until that is known there.
+async fn turn_away(connection: Connection, mut send: SendStream, reason: String) {
+    let _ = link::write_frame(&mut send, &Frame::Refused { reason }).await;
+    if send.finish().is_ok() {
+        let _ = send.stopped().await;
+    }
+    drop(connection);
+}
+
+fn rand_id() -> u64 {
+    use ring::rand::{SecureRandom, SystemRandom};
+    let mut bytes = [0; 8];
+    // It only tells jobs apart for people.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    u64::from_le_bytes(bytes)
+}
+
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(super) const QUEUED: usize = 1024;
+pub(super) const TELL_EVERY: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(200);
+const GREETING: Duration = Duration::from_secs(10);
+const LOOPBACK: &str = "127.0.0.1";

@@ -1,0 +1,103 @@
+//! What nodes send each other: four bytes of length (little endian), then an rkyv archive that is validated before
+//! use.
+
+use rkyv::util::AlignedVec;
+
+pub(crate) use archived::{Frame, LeftLane, Node, Told};
+
+mod archived {
+    // The derive macros write items of their own, which no comment can reach.
+    #![allow(missing_docs, unreachable_pub)]
+
+    use rkyv::{Archive, Deserialize, Serialize};
+
+    /// A node of the job.
+    #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Node {
+        /// What its host is called.
+        pub(crate) host: String,
+        /// How many run there.
+        pub(crate) ranks: u32,
+        /// The IP address where the others reach it.
+        pub(crate) address: String,
+    }
+
+    /// One message.
+    #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+    pub(crate) enum Frame {
+        /// The first one, to node 0: who comes, and its code.
+        Hello { version: String, node: u32, nodes: u32, code: [u8; 32] },
+        /// The answer, with the code of node 0.
+        Accepted { code: [u8; 32] },
+        /// Instead of it: why not.
+        Refused { reason: String },
+        /// What will run on this node, with the public keys of its ranks.
+        Join { node: Node, keys: Vec<Vec<u8>> },
+        /// All have come: this is the job, and these are the certificates of the ranks on the node that gets this.
+        Welcome { id: String, table: Vec<Node>, authority: Vec<u8>, certificates: Vec<Vec<u8>> },
+        /// A rank has ended; where its communicators stood if in order.
+        Ended { rank: u32, pid: Option<i32>, code: Option<i32>, signal: Option<i32>, lanes: Vec<LeftLane> },
+        /// What those who need this rank raise.
+        Lost { rank: u32, kind: u32, text: String },
+        /// To node 0: why the job fails, as far as this node knows.
+        Proposed(Told),
+        /// By node 0: why the job has failed.
+        Stands(Told),
+        /// Somebody asked for the end, by this signal.
+        Stop { signal: i32 },
+        /// To node 0: all ranks here have ended well.
+        Done,
+        /// By node 0: all ranks have.
+        Over,
+    }
+
+    /// Why a job has failed, in the words of the node that knows it best.
+    #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Told {
+        pub(crate) culprit: Option<u32>,
+        pub(crate) exit_code: i32,
+        /// It may only follow from what another node knows.
+        pub(crate) is_echo: bool,
+        pub(crate) who: Vec<String>,
+        pub(crate) why: Vec<String>,
+        pub(crate) last_line: Option<String>,
+    }
+
+    /// How far a rank that has ended had come in a communicator.
+    #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct LeftLane {
+        pub(crate) comm_id: u64,
+        pub(crate) name: String,
+        pub(crate) size: u32,
+        pub(crate) comm_rank: u32,
+        pub(crate) closed: bool,
+        pub(crate) posted: u64,
+    }
+}
+
+impl Frame {
+    /// With its length.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let archive = rkyv::to_bytes::<rkyv::rancor::Error>(self).expect("a frame in memory can be archived");
+        [&(archive.len() as u32).to_le_bytes()[..], &archive].concat()
+    }
+
+    /// Without its length.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn decode(archive: &[u8]) -> Result<Frame, &'static str> {
+        let mut aligned: AlignedVec = AlignedVec::with_capacity(archive.len());
+        aligned.extend_from_slice(archive);
+        rkyv::from_bytes::<_, rkyv::rancor::Error>(&aligned).map_err(|_| "bytes that are no frame")
+    }
+}
+
+/// Whatever comes, it is a frame or it is not.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn survives(archive: &[u8]) {
+    if let Ok(frame) = Frame::decode(archive) {
+        // Bytes of an archive that nothing points to are not written again.
+        assert_eq!(Frame::decode(&frame.encode()[4..]), Ok(frame));
+    }
+}

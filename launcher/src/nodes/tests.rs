@@ -1,0 +1,219 @@
+use std::net::UdpSocket;
+
+use super::*;
+
+const WORD: &str = "a token that is long enough";
+
+fn plan(count: u32, node: u32, at: &str, token: &str) -> Plan {
+    let token = Token::new(token).unwrap();
+    Plan { count, node, rendezvous: at.into(), token, patience: Duration::from_secs(10) }
+}
+
+fn free() -> String {
+    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// Runs node 0 and what is done beside it, on one thread as the agent does.
+fn beside_node_0<T>(
+    patience: Duration,
+    count: u32,
+    at: &str,
+    other: impl Future<Output = T>,
+) -> (Result<Nodes, String>, Vec<String>, T) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut said = vec![];
+        let plan = Plan { patience, ..plan(count, 0, at, WORD) };
+        let mut say = |line: &str| said.push(line.to_owned());
+        let (met, other) = tokio::join!(Nodes::meet(&plan, "n0", 2, &mut say), other);
+        (met, said, other)
+    })
+}
+
+async fn joined(plan: Plan, ranks: u32) -> Result<Nodes, String> {
+    Nodes::meet(&plan, "n", ranks, &mut |_| ()).await
+}
+
+#[test]
+fn nodes_meet_and_know_who_has_which_ranks() {
+    let at = free();
+    let others = async {
+        let (one, two) = tokio::join!(joined(plan(3, 2, &at, WORD), 3), joined(plan(3, 1, &at, WORD), 1));
+        let mut nodes = [one.unwrap(), two.unwrap()];
+        let mut first = nodes[0].take_events();
+        nodes[0].tell(&Frame::Done);
+        nodes[1].tell(&Frame::Stop { signal: 2 });
+        (nodes, first.recv().await)
+    };
+    let told = async {
+        let (node0, _, other) = {
+            let mut said = |_: &str| ();
+            let plan = plan(3, 0, &at, WORD);
+            let door = async {
+                let mut node0 = Nodes::meet(&plan, "n0", 2, &mut said).await.unwrap();
+                let mut events = node0.take_events();
+                let mut came = [events.recv().await.unwrap(), events.recv().await.unwrap()];
+                came.sort_by_key(|event| matches!(event, NodeEvent::Frame(2, _)));
+                assert!(matches!(came[0], NodeEvent::Frame(1, Frame::Stop { signal: 2 })), "{came:?}");
+                assert!(matches!(came[1], NodeEvent::Frame(2, Frame::Done)), "{came:?}");
+                node0.tell(&Frame::Over);
+                node0
+            };
+            let (node0, other) = tokio::join!(door, others);
+            (node0, (), other)
+        };
+        let (nodes, event) = other;
+        assert!(matches!(event, Some(NodeEvent::Frame(0, Frame::Over))), "{event:?}");
+        for node in [&node0, &nodes[0], &nodes[1]] {
+            assert_eq!(node.table, node0.table);
+            assert_eq!([0, 1, 2].map(|node| node0.ranks_of(node)), [0..2, 2..3, 3..6]);
+            let mut ranks: Vec<u32> = node.credentials().keys().copied().collect();
+            ranks.sort_unstable();
+            assert_eq!(ranks, node.ranks_of(node.node).collect::<Vec<_>>());
+            assert_eq!(node.credentials()[&ranks[0]].authority, node0.credentials()[&0].authority);
+        }
+        assert_eq!([0, 1, 2].map(|node| node0.host(node).to_owned()), ["n0", "n", "n(2)"]);
+        node0.close().await;
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(told);
+}
+
+#[test]
+fn the_store_is_reached_through_the_nodes() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let at = free();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let plan0 = plan(2, 0, &at, WORD);
+        let mut say = |_: &str| ();
+        let (node0, node1) =
+            tokio::join!(Nodes::meet(&plan0, "n0", 1, &mut say), joined(plan(2, 1, &at, WORD), 1));
+        let (node0, node1) = (node0.unwrap(), node1.unwrap());
+        let store = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = node1.store_port().unwrap();
+        // It comes before the store is known.
+        let mut rank = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        rank.write_all(b"question").await.unwrap();
+        node0.store_is_at(store.local_addr().unwrap().port());
+        let (mut served, _) = store.accept().await.unwrap();
+        let mut bytes = [0; 8];
+        served.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"question");
+        served.write_all(b"answer").await.unwrap();
+        drop(served);
+        let mut answer = String::new();
+        rank.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "answer");
+    });
+}
+
+#[test]
+fn who_does_not_fit_is_told_why_and_node_0_says_so() {
+    let other = "another token, long enough as well";
+    for (given, reason, said) in [
+        ((2, 1, other), "node 0 refuses this node: another token", "another token"),
+        ((3, 1, WORD), "node 0 refuses this node: --nnodes 3, expected 2", "--nnodes 3, expected 2"),
+    ] {
+        let at = free();
+        let stranger = joined(plan(given.0, given.1, &at, given.2), 1);
+        let (met, lines, refused) = beside_node_0(Duration::from_secs(1), 2, &at, stranger);
+        assert_eq!(refused.unwrap_err(), reason);
+        assert!(lines[0].starts_with("refused 127.0.0.1:") && lines[0].ends_with(said), "{lines:?}");
+        assert_eq!(met.unwrap_err(), format!("node 1 of 2 did not come to {at} within 1 s"));
+    }
+}
+
+#[test]
+fn a_node_comes_once() {
+    let at = free();
+    let twice = async {
+        let [first, second] = [(), ()].map(|()| joined(plan(3, 1, &at, WORD), 1));
+        tokio::select! {
+            first = first => first,
+            second = second => second,
+        }
+    };
+    let (_, lines, refused) = beside_node_0(Duration::from_secs(1), 3, &at, twice);
+    assert_eq!(refused.unwrap_err(), "node 0 refuses this node: node 1 is there already");
+    assert!(lines.iter().any(|line| line.ends_with(": node 1 is there already")), "{lines:?}");
+}
+
+/// It can pass on no code that it was shown: this one shows back what it got.
+#[test]
+fn who_listens_must_know_the_token() {
+    let at = free();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let socket: SocketAddr = at.parse().unwrap();
+        let endpoint = link::endpoint(Some(socket), socket).unwrap();
+        let mirror = async {
+            let connection = endpoint.accept().await.unwrap().await.unwrap();
+            let (mut send, mut receive) = connection.accept_bi().await.unwrap();
+            let hello = link::read_frame(&mut receive, link::MOST).await.unwrap();
+            let Frame::Hello { code, .. } = hello else { panic!("{hello:?}") };
+            link::write_frame(&mut send, &Frame::Accepted { code }).await.unwrap();
+            connection.closed().await;
+        };
+        let (refused, ()) = tokio::join!(joined(plan(2, 1, &at, WORD), 1), mirror);
+        assert_eq!(refused.unwrap_err(), format!("who listens at {at} does not know the token"));
+    });
+}
+
+#[test]
+fn a_node_that_is_gone_is_told_of() {
+    let at = free();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let plan0 = plan(2, 0, &at, WORD);
+        let mut say = |_: &str| ();
+        let (node0, node1) =
+            tokio::join!(Nodes::meet(&plan0, "n0", 1, &mut say), joined(plan(2, 1, &at, WORD), 1));
+        let (mut node0, node1) = (node0.unwrap(), node1.unwrap());
+        let mut events = node0.take_events();
+        node1.close().await;
+        let event = events.recv().await;
+        let Some(NodeEvent::Gone(1, why)) = event else { panic!("{event:?}") };
+        assert_eq!(why, "its tpurun has ended");
+    });
+}
+
+/// What fuzzing starts from.
+#[test]
+fn seeds_are_frames() {
+    let told = Told {
+        culprit: Some(3),
+        exit_code: 1,
+        is_echo: false,
+        who: vec!["rank 3 (host n1, pid 7)  raised ValueError".into()],
+        why: vec!["first of 4 to fail".into()],
+        last_line: Some("step 9".into()),
+    };
+    let node = Node { host: "n1".into(), ranks: 1, address: "10.0.0.2".into() };
+    let lane = LeftLane { comm_id: 7, name: "dp0".into(), size: 4, comm_rank: 1, closed: false, posted: 9 };
+    let frames = [
+        ("hello", Frame::Hello { version: "0.1.0".into(), node: 1, nodes: 2, code: [7; 32] }),
+        ("join", Frame::Join { node: node.clone(), keys: vec![vec![4; 65]] }),
+        (
+            "welcome",
+            Frame::Welcome {
+                id: "7f3a".into(),
+                table: vec![node],
+                authority: vec![1; 99],
+                certificates: vec![vec![2; 99]],
+            },
+        ),
+        ("ended", Frame::Ended { rank: 1, pid: Some(7), code: Some(0), signal: None, lanes: vec![lane] }),
+        ("lost", Frame::Lost { rank: 1, kind: 3, text: "rank 1 was killed by SIGKILL".into() }),
+        ("proposed", Frame::Proposed(told)),
+        ("over", Frame::Over),
+    ];
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/node_frame");
+    for (name, frame) in frames {
+        let (path, bytes) = (folder.join(name), frame.encode()[4..].to_vec());
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "{name}: UPDATE_EXPECT=1 writes it anew");
+    }
+}

@@ -1,0 +1,263 @@
+"""Jobs of several hosts, with a tpurun on each: network namespaces, or only pretended."""
+
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from jobs import TPURUN, Finished, Job
+from namespaces import NotAllowed, namespaces
+from test_hosts import EVERYTHING
+
+TOKEN = "a token for this test, long enough"
+
+
+@dataclass
+class Node:
+    """Where a tpurun is started, and how others reach it."""
+
+    command: list[str]
+    name: str
+    address: str
+
+
+@pytest.fixture(params=["pretended", "namespaces"])
+def hosts(request) -> Iterator[Callable[[int], list[Node]]]:
+    """Makes so many."""
+    with ExitStack() as stack:
+
+        def make(count: int) -> list[Node]:
+            if request.param == "pretended":
+                return [Node([], f"n{node}", "127.0.0.1") for node in range(count)]
+            try:
+                names = stack.enter_context(namespaces(count))
+            except NotAllowed as why:
+                pytest.skip(f"network namespaces: {why}")
+            command = ["ip", "netns", "exec"]
+            return [
+                Node([*command, name], f"n{node}", f"10.77.0.{node + 1}") for node, name in enumerate(names)
+            ]
+
+        yield make
+
+
+@pytest.fixture
+def run(start, script) -> Callable[..., list[Job]]:
+    """Starts a tpurun on each of these hosts, for `each` ranks of a program there."""
+
+    def run(hosts: list[Node], each: int, program: str, *options: str) -> list[Job]:
+        path = script(program)
+        with socket.socket(type=socket.SOCK_DGRAM) as free:
+            free.bind(("", 0))
+            rendezvous = f"{hosts[0].address}:{free.getsockname()[1]}"
+        jobs = []
+        for number, host in enumerate(hosts):
+            words = ["--nnodes", str(len(hosts)), "--node-rank", str(number), "--rdzv", rendezvous, *options]
+            env = {"TPURUN_TOKEN": TOKEN, "TPURUN_HOST": host.name}
+            jobs.append(start(*words, "-n", str(each), path, command=[*host.command, TPURUN], env=env))
+        return jobs
+
+    return run
+
+
+def shown(done: list[Finished]) -> dict[int, list[str]]:
+    """The lines of all ranks."""
+    lines: dict[int, list[str]] = {}
+    for one in done:
+        lines |= one.shown_by_rank()
+    return lines
+
+
+def culprits(done: list[Finished]) -> str:
+    """What all reports say alike of who is to blame, and why."""
+    told = set()
+    for one in done:
+        text = (one.run_dir / "report.txt").read_text()
+        assert one.err.endswith(text), one.err
+        match = re.search(r"^  culprit +(.*?)^  (?:victims|last log|next) ", text, re.MULTILINE | re.DOTALL)
+        assert match, text
+        told.add(match[1])
+    assert len(told) == 1, told
+    return told.pop()
+
+
+def test_everything_works_between_nodes(hosts, run):
+    done = [job.wait() for job in run(hosts(2), 2, EVERYTHING)]
+    assert [one.code for one in done] == [0, 0], done
+    assert shown(done) == {rank: ["all is well"] for rank in range(4)}
+    assert "2 ranks of 4, node 1 of 2 (host n1)" in done[1].err
+
+
+def test_ranks_know_where_they_are(hosts, run):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    program = f"""
+import os
+print(*(os.environ[name] for name in {names}), "TPURUN_TOKEN" in os.environ, os.environ["TORCHELASTIC_RUN_ID"])
+"""
+    done = [job.wait() for job in run(hosts(2), 2, program)]
+    lines = [line.rsplit(" ", 1) for _, (line,) in sorted(shown(done).items())]
+    assert [line[0] for line in lines] == [
+        "0 4 0 2 0 2 False", "1 4 1 2 0 2 False", "2 4 0 2 1 2 False", "3 4 1 2 1 2 False"
+    ]  # fmt: skip
+    assert len({line[1] for line in lines}) == 1, "the same job"
+
+
+FAILING = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from tpurun.errors import DistBackendError
+
+dist.init_process_group("tpu_dist")
+rank = dist.get_rank()
+dist.barrier()
+began = time.monotonic()
+try:
+    {what}
+    dist.barrier()
+except DistBackendError as error:
+    print(f"{{time.monotonic() - began:.3f}} {{type(error).__name__}} {{error.ranks}} {{error}}".replace("\\n", "/"))
+    raise
+"""
+
+
+def failed(done: list[Finished], but: int) -> tuple[str, float]:
+    """What all ranks but one have said alike, and after how long."""
+    told = [lines[-1].split(" ", 1) for rank, lines in shown(done).items() if rank != but]
+    assert len(told) == 3 and len({text for _, text in told}) == 1, told
+    return told[0][1], max(float(seconds) for seconds, _ in told) / max(one.patience for one in done)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_that_is_killed_is_named_alike_everywhere(hosts, run, rank: int):
+    """Rank 2 is the first of its host, through which the other one there speaks to others."""
+    what = f"rank == {rank} and os.kill(os.getpid(), signal.SIGKILL)"
+    done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
+    assert [one.code for one in done] == [137, 137], done
+    host = rank // 2
+    assert re.match(rf"rank {rank} \(host n{host}, pid \d+\)  was killed by SIGKILL", culprits(done))
+    text, seconds = failed(done, but=rank)
+    said = rf"RankLostError \({rank},\) rank {rank} \(host n{host}, pid \d+\) was killed by SIGKILL \(signal 9\): group"
+    assert re.match(said, text), text
+    assert seconds < 1, text
+
+
+def test_an_exception_on_one_node_ends_all(hosts, run):
+    what = "if rank == 3: raise ValueError('loss is NaN')"
+    done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
+    assert [one.code for one in done] == [1, 1], done
+    blamed = culprits(done)
+    assert re.match(r"rank 3 \(host n1, pid \d+\)  raised ValueError: loss is NaN\n", blamed), blamed
+    assert "first of 4 to fail" in blamed
+
+
+def test_a_mismatch_between_nodes_is_told_alike(hosts, run):
+    what = "dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM)"
+    done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
+    blamed = culprits(done)
+    assert re.match(r"rank 2 \(host n1, pid \d+\)  is to blame for CollectiveMismatchError", blamed) or (
+        "CollectiveMismatchError" in blamed or "exited with code 1" in blamed
+    ), blamed
+    assert [one.code for one in done] == [1, 1], done
+
+
+def test_a_rank_that_leaves_early_is_named_everywhere(hosts, run):
+    what = "rank == 3 and os._exit(0)"
+    done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
+    assert [one.code for one in done] == [1, 1], done
+    assert re.match(r"rank 3 \(host n1, pid \d+\)  exited with code 0 while others were waiting", culprits(done))
+
+
+def test_a_node_that_vanishes_is_named_by_the_others(hosts, run):
+    program = """
+import torch.distributed as dist
+dist.init_process_group("tpu_dist")
+dist.barrier()
+print("ready", flush=True)
+dist.barrier() if dist.get_rank() < 2 else __import__("time").sleep(600)
+"""
+    jobs = run(hosts(2), 2, program)
+    jobs[1].read_until("ready")
+    agent = int(re.search(r'"agent": *(\d+)', (jobs[1].run_dir / "events.jsonl").read_text())[1])
+    jobs[1].signal(9, agent)
+    done = jobs[0].wait()
+    assert jobs[1].wait().code == 137
+    assert done.code == 1
+    assert "culprit   host n1 (node 1) is gone: nothing came from it for 5 s" in done.err, done.err
+
+
+def test_whoever_is_asked_to_stop_stops_all(hosts, run):
+    program = """
+import time
+import torch.distributed as dist
+dist.init_process_group("tpu_dist")
+dist.barrier()
+print("ready", flush=True)
+time.sleep(600)
+"""
+    jobs = run(hosts(2), 2, program)
+    for job in jobs:
+        job.read_until("ready")
+    jobs[1].signal(2)
+    done = [job.wait() for job in jobs]
+    assert [one.code for one in done] == [130, 130], done
+    assert "interrupted on host n1: stopping" in done[0].err
+
+
+def test_a_stranger_is_refused_and_the_job_goes_on(hosts, start, script):
+    made = hosts(2)
+    path = script("print('here')")
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("", 0))
+        rendezvous = f"{made[0].address}:{free.getsockname()[1]}"
+
+    def node(number: int, token: str) -> Job:
+        words = ["--nnodes", "2", "--node-rank", str(number), "--rdzv", rendezvous, "-n", "1", path]
+        host = made[number]
+        env = {"TPURUN_TOKEN": token, "TPURUN_HOST": host.name}
+        return start(*words, command=[*host.command, TPURUN], env=env)
+
+    first = node(0, TOKEN)
+    stranger = node(1, "another token, which is long enough, too").wait()
+    assert stranger.code == 2
+    assert stranger.err == "tpurun: error: node 0 refuses this node: another token\n"
+    second = node(1, TOKEN)
+    done = [first.wait(), second.wait()]
+    assert [one.code for one in done] == [0, 0], done
+    assert re.search(r"^tpurun: refused \S+: another token$", done[0].err, re.MULTILINE), done[0].err
+    assert TOKEN not in done[0].err + done[1].err
+
+
+def test_who_does_not_come_is_named(start, script):
+    words = ["--nnodes", "3", "--node-rank", "0", "--rdzv", "127.0.0.1:0", "--rdzv-timeout", "1s"]
+    words[5] = "127.0.0.1:29487"
+    done = start(*words, script(""), env={"TPURUN_TOKEN": TOKEN}).wait()
+    assert done.code == 2
+    assert done.err.endswith("tpurun: error: nodes 1-2 of 3 did not come to 127.0.0.1:29487 within 1 s\n")
+
+
+def test_a_token_is_made_and_kept_secret(tmp_path):
+    made = [subprocess.run([TPURUN, "token"], capture_output=True, text=True).stdout for _ in range(2)]
+    assert all(re.fullmatch(r"[0-9a-f]{48}\n", token) for token in made)
+    assert made[0] != made[1]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_pretended_hosts_need_no_second_tpurun(start, script, count: int):
+    done = start("-n", "4", "--hosts", str(count), script(EVERYTHING)).wait()
+    assert done.code == 0, done.err
+    assert done.shown_by_rank() == {rank: ["all is well"] for rank in range(4)}
+    assert f"4 ranks on {count} pretended hosts" in done.err
+
+
+def test_pretended_hosts_fail_as_real_ones(start, script):
+    what = "rank == 2 and os.kill(os.getpid(), signal.SIGKILL)"
+    done = start("-n", "4", "--hosts", "2", script(FAILING.format(what=what))).wait()
+    assert done.code == 137
+    text, seconds = failed([done], but=2)
+    assert re.match(r"RankLostError \(2,\) rank 2 \(host h1, pid \d+\) was killed by SIGKILL", text), text
+    assert seconds < 1, text
