@@ -96,7 +96,8 @@ def test_ranks_know_where_they_are(hosts, run):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     program = f"""
 import os
-print(*(os.environ[name] for name in {names}), "TPURUN_TOKEN" in os.environ, os.environ["TORCHELASTIC_RUN_ID"])
+values = [os.environ[name] for name in {names}]
+print(*values, "TPURUN_TOKEN" in os.environ, os.environ["TORCHELASTIC_RUN_ID"])
 """
     done = [job.wait() for job in run(hosts(2), 2, program)]
     lines = [line.rsplit(" ", 1) for _, (line,) in sorted(shown(done).items())]
@@ -120,7 +121,8 @@ try:
     {what}
     dist.barrier()
 except DistBackendError as error:
-    print(f"{{time.monotonic() - began:.3f}} {{type(error).__name__}} {{error.ranks}} {{error}}".replace("\\n", "/"))
+    took, kind = time.monotonic() - began, type(error).__name__
+    print(f"{{took:.3f}} {{kind}} {{error.ranks}} {{error}}".replace("\\n", "/"))
     raise
 """
 
@@ -141,7 +143,7 @@ def test_a_rank_that_is_killed_is_named_alike_everywhere(hosts, run, rank: int):
     host = rank // 2
     assert re.match(rf"rank {rank} \(host n{host}, pid \d+\)  was killed by SIGKILL", culprits(done))
     text, seconds = failed(done, but=rank)
-    said = rf"RankLostError \({rank},\) rank {rank} \(host n{host}, pid \d+\) was killed by SIGKILL \(signal 9\): group"
+    said = rf"RankLostError \({rank},\) rank {rank} \(host n{host}, pid \d+\) was killed by SIGKILL"
     assert re.match(said, text), text
     assert seconds < 1, text
 
@@ -159,9 +161,7 @@ def test_a_mismatch_between_nodes_is_told_alike(hosts, run):
     what = "dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM)"
     done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
     blamed = culprits(done)
-    assert re.match(r"rank 2 \(host n1, pid \d+\)  is to blame for CollectiveMismatchError", blamed) or (
-        "CollectiveMismatchError" in blamed or "exited with code 1" in blamed
-    ), blamed
+    assert re.match(r"rank 2 \(host n1, pid \d+\)  is to blame for CollectiveMismatchError", blamed), blamed
     assert [one.code for one in done] == [1, 1], done
 
 
@@ -169,7 +169,8 @@ def test_a_rank_that_leaves_early_is_named_everywhere(hosts, run):
     what = "rank == 3 and os._exit(0)"
     done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
     assert [one.code for one in done] == [1, 1], done
-    assert re.match(r"rank 3 \(host n1, pid \d+\)  exited with code 0 while others were waiting", culprits(done))
+    blamed = culprits(done)
+    assert re.match(r"rank 3 \(host n1, pid \d+\)  exited with code 0 while others", blamed), blamed
 
 
 def test_a_node_that_vanishes_is_named_by_the_others(hosts, run):
@@ -233,11 +234,13 @@ def test_a_stranger_is_refused_and_the_job_goes_on(hosts, start, script):
 
 
 def test_who_does_not_come_is_named(start, script):
-    words = ["--nnodes", "3", "--node-rank", "0", "--rdzv", "127.0.0.1:0", "--rdzv-timeout", "1s"]
-    words[5] = "127.0.0.1:29487"
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["--nnodes", "3", "--node-rank", "0", "--rdzv", rendezvous, "--rdzv-timeout", "1s"]
     done = start(*words, script(""), env={"TPURUN_TOKEN": TOKEN}).wait()
     assert done.code == 2
-    assert done.err.endswith("tpurun: error: nodes 1-2 of 3 did not come to 127.0.0.1:29487 within 1 s\n")
+    assert done.err.endswith(f"tpurun: error: nodes 1-2 of 3 did not come to {rendezvous} within 1 s\n")
 
 
 def test_a_token_is_made_and_kept_secret(tmp_path):

@@ -78,8 +78,7 @@ impl Agent {
         let (chunks_tx, chunks) = mpsc::channel(QUEUED_CHUNKS);
         let (control_tx, control) = mpsc::channel(QUEUED_CHUNKS);
         let (server_tx, server) = mpsc::channel(queued_answers(&job));
-        let identities = nodes.as_ref().map(|nodes| Identities::Given(nodes.credentials().clone()));
-        let identities = identities.unwrap_or_default();
+        let identities = Identities::new(nodes.as_ref().map(|nodes| nodes.credentials().clone()));
         let events = nodes.as_mut().map_or_else(|| mpsc::channel(1).1, Nodes::take_events);
         let unborn = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
         let now = Instant::now();
