@@ -16,8 +16,8 @@ class NotAllowed(Exception):
 
 
 @contextmanager
-def namespaces(count: int) -> Iterator[list[str]]:
-    """Their names; number i has the address 10.77.0.(i + 1)."""
+def namespaces(count: int, mtu: int = 1500) -> Iterator[list[str]]:
+    """Their names; number i has the address 10.77.0.(i + 1). `mtu` is of the links, in bytes."""
     # A namespace that was removed is gone a moment later.
     stem = f"t{os.getpid()}n{next(_numbers)}"
     bridge = f"{stem}b"
@@ -33,6 +33,8 @@ def namespaces(count: int) -> Iterator[list[str]]:
             _ip("link", "add", f"{stem}v{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("link", "set", f"{stem}v{host}", "master", bridge, "up")
             _ip("-n", name, "addr", "add", f"10.77.0.{host + 1}/24", "dev", "eth0")
+            _ip("link", "set", f"{stem}v{host}", "mtu", str(mtu))
+            _ip("-n", name, "link", "set", "eth0", "mtu", str(mtu))
             for device in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", device, "up")
         yield names

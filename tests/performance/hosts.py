@@ -23,9 +23,9 @@ PORT = 29_400
 LIMIT_S = 600
 
 
-def measure(hosts: int, ranks: int, options: list[str]) -> int:
+def measure(hosts: int, ranks: int, mtu: int, options: list[str]) -> int:
     """Runs `tpurun bench` on so many hosts with so many ranks each; node 0 prints. Returns its exit code."""
-    with namespaces(hosts) as names:
+    with namespaces(hosts, mtu) as names:
         environment = os.environ | {
             "TPURUN_TOKEN": secrets.token_hex(24),
             # Which it would find by the name of the machine.
@@ -59,15 +59,16 @@ def main() -> int:
     parser.add_argument("--sizes", default="8,64K,1M,16M,64M")
     parser.add_argument("--collectives", default="all_reduce")
     parser.add_argument("--seconds", default="4")
+    parser.add_argument("--mtu", type=int, default=1500, help="of the link, in bytes [default: 1500]")
     parser.add_argument("--alone", action="store_true", help="without Gloo")
     given = parser.parse_args()
     options = ["--collectives", given.collectives, "--sizes", given.sizes, "--seconds", given.seconds]
     options += [] if given.alone else ["--against", "gloo"]
     for shape in given.shape.split(","):
         hosts, ranks = (int(number) for number in shape.split("x"))
-        print(f"{hosts} hosts of {ranks} ranks", flush=True)
+        print(f"{hosts} hosts of {ranks} ranks, MTU {given.mtu}", flush=True)
         try:
-            code = measure(hosts, ranks, options)
+            code = measure(hosts, ranks, given.mtu, options)
         except NotAllowed as why:
             print(f"network namespaces: {why}", file=sys.stderr)
             return 2
