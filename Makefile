@@ -84,6 +84,13 @@ op-programs: $(INSTALLED) ## PROGRAMS=300 random programs of operations on devic
 nightly: ## what takes too long for every change: 10,000 random programs, other ones every day
 	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
+	@$(MAKE) --no-print-directory slurm
+
+# As root: it installs Debian's packages where they are missing.
+.PHONY: slurm
+slurm: $(INSTALLED) ## jobs under a real Slurm of four nodes on this machine
+	@command -v slurmctld > /dev/null || apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd munge
+	@$(PY) -m pytest tests/test_slurm.py $(ARGS)
 
 # ARGS come last, so that they may choose other suites and start methods.
 .PHONY: conformance

@@ -26,7 +26,7 @@ LIMIT_S = 60
 MARKER = "TPURUN_TEST_JOB"
 # What a shell or another test may have set, and what a job would obey.
 FOREIGN = re.compile(
-    r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|TORCHELASTIC_.*|RANK|WORLD_SIZE|MASTER_.*"
+    r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|TORCHELASTIC_.*|RANK|WORLD_SIZE|MASTER_.*|SLURM_.*|JOB_COMPLETION_INDEX"
 )
 
 # Made by every process that imports torch._dynamo, and by torchrun.

@@ -43,10 +43,26 @@ def namespaces(count: int, mtu: int = 1500) -> Iterator[list[str]]:
             _ip(*words)
 
 
+def unplug(name: str) -> None:
+    """Nothing comes to this host or from it any more."""
+    _ip("-n", name, "link", "set", "eth0", "down")
+
+
+def part(*names: str) -> None:
+    """These hosts do not reach each other any more, but all others."""
+    for name in names:
+        stem, host = name.rsplit("h", 1)
+        _run("bridge", "link", "set", "dev", f"{stem}v{host}", "isolated", "on")
+
+
 def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
     try:
-        done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise NotAllowed("no `ip` command: apt-get install iproute2") from None
+        raise NotAllowed(f"no `{words[0]}` command: apt-get install iproute2") from None
     if done.returncode != 0:
-        raise NotAllowed(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise NotAllowed(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -3,6 +3,7 @@
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from jobs import TPURUN, Finished, Job
-from namespaces import NotAllowed, namespaces
+from namespaces import NotAllowed, namespaces, part, unplug
 from test_hosts import EVERYTHING
 
 TOKEN = "a token for this test, long enough"
@@ -25,14 +26,12 @@ class Node:
     address: str
 
 
-@pytest.fixture(params=["pretended", "namespaces"])
-def hosts(request) -> Iterator[Callable[[int], list[Node]]]:
-    """Makes so many."""
+@pytest.fixture
+def plugged() -> Iterator[Callable[[int], list[Node]]]:
+    """Makes so many that are network namespaces."""
     with ExitStack() as stack:
 
         def make(count: int) -> list[Node]:
-            if request.param == "pretended":
-                return [Node([], f"n{node}", "127.0.0.1") for node in range(count)]
             try:
                 names = stack.enter_context(namespaces(count))
             except NotAllowed as why:
@@ -43,6 +42,14 @@ def hosts(request) -> Iterator[Callable[[int], list[Node]]]:
             ]
 
         yield make
+
+
+@pytest.fixture(params=["pretended", "namespaces"])
+def hosts(request, plugged) -> Callable[[int], list[Node]]:
+    """Makes so many of either kind."""
+    if request.param == "namespaces":
+        return plugged
+    return lambda count: [Node([], f"n{node}", "127.0.0.1") for node in range(count)]
 
 
 @pytest.fixture
@@ -113,6 +120,8 @@ import torch
 import torch.distributed as dist
 from tpurun.errors import DistBackendError
 
+# They are asked to end while they say why they do by themselves.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.init_process_group("tpu_dist")
 rank = dist.get_rank()
 dist.barrier()
@@ -191,6 +200,52 @@ dist.barrier() if dist.get_rank() < 2 else __import__("time").sleep(600)
     assert "culprit   host n1 (node 1) is gone: nothing came from it for 5 s" in done.err, done.err
 
 
+WAITING = """
+import time
+import torch.distributed as dist
+from tpurun.errors import DistBackendError
+dist.init_process_group("tpu_dist")
+dist.barrier()
+print("ready", flush=True)
+began = time.monotonic()
+try:
+    while True:
+        dist.barrier()
+except DistBackendError as error:
+    print(f"{time.monotonic() - began:.3f} {type(error).__name__} {error}".replace("\\n", "/"), flush=True)
+    raise
+"""
+
+
+def test_a_host_that_is_unplugged_is_named_by_the_others_and_ends(plugged, run):
+    hosts = plugged(3)
+    jobs = run(hosts, 1, WAITING)
+    for job in jobs:
+        job.read_until("ready")
+    unplug(hosts[2].command[-1])
+    began = time.time()
+    done = [job.wait() for job in jobs]
+    silence = "nothing came from it for 5 s"
+    assert culprits(done[:2]) == f"host n2 (node 2) is gone: {silence}\n"
+    assert culprits(done[2:]) == f"host n0 (node 0) is gone: {silence}\n"
+    assert [one.code for one in done] == [1, 1, 1]
+    assert max((one.ended_at - began) / one.patience for one in done) < 10
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_told_of(plugged, run):
+    """Each still reaches node 0, so that no agent is lost: the ranks are, to each other."""
+    hosts = plugged(3)
+    jobs = run(hosts, 1, WAITING)
+    for job in jobs:
+        job.read_until("ready")
+    part(hosts[1].command[-1], hosts[2].command[-1])
+    began = time.time()
+    done = [job.wait() for job in jobs]
+    assert [one.code for one in done] == [1, 1, 1], done
+    assert "RankLostError" in culprits(done)
+    assert max((one.ended_at - began) / one.patience for one in done) < 20
+
+
 def test_whoever_is_asked_to_stop_stops_all(hosts, run):
     program = """
 import time
@@ -241,6 +296,19 @@ def test_who_does_not_come_is_named(start, script):
     done = start(*words, script(""), env={"TPURUN_TOKEN": TOKEN}).wait()
     assert done.code == 2
     assert done.err.endswith(f"tpurun: error: nodes 1-2 of 3 did not come to {rendezvous} within 1 s\n")
+
+
+def test_pods_of_kubernetes_number_the_nodes(start, script):
+    """As examples/cluster/kubernetes.yaml starts them, but for the names of the pods."""
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    path = script("import os; print(os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'])")
+    words = ["--nnodes", "2", "--rdzv", rendezvous, "-n", "2", path]
+    env = [{"TPURUN_TOKEN": TOKEN, "JOB_COMPLETION_INDEX": str(pod)} for pod in range(2)]
+    done = [job.wait() for job in [start(*words, env=one) for one in env]]
+    assert [one.code for one in done] == [0, 0], done
+    assert [one.out for one in done] == ["0-1| 0 4\n", "2-3| 1 4\n"]
 
 
 def test_a_token_is_made_and_kept_secret(tmp_path):

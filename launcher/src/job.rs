@@ -8,9 +8,10 @@ use std::time::Duration;
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::cli::{Cli, Command, Options, TorchrunOptions};
+use crate::cluster::{self, Cluster};
 use crate::cpus::usable_cpus;
 use crate::hosts::Hosts;
-use crate::nodes::{Plan, Token};
+use crate::nodes::{Plan, Source};
 use crate::policy::Policy;
 use crate::program::{Given, Programs, Start};
 use crate::rank_set::RankSet;
@@ -27,6 +28,8 @@ pub(crate) struct Job {
     pub(crate) hosts: Hosts,
     /// How to find the other nodes, when there are any.
     pub(crate) nodes: Option<Plan>,
+    /// The scheduler that has placed this tpurun.
+    pub(crate) cluster: Option<Cluster>,
     pub(crate) programs: Programs,
     /// None when no program is Python.
     pub(crate) python: Option<PathBuf>,
@@ -111,7 +114,14 @@ impl Job {
             options.module = true;
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
-        let nodes = parse_nodes(&options)?;
+        let cluster = match options.torchrun.nnodes {
+            None => cluster::detect(&cluster::environment)?,
+            Some(_) => None,
+        };
+        let nodes = parse_nodes(&options, cluster.as_ref(), &cluster::environment)?;
+        if let Some(cluster) = &cluster {
+            options.ranks = options.ranks.or(Some(cluster.tasks.to_string()));
+        }
         let policy = parse_policy(&options)?;
         let mut given = match &cli.job_file {
             Some(file) => file.programs.clone(),
@@ -150,6 +160,7 @@ impl Job {
             only: parse_only(options.only_ranks.as_deref(), if nodes.is_some() { MAX_RANKS } else { ranks })?,
             topology: options.topology.as_deref().map(parse_topology).transpose()?,
             nodes,
+            cluster,
             verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             device: options.device.as_deref().map(parse_device).transpose()?,
@@ -198,10 +209,14 @@ fn threads_per_rank(cores: usize, ranks: u32) -> usize {
     (cores / ranks as usize).max(1)
 }
 
-fn parse_nodes(options: &Options) -> Result<Option<Plan>, String> {
+fn parse_nodes(
+    options: &Options,
+    cluster: Option<&Cluster>,
+    lookup: cluster::Lookup<'_>,
+) -> Result<Option<Plan>, String> {
     let torchrun = &options.torchrun;
     let count = match torchrun.nnodes.as_deref() {
-        None => 1,
+        None => cluster.map_or(1, |cluster| cluster.nodes),
         Some(text) => parse_count(text).ok_or_else(|| {
             format!("--nnodes: expected a number of hosts from 1 to {MAX_RANKS}, given {text}")
         })?,
@@ -213,7 +228,9 @@ fn parse_nodes(options: &Options) -> Result<Option<Plan>, String> {
         };
     }
     let wanted = format!("--node-rank: expected 0 to {}, which of the {count} nodes this is", count - 1);
-    let node = torchrun.node_rank.as_deref().ok_or_else(|| format!("{wanted}, given none"))?;
+    let placed = cluster.map(|cluster| cluster.node.to_string());
+    let node = torchrun.node_rank.clone().or(placed).or_else(|| cluster::node_rank(lookup));
+    let node = node.ok_or_else(|| format!("{wanted}, given none"))?;
     let node =
         node.parse().ok().filter(|node| *node < count).ok_or_else(|| format!("{wanted}, given {node}"))?;
     for (given, flag) in [
@@ -229,8 +246,8 @@ fn parse_nodes(options: &Options) -> Result<Option<Plan>, String> {
     Ok(Some(Plan {
         count,
         node,
-        rendezvous: rendezvous(torchrun)?,
-        token: Token::find(options.token_file.as_deref())?,
+        rendezvous: rendezvous(torchrun, cluster)?,
+        token: Source::find(options.token_file.as_deref(), cluster.and_then(|one| one.token_file.clone()))?,
         patience: patience.transpose()?.unwrap_or(RENDEZVOUS_PATIENCE),
     }))
 }
@@ -242,13 +259,15 @@ fn parse_count(text: &str) -> Option<u32> {
 }
 
 /// Where node 0 is, with a port.
-fn rendezvous(torchrun: &TorchrunOptions) -> Result<String, String> {
+fn rendezvous(torchrun: &TorchrunOptions, cluster: Option<&Cluster>) -> Result<String, String> {
     let given = torchrun.rendezvous.clone().filter(|given| !given.is_empty());
     let master = torchrun.master_addr.clone().map(|host| match &torchrun.master_port {
         Some(port) => format!("{host}:{port}"),
         None => host,
     });
-    let at = given.or(master).ok_or("--rdzv: expected where node 0 is, as HOST:PORT, given none")?;
+    let placed = cluster.map(|cluster| cluster.rendezvous.clone());
+    let at =
+        given.or(master).or(placed).ok_or("--rdzv: expected where node 0 is, as HOST:PORT, given none")?;
     match at.rsplit_once(':') {
         // Of an IPv6 address without brackets the end is no port.
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => match port.parse::<u16>() {
@@ -499,7 +518,7 @@ mod tests {
     fn node_0_is_where_it_is_said() {
         let of = |line: &str| {
             let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-            rendezvous(&words::read(&words).unwrap().options.torchrun).unwrap()
+            rendezvous(&words::read(&words).unwrap().options.torchrun, None).unwrap()
         };
         assert_eq!(of("--rdzv n0:1 true"), "n0:1");
         assert_eq!(of("--rdzv-endpoint n0 true"), "n0:29400");

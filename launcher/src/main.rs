@@ -5,6 +5,8 @@
 mod agent;
 mod cgroup;
 mod cli;
+mod cluster;
+mod company;
 mod control_server;
 mod cpus;
 mod doctor;
@@ -52,7 +54,8 @@ mod wait_graph;
 mod watch;
 
 use std::io::{self, Write};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{self, ExitCode};
 
 use clap::CommandFactory;
 use tpurun_collectives::board::now_ns;
@@ -115,7 +118,42 @@ fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> 
     if job.dry_run {
         print(dry_run::describe(&job).as_bytes())
     } else {
-        Ok(exit_code(front::run(more, begun_ns)?))
+        hand_over(cli)?;
+        Ok(exit_code(run(&job, more, begun_ns)?))
+    }
+}
+
+/// In a batch script of several nodes this command becomes the one that starts it on all of them.
+fn hand_over(cli: &Cli) -> Result<(), String> {
+    let options = &cli.options;
+    let is_placed = options.torchrun.nnodes.is_some() || options.hosts.is_some();
+    let words = match cluster::srun(&cluster::environment, options.ranks.is_some()) {
+        Some(words) if !is_placed => words,
+        _ => return Ok(()),
+    };
+    let own = std::env::current_exe().map_err(|error| format!("cannot find this command: {error}"))?;
+    let mut command = process::Command::new(&words[0]);
+    command.args(&words[1..]).arg(own).args(std::env::args_os().skip(1));
+    if options.token_file.is_none() && std::env::var_os(nodes::TOKEN).is_none() {
+        // Only this user sees the environment of a process, here and on the nodes.
+        let mut token = Vec::new();
+        nodes::print_new(&mut token)?;
+        command.env(nodes::TOKEN, String::from_utf8_lossy(&token).trim());
+    }
+    Err(format!("cannot run srun: {}", command.exec()))
+}
+
+/// As one of several tasks of a scheduler on this node, only the first one runs anything.
+fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
+    match &job.cluster {
+        Some(cluster) if cluster.task > 0 => company::follow(cluster),
+        Some(cluster) => {
+            let followers = company::lead(cluster)?;
+            let code = front::run(more, begun_ns);
+            followers.dismiss(code.as_ref().copied().unwrap_or(2));
+            code
+        }
+        None => front::run(more, begun_ns),
     }
 }
 

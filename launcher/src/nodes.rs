@@ -23,7 +23,7 @@ use tpurun_collectives::network::authority::Credentials;
 #[cfg(test)]
 pub(crate) use frame::survives;
 pub(crate) use frame::{Frame, LeftLane, Node, Told};
-pub(crate) use token::{Token, VARIABLE as TOKEN, print_new};
+pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
 
 use link::Link;
 
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     pub(crate) node: u32,
     /// Where node 0 listens: `host:port`.
     pub(crate) rendezvous: String,
-    pub(crate) token: Token,
+    pub(crate) token: Source,
     /// How long to wait for the others.
     pub(crate) patience: Duration,
 }
@@ -86,14 +86,15 @@ impl Nodes {
     /// One line: who did not come, or why this node is refused.
     pub(crate) async fn meet(
         plan: &Plan,
+        token: &Token,
         name: &str,
         ranks: u32,
         say: &mut dyn FnMut(&str),
     ) -> Result<Nodes, String> {
         if plan.node == 0 {
-            door::open(plan, name, ranks, say).await
+            door::open(plan, token, name, ranks, say).await
         } else {
-            join::join(plan, name, ranks, say).await
+            join::join(plan, token, name, ranks, say).await
         }
     }
 

@@ -12,6 +12,7 @@ use tpurun_collectives::FailureKind;
 use tpurun_collectives::board::{LaneView, RankView};
 
 use super::{Agent, Phase, Why};
+use crate::cluster;
 use crate::hosts::Hosts;
 use crate::job::Job;
 use crate::nodes::{Frame, LeftLane, NodeEvent, Nodes, Told};
@@ -41,7 +42,12 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
     let Some(plan) = job.nodes.clone() else { return Ok(None) };
     let name = own_name();
     let mut say = |line: &str| eprintln!("tpurun: {line}");
-    let nodes = Nodes::meet(&plan, &name, job.ranks, &mut say).await?;
+    let token = plan.token.token(plan.node == 0, plan.patience).await?;
+    let nodes = Nodes::meet(&plan, &token, &name, job.ranks, &mut say).await;
+    if plan.node == 0 {
+        plan.token.forget();
+    }
+    let nodes = nodes?;
     let parts = nodes.table.iter().map(|node| (node.host.clone(), node.address.clone(), node.ranks));
     job.spread(Hosts::new(parts), nodes.ranks_of(nodes.node))?;
     Ok(Some(nodes))
@@ -50,6 +56,7 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
 /// What this host is called: as it is said, or as it calls itself.
 pub(super) fn own_name() -> String {
     let given = std::env::var("TPURUN_HOST").ok().filter(|name| !name.is_empty());
+    let given = given.or_else(|| cluster::host_name(&cluster::environment));
     let name = given.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     name.replace(char::is_control, "")
 }

@@ -11,7 +11,7 @@ use tpurun_collectives::network::authority::{Authority, RankKey};
 
 use super::frame::{Frame, Node};
 use super::link::{self, Link, MOST, MOST_BEFORE};
-use super::token::End;
+use super::token::{End, Token};
 use super::{Nodes, Plan, Store, resolve, shown, tunnel, unique};
 use crate::rank_set::RankSet;
 
@@ -27,13 +27,14 @@ struct Guest {
 
 pub(super) async fn open(
     plan: &Plan,
+    token: &Token,
     name: &str,
     ranks: u32,
     say: &mut dyn FnMut(&str),
 ) -> Result<Nodes, String> {
     let (endpoint, own_ip) = listen(&plan.rendezvous)?;
     let (guests, mut came) = mpsc::channel(1);
-    tokio::spawn(watch_the_door(endpoint.clone(), plan.clone(), guests));
+    tokio::spawn(watch_the_door(endpoint.clone(), plan.clone(), token.clone(), guests));
     let guests = wait_for_all(plan, &mut came, say).await?;
     let own_ip = own_ip.or_else(|| guests.values().find_map(|guest| guest.connection.local_ip()));
     let own = Node { host: name.to_owned(), ranks, address: own_ip.map_or_else(|| LOOPBACK.into(), shown) };
@@ -151,12 +152,17 @@ async fn wait_for_all(
 }
 
 /// Lets in who knows the token; of all others it tells why not.
-async fn watch_the_door(endpoint: Endpoint, plan: Plan, guests: mpsc::Sender<Result<Guest, String>>) {
+async fn watch_the_door(
+    endpoint: Endpoint,
+    plan: Plan,
+    token: Token,
+    guests: mpsc::Sender<Result<Guest, String>>,
+) {
     while let Some(incoming) = endpoint.accept().await {
-        let (plan, guests) = (plan.clone(), guests.clone());
+        let (plan, token, guests) = (plan.clone(), token.clone(), guests.clone());
         tokio::spawn(async move {
             let from = incoming.remote_address();
-            let greeted = tokio::time::timeout(GREETING, greet(incoming, &plan)).await;
+            let greeted = tokio::time::timeout(GREETING, greet(incoming, &plan, &token)).await;
             let greeted = greeted.unwrap_or_else(|_| Err("it did not say who it is".into()));
             let greeted = greeted.map_err(|reason| format!("refused {from}: {reason}"));
             if let Err(unheard) = guests.send(greeted).await
@@ -169,14 +175,14 @@ async fn watch_the_door(endpoint: Endpoint, plan: Plan, guests: mpsc::Sender<Res
     }
 }
 
-async fn greet(incoming: Incoming, plan: &Plan) -> Result<Guest, String> {
+async fn greet(incoming: Incoming, plan: &Plan, token: &Token) -> Result<Guest, String> {
     let connection = incoming.await.map_err(|error| link::why(&error))?;
     let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| link::why(&error))?;
     let hello = link::read_frame(&mut receive, MOST_BEFORE).await?;
     let Frame::Hello { version, node: number, nodes, code } = hello else {
         return Err("it did not say who it is".into());
     };
-    let reason = if !plan.token.is_known_to(&connection, End::Connects, &code) {
+    let reason = if !token.is_known_to(&connection, End::Connects, &code) {
         "another token".to_owned()
     } else if version != VERSION {
         format!("tpurun {version}, expected {VERSION}")
@@ -191,7 +197,7 @@ async fn greet(incoming: Incoming, plan: &Plan) -> Result<Guest, String> {
         turn_away(connection, send, reason.clone()).await;
         return Err(reason);
     }
-    let code = plan.token.code(&connection, End::Listens).ok_or("a connection without keys")?;
+    let code = token.code(&connection, End::Listens).ok_or("a connection without keys")?;
     link::write_frame(&mut send, &Frame::Accepted { code }).await?;
     let Frame::Join { node, keys } = link::read_frame(&mut receive, MOST).await? else {
         return Err("it did not say what it runs".into());

@@ -11,7 +11,7 @@ use tpurun_collectives::network::authority::RankKey;
 use super::door::{QUEUED, TELL_EVERY, VERSION};
 use super::frame::{Frame, Node};
 use super::link::{self, Link, MOST, MOST_BEFORE};
-use super::token::End;
+use super::token::{End, Token};
 use super::{Nodes, Plan, Store, resolve, shown, tunnel};
 
 /// Why a node is not in.
@@ -23,6 +23,7 @@ enum Trouble {
 
 pub(super) async fn join(
     plan: &Plan,
+    token: &Token,
     name: &str,
     ranks: u32,
     say: &mut dyn FnMut(&str),
@@ -33,7 +34,7 @@ pub(super) async fn join(
     let keys = keys.map_err(|failure| failure.to_string())?;
     let most = plan.patience.as_secs();
     loop {
-        match tokio::time::timeout(plan.patience, try_once(plan, name, &keys)).await {
+        match tokio::time::timeout(plan.patience, try_once(plan, token, name, &keys)).await {
             Ok(Ok(nodes)) => return Ok(nodes),
             Ok(Err(Trouble::Never(reason))) => return Err(reason),
             Ok(Err(Trouble::NotYet(reason))) => {
@@ -59,12 +60,12 @@ pub(super) async fn join(
     }
 }
 
-async fn try_once(plan: &Plan, name: &str, keys: &[RankKey]) -> Result<Nodes, Trouble> {
+async fn try_once(plan: &Plan, token: &Token, name: &str, keys: &[RankKey]) -> Result<Nodes, Trouble> {
     let mut reason = String::new();
     for at in resolve(&plan.rendezvous).map_err(Trouble::NotYet)? {
         let endpoint = link::endpoint(None, at).map_err(Trouble::NotYet)?;
         match link::connect(&endpoint, at).await {
-            Ok(connection) => return enter(plan, name, keys, endpoint, connection).await,
+            Ok(connection) => return enter(plan, token, name, keys, endpoint, connection).await,
             Err(why) => reason = why,
         }
     }
@@ -73,12 +74,13 @@ async fn try_once(plan: &Plan, name: &str, keys: &[RankKey]) -> Result<Nodes, Tr
 
 async fn enter(
     plan: &Plan,
+    token: &Token,
     name: &str,
     keys: &[RankKey],
     endpoint: quinn::Endpoint,
     connection: Connection,
 ) -> Result<Nodes, Trouble> {
-    let (mut send, mut receive) = show_token(plan, &connection).await?;
+    let (mut send, mut receive) = show_token(plan, token, &connection).await?;
     let address =
         own_address(connection.remote_address()).map_err(|error| Trouble::Never(error.to_string()))?;
     let node = Node { host: name.to_owned(), ranks: keys.len() as u32, address: shown(address) };
@@ -116,15 +118,19 @@ async fn enter(
     Ok(nodes)
 }
 
-async fn show_token(plan: &Plan, connection: &Connection) -> Result<(SendStream, RecvStream), Trouble> {
+async fn show_token(
+    plan: &Plan,
+    token: &Token,
+    connection: &Connection,
+) -> Result<(SendStream, RecvStream), Trouble> {
     let (mut send, mut receive) =
         connection.open_bi().await.map_err(|error| Trouble::NotYet(link::why(&error)))?;
     let no_keys = || Trouble::Never("a connection without keys".into());
-    let code = plan.token.code(connection, End::Connects).ok_or_else(no_keys)?;
+    let code = token.code(connection, End::Connects).ok_or_else(no_keys)?;
     let hello = Frame::Hello { version: VERSION.into(), node: plan.node, nodes: plan.count, code };
     link::write_frame(&mut send, &hello).await.map_err(Trouble::NotYet)?;
     match link::read_frame(&mut receive, MOST_BEFORE).await {
-        Ok(Frame::Accepted { code }) if plan.token.is_known_to(connection, End::Listens, &code) => {
+        Ok(Frame::Accepted { code }) if token.is_known_to(connection, End::Listens, &code) => {
             Ok((send, receive))
         }
         Ok(Frame::Accepted { .. }) => {

@@ -5,8 +5,13 @@ use super::*;
 const WORD: &str = "a token that is long enough";
 
 fn plan(count: u32, node: u32, at: &str, token: &str) -> Plan {
-    let token = Token::new(token).unwrap();
+    let token = Source::Known(Token::new(token).unwrap());
     Plan { count, node, rendezvous: at.into(), token, patience: Duration::from_secs(10) }
+}
+
+fn token_of(plan: &Plan) -> &Token {
+    let Source::Known(token) = &plan.token else { panic!("{plan:?}") };
+    token
 }
 
 fn free() -> String {
@@ -25,13 +30,13 @@ fn beside_node_0<T>(
         let mut said = vec![];
         let plan = Plan { patience, ..plan(count, 0, at, WORD) };
         let mut say = |line: &str| said.push(line.to_owned());
-        let (met, other) = tokio::join!(Nodes::meet(&plan, "n0", 2, &mut say), other);
+        let (met, other) = tokio::join!(Nodes::meet(&plan, token_of(&plan), "n0", 2, &mut say), other);
         (met, said, other)
     })
 }
 
 async fn joined(plan: Plan, ranks: u32) -> Result<Nodes, String> {
-    Nodes::meet(&plan, "n", ranks, &mut |_| ()).await
+    Nodes::meet(&plan, token_of(&plan), "n", ranks, &mut |_| ()).await
 }
 
 #[test]
@@ -50,7 +55,7 @@ fn nodes_meet_and_know_who_has_which_ranks() {
             let mut said = |_: &str| ();
             let plan = plan(3, 0, &at, WORD);
             let door = async {
-                let mut node0 = Nodes::meet(&plan, "n0", 2, &mut said).await.unwrap();
+                let mut node0 = Nodes::meet(&plan, token_of(&plan), "n0", 2, &mut said).await.unwrap();
                 let mut events = node0.take_events();
                 let mut came = [events.recv().await.unwrap(), events.recv().await.unwrap()];
                 came.sort_by_key(|event| matches!(event, NodeEvent::Frame(2, _)));
@@ -86,8 +91,10 @@ fn the_store_is_reached_through_the_nodes() {
     runtime.block_on(async {
         let plan0 = plan(2, 0, &at, WORD);
         let mut say = |_: &str| ();
-        let (node0, node1) =
-            tokio::join!(Nodes::meet(&plan0, "n0", 1, &mut say), joined(plan(2, 1, &at, WORD), 1));
+        let (node0, node1) = tokio::join!(
+            Nodes::meet(&plan0, token_of(&plan0), "n0", 1, &mut say),
+            joined(plan(2, 1, &at, WORD), 1)
+        );
         let (node0, node1) = (node0.unwrap(), node1.unwrap());
         let store = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = node1.store_port().unwrap();
@@ -166,8 +173,10 @@ fn a_node_that_is_gone_is_told_of() {
     runtime.block_on(async {
         let plan0 = plan(2, 0, &at, WORD);
         let mut say = |_: &str| ();
-        let (node0, node1) =
-            tokio::join!(Nodes::meet(&plan0, "n0", 1, &mut say), joined(plan(2, 1, &at, WORD), 1));
+        let (node0, node1) = tokio::join!(
+            Nodes::meet(&plan0, token_of(&plan0), "n0", 1, &mut say),
+            joined(plan(2, 1, &at, WORD), 1)
+        );
         let (mut node0, node1) = (node0.unwrap(), node1.unwrap());
         let mut events = node0.take_events();
         node1.close().await;

@@ -5,8 +5,11 @@
 //! has a connection with each, and can pass no code on.
 
 use std::fmt;
-use std::io::Write;
-use std::path::Path;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -32,22 +35,91 @@ pub(crate) enum End {
 /// A code over a connection.
 pub(crate) type Code = [u8; 32];
 
-impl Token {
-    /// From the file that is given, else from the environment.
+/// Where a token is to be had.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Known(Token),
+    /// Node 0 writes one into this file, which the other nodes see; it is there only until all have come.
+    Shared(PathBuf),
+}
+
+impl Source {
+    /// The file that is given, else the environment, else what a scheduler's nodes share.
     ///
     /// # Errors
     /// One line that says how to make one; never the token.
-    pub(crate) fn find(file: Option<&Path>) -> Result<Token, String> {
-        match (file, std::env::var(VARIABLE)) {
-            (Some(file), _) => Token::read(file),
-            (None, Ok(text)) => Token::new(&text).map_err(|error| format!("{VARIABLE}: {error}")),
-            (None, Err(_)) => Err(format!(
+    pub(crate) fn find(file: Option<&Path>, shared: Option<PathBuf>) -> Result<Source, String> {
+        match (file, std::env::var(VARIABLE), shared) {
+            (Some(file), ..) => Token::read(file).map(Source::Known),
+            (None, Ok(text), _) => {
+                Token::new(&text).map(Source::Known).map_err(|error| format!("{VARIABLE}: {error}"))
+            }
+            (None, Err(_), Some(shared)) => Ok(Source::Shared(shared)),
+            (None, Err(_), None) => Err(format!(
                 "expected the same token on every node, in {VARIABLE} or --token-file, given none (make one with \
                  `tpurun token`)"
             )),
         }
     }
 
+    /// Makes it, on node 0, or waits for it.
+    ///
+    /// # Errors
+    /// One line: that it can not be written, or did not come in time.
+    pub(crate) async fn token(&self, is_first: bool, patience: Duration) -> Result<Token, String> {
+        let path = match self {
+            Source::Known(token) => return Ok(token.clone()),
+            Source::Shared(path) => path,
+        };
+        let wrong = |error: &dyn fmt::Display| format!("the token of the nodes, {}: {error}", path.display());
+        if is_first {
+            return share(path).map_err(|error| wrong(&error));
+        }
+        let began = Instant::now();
+        loop {
+            match read_shared(path) {
+                Ok(token) => return Ok(token),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(wrong(&error)),
+                Err(_) if began.elapsed() >= patience => {
+                    let text = "node 0 did not write it; where nodes share no home directory, set";
+                    return Err(wrong(&format!("{text} {VARIABLE} for all of them (see `tpurun token`)")));
+                }
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        }
+    }
+
+    /// All nodes have come.
+    pub(crate) fn forget(&self) {
+        if let Source::Shared(path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A new one, in a file of this user alone.
+fn share(path: &Path) -> io::Result<Token> {
+    let mut line = Vec::new();
+    print_new(&mut line).map_err(io::Error::other)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // Others see all of it or nothing. What an earlier run left behind is nobody's.
+    let begun = path.with_extension("new");
+    let _ = std::fs::remove_file(&begun);
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(&begun)?.write_all(&line)?;
+    std::fs::rename(&begun, path)?;
+    Token::new(&String::from_utf8_lossy(&line)).map_err(io::Error::other)
+}
+
+fn read_shared(path: &Path) -> io::Result<Token> {
+    let found = path.symlink_metadata()?;
+    if !found.is_file() || found.uid() != rustix::process::getuid().as_raw() || found.mode() & 0o077 != 0 {
+        return Err(io::Error::other("expected a file that only this user can read"));
+    }
+    Token::new(&std::fs::read_to_string(path)?).map_err(io::Error::other)
+}
+
+impl Token {
     fn read(file: &Path) -> Result<Token, String> {
         let wrong = |error: &dyn fmt::Display| format!("--token-file {}: {error}", file.display());
         let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
@@ -99,6 +171,7 @@ pub(crate) fn print_new(out: &mut dyn Write) -> Result<(), String> {
 /// Where it is; no rank inherits this.
 pub(crate) const VARIABLE: &str = "TPURUN_TOKEN";
 const LEAST_CHARS: usize = 20;
+const AGAIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -116,5 +189,22 @@ mod tests {
         let made = String::from_utf8(made).unwrap();
         assert_eq!(made.trim().len(), 48);
         assert_eq!(format!("{:?}", Token::new(&made).unwrap()), "Token(..)");
+    }
+
+    #[tokio::test]
+    async fn a_shared_token_is_of_this_user_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Source::Shared(folder.path().join("a/job.token"));
+        let patience = Duration::from_millis(50);
+        let late = source.token(false, patience).await.unwrap_err();
+        assert!(late.contains("node 0 did not write it"), "{late}");
+        source.token(true, patience).await.unwrap();
+        source.token(false, patience).await.unwrap();
+        let path = folder.path().join("a/job.token");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let open = source.token(false, patience).await.unwrap_err();
+        assert!(open.ends_with("expected a file that only this user can read"), "{open}");
+        source.forget();
+        assert!(!path.exists());
     }
 }

@@ -1,0 +1,119 @@
+"""`srun tpurun`: a real Slurm of several nodes where it is installed, and what it says to its tasks alone."""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from jobs import TPURUN
+from slurm import NotHere, slurm
+
+PROGRAM = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("tpu_dist")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print(os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"], int(tensor.item()))
+dist.destroy_process_group()
+"""
+
+
+def rendezvous() -> str:
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_tasks_of_a_scheduler_become_one_job(start, script, tmp_path):
+    """As srun starts them on two nodes: three on the first, two on the second; node 0 writes the token."""
+    (tmp_path / "home").mkdir()
+    common = {
+        "HOME": str(tmp_path / "home"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": str(os.getpid()),
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "n[0-1]",
+        "SLURM_STEP_TASKS_PER_NODE": "3,2",
+    }
+    path, at = script(PROGRAM), rendezvous()
+    jobs = []
+    for node, tasks in enumerate((3, 2)):
+        for task in range(tasks):
+            own = {"SLURM_NODEID": str(node), "SLURM_LOCALID": str(task), "SLURMD_NODENAME": f"n{node}"}
+            jobs.append(start("--rdzv", at, path, env=common | own))
+    done = [job.wait() for job in jobs]
+    assert [one.code for one in done] == [0] * 5, done
+    lines = {rank: line for one in done for rank, (line,) in one.shown_by_rank().items()}
+    assert lines == {0: "0 3 5", 1: "0 3 5", 2: "0 3 5", 3: "1 2 5", 4: "1 2 5"}
+    assert "3 ranks of 5, node 0 of 2 (host n0)" in done[0].err
+    assert [one.out for one in done[1:3]] == ["", ""], "who follows says nothing"
+    assert not list((tmp_path / "home" / ".tpurun").iterdir()), "the token is gone"
+
+
+def test_who_follows_ends_as_the_job_does(start, script, tmp_path):
+    (tmp_path / "home").mkdir()
+    common = {
+        "HOME": str(tmp_path / "home"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": str(os.getpid()),
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NODELIST": "n0",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+    }
+    path = script("import os, sys; sys.exit(7 if os.environ['RANK'] == '1' else 0)")
+    jobs = [start(path, env=common | {"SLURM_LOCALID": str(task)}) for task in range(2)]
+    assert [job.wait().code for job in jobs] == [7, 7]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    try:
+        with slurm(4, tmp_path_factory.mktemp("slurm")) as environment:
+            yield environment
+    except NotHere as why:
+        pytest.skip(f"Slurm: {why}")
+
+
+def srun(start, cluster: dict[str, str], *words: str | Path):
+    names = ("SLURM_CONF", "PATH", "HOME")
+    env = {name: cluster[name] for name in names} | {"PATH": f"{TPURUN.parent}:{cluster['PATH']}"}
+    return start("--kill-on-bad-exit=0", *words, command=["srun"], env=env)
+
+
+def test_srun_starts_the_ranks_of_all_nodes(start, script, cluster):
+    words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", rendezvous(), script(PROGRAM)]
+    done = srun(start, cluster, *words).wait(linger_s=10, folder=Path("tpurun-runs"))
+    assert done.code == 0, done.err
+    lines = re.findall(r"^ *([0-9,-]+)\| (.*)$", done.out, re.MULTILINE)
+    assert sorted(line for _, line in lines) == [f"{node} 2 8" for node in range(4)], done.out
+    for node in range(4):
+        assert f"2 ranks of 8, node {node} of 4 (host n{node})" in done.err, done.err
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_a_batch_script_runs_on_all_of_its_nodes(start, script, cluster, tmp_path, ranks: int | None):
+    given = [] if ranks is None else ["-n", str(ranks)]
+    words = [str(word) for word in (TPURUN, "--rdzv", rendezvous(), *given, script(PROGRAM))]
+    env = {name: cluster[name] for name in ("SLURM_CONF", "PATH", "HOME")}
+    options = ["--wait", "-N2", "--ntasks-per-node=2", f"--output={tmp_path}/out", "--wrap", " ".join(words)]
+    done = start(*options, command=["sbatch"], env=env).wait(linger_s=10, folder=Path("tpurun-runs"))
+    out = (tmp_path / "out").read_text()
+    assert done.code == 0, out
+    each = ranks or 2
+    for node in range(2):
+        assert re.search(rf"\| {node} {each} {2 * each}$", out, re.MULTILINE), out
+
+
+def test_srun_ends_with_the_culprits_code(start, script, cluster):
+    program = "import os, sys, time; sys.exit(9) if os.environ['RANK'] == '5' else time.sleep(600)"
+    words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", rendezvous(), script(program)]
+    done = srun(start, cluster, *words).wait(linger_s=10, folder=Path("tpurun-runs"))
+    assert done.code == 9, done.err
+    assert len(re.findall(r"culprit   rank 5 \(host n2, pid \d+\)  exited with code 9", done.err)) == 4, (
+        done.err
+    )
