@@ -311,6 +311,25 @@ def test_pods_of_kubernetes_number_the_nodes(start, script):
     assert [one.out for one in done] == ["0-1| 0 4\n", "2-3| 1 4\n"]
 
 
+def test_torchruns_way_to_say_where_node_0_is(start, script):
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    program = """
+import os
+import torch.distributed as dist
+dist.init_process_group("tpu_dist")
+dist.barrier()
+print(os.environ["MASTER_ADDR"])
+"""
+    words = ["--nnodes=2", "--nproc_per_node=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    path = script(program)
+    env = {"TPURUN_TOKEN": TOKEN}
+    done = [job.wait() for job in [start(*words, f"--node_rank={node}", path, env=env) for node in range(2)]]
+    assert [one.code for one in done] == [0, 0], done
+    assert [one.out for one in done] == ["0-1| 127.0.0.1\n", "2-3| 127.0.0.1\n"]
+
+
 def test_a_token_is_made_and_kept_secret(tmp_path):
     made = [subprocess.run([TPURUN, "token"], capture_output=True, text=True).stdout for _ in range(2)]
     assert all(re.fullmatch(r"[0-9a-f]{48}\n", token) for token in made)

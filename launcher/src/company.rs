@@ -9,6 +9,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getuid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -34,18 +35,19 @@ pub(crate) fn lead(cluster: &Cluster) -> Result<Followers, String> {
     let mut cpus = sched_getaffinity(None).map_err(|errno| failed(errno.into()))?;
     let deadline = Instant::now() + PATIENCE;
     while followers.len() < expected {
+        let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
+        let ready = poll(&mut [PollFd::new(&listener, PollFlags::IN)], left.as_ref());
+        if ready == Ok(0) {
+            let (came, seconds) = (followers.len(), PATIENCE.as_secs());
+            return Err(format!(
+                "expected {expected} more tasks of {} on this node, {came} came within {seconds} s",
+                cluster.scheduler
+            ));
+        }
         match listener.accept() {
             Ok((stream, _)) => followers.extend(welcome(stream, &mut cpus)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
-                std::thread::sleep(AGAIN);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let (came, seconds) = (followers.len(), PATIENCE.as_secs());
-                return Err(format!(
-                    "expected {expected} more tasks of {} on this node, {came} came within {seconds} s",
-                    cluster.scheduler
-                ));
-            }
+            // A signal, or one that has gone again.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(failed(error)),
         }
     }

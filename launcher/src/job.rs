@@ -139,6 +139,9 @@ impl Job {
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
+        let master_port = parse_port(options.torchrun.master_port.as_deref())?;
+        // Of several nodes they say where these meet; the store is reached on the loopback of each.
+        let master_addr = options.torchrun.master_addr.clone().filter(|_| nodes.is_none());
         let stop_grace =
             options.shutdown_timeout.as_deref().map(|text| parse_duration("--shutdown-timeout", text));
         let stop_grace = stop_grace.transpose()?;
@@ -152,8 +155,8 @@ impl Job {
             preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
             cores,
             threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| threads_per_rank(cores, ranks)),
-            master_addr: options.torchrun.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()),
-            master_port: parse_port(options.torchrun.master_port.as_deref())?,
+            master_addr: master_addr.unwrap_or_else(|| "127.0.0.1".into()),
+            master_port: if nodes.is_some() { 0 } else { master_port },
             run_id: options.torchrun.rdzv_id.clone(),
             log_dir: options.log_dir.as_ref().map(PathBuf::from),
             labels: bench.is_none(),

@@ -46,6 +46,8 @@ pub(crate) enum NodeEvent {
     Frame(u32, Frame),
     /// Nothing more will come; why.
     Gone(u32, String),
+    /// Somebody who is not of this job wanted in.
+    Refused(String),
 }
 
 /// This node among the others.

@@ -97,6 +97,7 @@ impl Agent {
         match event {
             NodeEvent::Frame(node, frame) => self.on_frame(node, frame),
             NodeEvent::Gone(node, why) => self.on_node_gone(node, &why),
+            NodeEvent::Refused(line) => self.say(&line),
         }
     }
 
@@ -276,7 +277,7 @@ impl Agent {
         if !matches!(self.phase, Phase::Running) || self.is_anybody_alive() || !self.failures.is_empty() {
             return;
         }
-        let Some(others) = &mut self.others else { return };
+        let Some(others) = self.others.as_mut().filter(|others| others.proposal.is_none()) else { return };
         let own = others.nodes.node as usize;
         if !std::mem::replace(&mut others.done[own], true) && own != 0 {
             others.nodes.tell(&Frame::Done);

@@ -12,7 +12,7 @@ use tpurun_collectives::network::authority::{Authority, RankKey};
 use super::frame::{Frame, Node};
 use super::link::{self, Link, MOST, MOST_BEFORE};
 use super::token::{End, Token};
-use super::{Nodes, Plan, Store, resolve, shown, tunnel, unique};
+use super::{NodeEvent, Nodes, Plan, Store, resolve, shown, tunnel, unique};
 use crate::rank_set::RankSet;
 
 /// A node that has shown that it is of this job.
@@ -34,7 +34,9 @@ pub(super) async fn open(
 ) -> Result<Nodes, String> {
     let (endpoint, own_ip) = listen(&plan.rendezvous)?;
     let (guests, mut came) = mpsc::channel(1);
-    tokio::spawn(watch_the_door(endpoint.clone(), plan.clone(), token.clone(), guests));
+    let (events_tx, events) = mpsc::channel(QUEUED);
+    let watching = watch_the_door(endpoint.clone(), plan.clone(), token.clone(), guests, events_tx.clone());
+    tokio::spawn(watching);
     let guests = wait_for_all(plan, &mut came, say).await?;
     let own_ip = own_ip.or_else(|| guests.values().find_map(|guest| guest.connection.local_ip()));
     let own = Node { host: name.to_owned(), ranks, address: own_ip.map_or_else(|| LOOPBACK.into(), shown) };
@@ -49,7 +51,6 @@ pub(super) async fn open(
     let failed = |failure: tpurun_collectives::Failure| failure.to_string();
     let authority = Authority::new().map_err(failed)?;
     let id = format!("{:016x}", rand_id());
-    let (events_tx, events) = mpsc::channel(QUEUED);
     let (store, store_at) = watch::channel(None);
     let mut links = HashMap::new();
     let mut first = ranks;
@@ -86,7 +87,7 @@ pub(super) async fn open(
 /// At the address that the others are given if this host has it, else wherever they reach this host.
 fn listen(rendezvous: &str) -> Result<(Endpoint, Option<IpAddr>), String> {
     let addresses = resolve(rendezvous).map_err(|error| format!("--rdzv {error}"))?;
-    for at in &addresses {
+    for at in addresses.iter().filter(|at| is_meant(rendezvous, at.ip())) {
         if let Ok(endpoint) = link::endpoint(Some(*at), *at) {
             return Ok((endpoint, Some(at.ip())));
         }
@@ -99,6 +100,14 @@ fn listen(rendezvous: &str) -> Result<(Endpoint, Option<IpAddr>), String> {
     endpoint
         .map(|endpoint| (endpoint, None))
         .map_err(|error| format!("cannot listen at {rendezvous}: {error}"))
+}
+
+/// Whether others may reach node 0 at an address that its name has here: many hosts know themselves by one of the
+/// loopback, where nobody else would come.
+fn is_meant(rendezvous: &str, address: IpAddr) -> bool {
+    let host = rendezvous.rsplit_once(':').map_or(rendezvous, |(host, _)| host);
+    let is_literal = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() || host == "localhost";
+    is_literal || !address.is_loopback()
 }
 
 async fn wait_for_all(
@@ -157,9 +166,11 @@ async fn watch_the_door(
     plan: Plan,
     token: Token,
     guests: mpsc::Sender<Result<Guest, String>>,
+    events: mpsc::Sender<NodeEvent>,
 ) {
     while let Some(incoming) = endpoint.accept().await {
-        let (plan, token, guests) = (plan.clone(), token.clone(), guests.clone());
+        let (plan, token) = (plan.clone(), token.clone());
+        let (guests, events) = (guests.clone(), events.clone());
         tokio::spawn(async move {
             let from = incoming.remote_address();
             let greeted = tokio::time::timeout(GREETING, greet(incoming, &plan, &token)).await;
@@ -169,7 +180,7 @@ async fn watch_the_door(
                 && let Err(refusal) = unheard.0
             {
                 // All have come; the job goes on.
-                eprintln!("tpurun: {refusal}");
+                let _ = events.send(NodeEvent::Refused(refusal)).await;
             }
         });
     }
@@ -235,3 +246,17 @@ pub(super) const TELL_EVERY: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(200);
 const GREETING: Duration = Duration::from_secs(10);
 const LOOPBACK: &str = "127.0.0.1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_the_loopback_is_not_where_others_come() {
+        let loopback: IpAddr = "127.0.1.1".parse().unwrap();
+        assert!(!is_meant("n0:29400", loopback));
+        assert!(is_meant("n0:29400", "10.0.0.1".parse().unwrap()));
+        assert!(is_meant("127.0.1.1:29400", loopback) && is_meant("localhost:29400", loopback));
+        assert!(is_meant("[::1]:29400", "::1".parse().unwrap()));
+    }
+}
