@@ -124,9 +124,10 @@ from tpurun.errors import DistBackendError
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.init_process_group("tpu_dist")
 rank = dist.get_rank()
-dist.barrier()
 began = time.monotonic()
 try:
+    # Other hosts may learn of a loss before they learn that this is over.
+    dist.barrier()
     {what}
     dist.barrier()
 except DistBackendError as error:
@@ -170,7 +171,13 @@ def test_a_mismatch_between_nodes_is_told_alike(hosts, run):
     what = "dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM)"
     done = [job.wait() for job in run(hosts(2), 2, FAILING.format(what=what))]
     blamed = culprits(done)
-    assert re.match(r"rank 2 \(host n1, pid \d+\)  is to blame for CollectiveMismatchError", blamed), blamed
+    # Node 0 knows the number of a process of another node only once it has ended.
+    assert re.match(r"rank 2 \(host n1(, pid \d+)?\)  is to blame for CollectiveMismatchError", blamed), (
+        blamed
+    )
+    assert re.search(r"minority: rank 2 \(host n1, pid \d+\) posted all_reduce\(f32\[2\], max\)", blamed), (
+        blamed
+    )
     assert [one.code for one in done] == [1, 1], done
 
 
