@@ -22,9 +22,10 @@ class Clock:
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        user, nice, system, _idle, _iowait, irq, softirq = map(
-            int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
+        # `steal` is what a host took for its other machines.
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+            int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
         )
-        busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
         times = os.times()
         return time.monotonic(), times.children_user + times.children_system, busy
