@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -94,6 +95,13 @@ class Finished:
         match = re.search(r"^  culprit +rank (\d+) \(.*?\)  (.*)$", text, re.MULTILINE)
         assert match, text
         return Report(text, int(match[1]), match[2])
+
+
+def free_rendezvous(address: str = "127.0.0.1") -> str:
+    """Where node 0 of a job may listen: HOST:PORT with a UDP port that nobody has."""
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("", 0))
+        return f"{address}:{free.getsockname()[1]}"
 
 
 def ranks_in(label: str) -> list[int]:

@@ -1,7 +1,6 @@
 """Jobs of several hosts, with a tpurun on each: network namespaces, or only pretended."""
 
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from jobs import TPURUN, Finished, Job
+from jobs import TPURUN, Finished, Job, free_rendezvous
 from namespaces import NotAllowed, namespaces, part, unplug
 from test_hosts import EVERYTHING
 
@@ -58,9 +57,7 @@ def run(start, script) -> Callable[..., list[Job]]:
 
     def run(hosts: list[Node], each: int, program: str, *options: str) -> list[Job]:
         path = script(program)
-        with socket.socket(type=socket.SOCK_DGRAM) as free:
-            free.bind(("", 0))
-            rendezvous = f"{hosts[0].address}:{free.getsockname()[1]}"
+        rendezvous = free_rendezvous(hosts[0].address)
         jobs = []
         for number, host in enumerate(hosts):
             words = ["--nnodes", str(len(hosts)), "--node-rank", str(number), "--rdzv", rendezvous, *options]
@@ -274,9 +271,7 @@ time.sleep(600)
 def test_a_stranger_is_refused_and_the_job_goes_on(hosts, start, script):
     made = hosts(2)
     path = script("print('here')")
-    with socket.socket(type=socket.SOCK_DGRAM) as free:
-        free.bind(("", 0))
-        rendezvous = f"{made[0].address}:{free.getsockname()[1]}"
+    rendezvous = free_rendezvous(made[0].address)
 
     def node(number: int, token: str) -> Job:
         words = ["--nnodes", "2", "--node-rank", str(number), "--rdzv", rendezvous, "-n", "1", path]
@@ -296,9 +291,7 @@ def test_a_stranger_is_refused_and_the_job_goes_on(hosts, start, script):
 
 
 def test_who_does_not_come_is_named(start, script):
-    with socket.socket(type=socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    rendezvous = free_rendezvous()
     words = ["--nnodes", "3", "--node-rank", "0", "--rdzv", rendezvous, "--rdzv-timeout", "1s"]
     done = start(*words, script(""), env={"TPURUN_TOKEN": TOKEN}).wait()
     assert done.code == 2
@@ -307,9 +300,7 @@ def test_who_does_not_come_is_named(start, script):
 
 def test_pods_of_kubernetes_number_the_nodes(start, script):
     """As examples/cluster/kubernetes.yaml starts them, but for the names of the pods."""
-    with socket.socket(type=socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    rendezvous = free_rendezvous()
     path = script("import os; print(os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'])")
     words = ["--nnodes", "2", "--rdzv", rendezvous, "-n", "2", path]
     env = [{"TPURUN_TOKEN": TOKEN, "JOB_COMPLETION_INDEX": str(pod)} for pod in range(2)]
@@ -319,9 +310,7 @@ def test_pods_of_kubernetes_number_the_nodes(start, script):
 
 
 def test_torchruns_way_to_say_where_node_0_is(start, script):
-    with socket.socket(type=socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_rendezvous().split(":")[1]
     program = """
 import os
 import torch.distributed as dist

@@ -2,12 +2,11 @@
 
 import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
 
-from jobs import TPURUN
+from jobs import TPURUN, free_rendezvous
 from slurm import NotHere, slurm
 
 PROGRAM = """
@@ -22,24 +21,24 @@ dist.destroy_process_group()
 """
 
 
-def rendezvous() -> str:
-    with socket.socket(type=socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+def step(tmp_path: Path, nodes: int, tasks: str) -> dict[str, str]:
+    """What srun says to all tasks of a step."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return {
+        "HOME": str(home),
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": str(os.getpid()),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_NODELIST": "n[0-1]" if nodes == 2 else "n0",
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+    }
 
 
 def test_tasks_of_a_scheduler_become_one_job(start, script, tmp_path):
     """As srun starts them on two nodes: three on the first, two on the second; node 0 writes the token."""
-    (tmp_path / "home").mkdir()
-    common = {
-        "HOME": str(tmp_path / "home"),
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": str(os.getpid()),
-        "SLURM_STEP_NUM_NODES": "2",
-        "SLURM_STEP_NODELIST": "n[0-1]",
-        "SLURM_STEP_TASKS_PER_NODE": "3,2",
-    }
-    path, at = script(PROGRAM), rendezvous()
+    common = step(tmp_path, 2, "3,2")
+    path, at = script(PROGRAM), free_rendezvous()
     jobs = []
     for node, tasks in enumerate((3, 2)):
         for task in range(tasks):
@@ -55,16 +54,7 @@ def test_tasks_of_a_scheduler_become_one_job(start, script, tmp_path):
 
 
 def test_who_follows_ends_as_the_job_does(start, script, tmp_path):
-    (tmp_path / "home").mkdir()
-    common = {
-        "HOME": str(tmp_path / "home"),
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": str(os.getpid()),
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NODELIST": "n0",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "SLURM_NODEID": "0",
-    }
+    common = step(tmp_path, 1, "2") | {"SLURM_NODEID": "0"}
     path = script("import os, sys; sys.exit(7 if os.environ['RANK'] == '1' else 0)")
     jobs = [start(path, env=common | {"SLURM_LOCALID": str(task)}) for task in range(2)]
     assert [job.wait().code for job in jobs] == [7, 7]
@@ -86,7 +76,7 @@ def srun(start, cluster: dict[str, str], *words: str | Path):
 
 
 def test_srun_starts_the_ranks_of_all_nodes(start, script, cluster):
-    words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", rendezvous(), script(PROGRAM)]
+    words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", free_rendezvous(), script(PROGRAM)]
     done = srun(start, cluster, *words).wait(linger_s=10, folder=Path("tpurun-runs"))
     assert done.code == 0, done.err
     lines = re.findall(r"^ *([0-9,-]+)\| (.*)$", done.out, re.MULTILINE)
@@ -98,7 +88,7 @@ def test_srun_starts_the_ranks_of_all_nodes(start, script, cluster):
 @pytest.mark.parametrize("ranks", [None, 3])
 def test_a_batch_script_runs_on_all_of_its_nodes(start, script, cluster, tmp_path, ranks: int | None):
     given = [] if ranks is None else ["-n", str(ranks)]
-    words = [str(word) for word in (TPURUN, "--rdzv", rendezvous(), *given, script(PROGRAM))]
+    words = [str(word) for word in (TPURUN, "--rdzv", free_rendezvous(), *given, script(PROGRAM))]
     env = {name: cluster[name] for name in ("SLURM_CONF", "PATH", "HOME")}
     options = ["--wait", "-N2", "--ntasks-per-node=2", f"--output={tmp_path}/out", "--wrap", " ".join(words)]
     done = start(*options, command=["sbatch"], env=env).wait(linger_s=10, folder=Path("tpurun-runs"))
@@ -111,7 +101,7 @@ def test_a_batch_script_runs_on_all_of_its_nodes(start, script, cluster, tmp_pat
 
 def test_srun_ends_with_the_culprits_code(start, script, cluster):
     program = "import os, sys, time; sys.exit(9) if os.environ['RANK'] == '5' else time.sleep(600)"
-    words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", rendezvous(), script(program)]
+    words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", free_rendezvous(), script(program)]
     done = srun(start, cluster, *words).wait(linger_s=10, folder=Path("tpurun-runs"))
     assert done.code == 9, done.err
     assert len(re.findall(r"culprit   rank 5 \(host n2, pid \d+\)  exited with code 9", done.err)) == 4, (

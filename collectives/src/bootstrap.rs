@@ -193,7 +193,10 @@ fn own_address() -> Result<IpAddr, Failure> {
 
 /// The address that this host has on its way to another. Nothing is sent: connecting a datagram socket only looks
 /// up the route.
-fn address_towards(to: IpAddr) -> io::Result<IpAddr> {
+///
+/// # Errors
+/// That there is no way.
+pub fn address_towards(to: IpAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect((to, 9))?;
     Ok(socket.local_addr()?.ip())

@@ -108,13 +108,8 @@ impl Nodes {
         self.node == 0
     }
 
-    /// The first rank of a node.
-    pub(crate) fn first_rank(&self, node: u32) -> u32 {
-        self.table[..node as usize].iter().map(|node| node.ranks).sum()
-    }
-
     pub(crate) fn ranks_of(&self, node: u32) -> std::ops::Range<u32> {
-        let first = self.first_rank(node);
+        let first: u32 = self.table[..node as usize].iter().map(|node| node.ranks).sum();
         first..first + self.table[node as usize].ranks
     }
 

@@ -44,8 +44,13 @@ impl Agent {
     }
 
     fn lose(&mut self, rank: u32, text: String) {
-        self.control.lose(rank, FailureKind::RankLost, &text);
+        self.lose_here(rank, FailureKind::RankLost, &text);
         self.tell_loss(rank, &text);
+    }
+
+    /// What those on this host raise who need the rank.
+    pub(super) fn lose_here(&mut self, rank: u32, kind: FailureKind, text: &str) {
+        self.control.lose(rank, kind, text);
         self.run_dir.event("lost", json!({"rank": rank, "text": text}));
     }
 

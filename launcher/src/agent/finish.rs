@@ -144,11 +144,10 @@ impl Agent {
 
     /// Who failed and how, in one line.
     pub(super) fn headline(&self, verdict: &Verdict) -> String {
-        let headline = |facts: &Facts<'_>| report::headline(verdict, facts);
-        self.with_facts(verdict, RankSet::default(), Duration::ZERO, headline)
+        self.with_words(verdict, |facts| report::headline(verdict, facts))
     }
 
-    /// As other nodes will tell it.
+    /// Where nobody has been stopped for it yet.
     pub(super) fn with_words<T>(&self, verdict: &Verdict, word: impl FnOnce(&Facts<'_>) -> T) -> T {
         self.with_facts(verdict, RankSet::default(), Duration::ZERO, word)
     }

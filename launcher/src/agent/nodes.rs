@@ -29,8 +29,6 @@ pub(super) struct Others {
     proposal: Option<(Told, Instant)>,
     /// By node: all its ranks have ended well.
     done: Vec<bool>,
-    /// By node: nothing more comes from it.
-    gone: Vec<bool>,
     /// Node 0 says that all ranks have ended well.
     is_over: bool,
     /// Node 0 has said why the job has failed, or this node goes by itself.
@@ -64,14 +62,7 @@ pub(super) fn own_name() -> String {
 impl Others {
     pub(super) fn new(nodes: Nodes) -> Others {
         let count = nodes.count() as usize;
-        Others {
-            nodes,
-            proposal: None,
-            done: vec![false; count],
-            gone: vec![false; count],
-            is_over: false,
-            stands: false,
-        }
+        Others { nodes, proposal: None, done: vec![false; count], is_over: false, stands: false }
     }
 
     pub(super) fn nodes(&self) -> &Nodes {
@@ -116,8 +107,7 @@ impl Agent {
             }
             Frame::Lost { rank, kind, text } if may_speak_of(rank) => {
                 nodes.tell_but(&Frame::Lost { rank, kind, text: text.clone() }, Some(node));
-                self.control.lose(rank, FailureKind::from_code(kind), &text);
-                self.run_dir.event("lost", json!({"rank": rank, "text": text}));
+                self.lose_here(rank, FailureKind::from_code(kind), &text);
             }
             Frame::Proposed(told) if is_node_0 => self.consider(told),
             Frame::Stands(told) if !is_node_0 => self.obey(told),
@@ -157,7 +147,6 @@ impl Agent {
     fn on_node_gone(&mut self, node: u32, why: &str) {
         let Some(others) = &mut self.others else { return };
         let was_done = others.done[node as usize] || others.is_over;
-        others.gone[node as usize] = true;
         self.run_dir.event("node gone", json!({"node": node, "why": why}));
         if was_done || matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
             return;

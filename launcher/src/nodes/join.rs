@@ -1,11 +1,11 @@
 //! Every node but node 0: it connects, shows that it knows the token, and is told what the job is.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use quinn::{Connection, RecvStream, SendStream};
 use tokio::sync::mpsc;
+use tpurun_collectives::bootstrap::address_towards;
 use tpurun_collectives::network::authority::RankKey;
 
 use super::door::{QUEUED, TELL_EVERY, VERSION};
@@ -81,8 +81,8 @@ async fn enter(
     connection: Connection,
 ) -> Result<Nodes, Trouble> {
     let (mut send, mut receive) = show_token(plan, token, &connection).await?;
-    let address =
-        own_address(connection.remote_address()).map_err(|error| Trouble::Never(error.to_string()))?;
+    let address = address_towards(connection.remote_address().ip())
+        .map_err(|error| Trouble::Never(error.to_string()))?;
     let node = Node { host: name.to_owned(), ranks: keys.len() as u32, address: shown(address) };
     let public = keys.iter().map(|key| key.public().to_vec()).collect();
     link::write_frame(&mut send, &Frame::Join { node, keys: public }).await.map_err(Trouble::NotYet)?;
@@ -145,13 +145,6 @@ async fn show_token(
 fn refused(reason: &str) -> Trouble {
     let clean: String = reason.chars().filter(|c| !c.is_control()).take(MOST_CHARS).collect();
     Trouble::Never(format!("node 0 refuses this node: {clean}"))
-}
-
-/// The address of this host on the way to node 0. Nothing is sent: connecting only looks up the route.
-fn own_address(node0: SocketAddr) -> std::io::Result<IpAddr> {
-    let socket = UdpSocket::bind(if node0.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
-    socket.connect(node0)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 const AGAIN: Duration = Duration::from_millis(200);

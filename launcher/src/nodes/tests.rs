@@ -39,6 +39,16 @@ async fn joined(plan: Plan, ranks: u32) -> Result<Nodes, String> {
     Nodes::meet(&plan, token_of(&plan), "n", ranks, &mut |_| ()).await
 }
 
+/// Two nodes that have met, of a rank each.
+async fn pair() -> (Nodes, Nodes) {
+    let at = free();
+    let plan0 = plan(2, 0, &at, WORD);
+    let mut say = |_: &str| ();
+    let first = Nodes::meet(&plan0, token_of(&plan0), "n0", 1, &mut say);
+    let (first, second) = tokio::join!(first, joined(plan(2, 1, &at, WORD), 1));
+    (first.unwrap(), second.unwrap())
+}
+
 #[test]
 fn nodes_meet_and_know_who_has_which_ranks() {
     let at = free();
@@ -86,16 +96,9 @@ fn nodes_meet_and_know_who_has_which_ranks() {
 #[test]
 fn the_store_is_reached_through_the_nodes() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let at = free();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let plan0 = plan(2, 0, &at, WORD);
-        let mut say = |_: &str| ();
-        let (node0, node1) = tokio::join!(
-            Nodes::meet(&plan0, token_of(&plan0), "n0", 1, &mut say),
-            joined(plan(2, 1, &at, WORD), 1)
-        );
-        let (node0, node1) = (node0.unwrap(), node1.unwrap());
+        let (node0, node1) = pair().await;
         let store = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = node1.store_port().unwrap();
         // It comes before the store is known.
@@ -168,16 +171,9 @@ fn who_listens_must_know_the_token() {
 
 #[test]
 fn a_node_that_is_gone_is_told_of() {
-    let at = free();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let plan0 = plan(2, 0, &at, WORD);
-        let mut say = |_: &str| ();
-        let (node0, node1) = tokio::join!(
-            Nodes::meet(&plan0, token_of(&plan0), "n0", 1, &mut say),
-            joined(plan(2, 1, &at, WORD), 1)
-        );
-        let (mut node0, node1) = (node0.unwrap(), node1.unwrap());
+        let (mut node0, node1) = pair().await;
         let mut events = node0.take_events();
         node1.close().await;
         let event = events.recv().await;
