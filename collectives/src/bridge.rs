@@ -322,14 +322,19 @@ impl Bridge {
             let window = place(Kind::Window);
             piece(Kind::Window, window, (0, written.for_all), None);
             piece(Kind::Window, layout.partial(parity), (0, written.partial), None);
+            let for_each = if written.is_partial { layout.partial(parity) } else { window };
             if written.stride > 0 {
                 for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
                     let bytes = segment.written_for(rank, parity, to).min(written.stride);
                     let offset = written.stride * to as usize;
                     if offset + bytes <= layout.window_bytes() {
-                        piece(Kind::Window, window, (offset, bytes), Some(segment.hosts().of(to)));
+                        piece(Kind::Window, for_each, (offset, bytes), Some(segment.hosts().of(to)));
                     }
                 }
+            }
+            for own in self.own_ranks() {
+                let stretch = written.folded.of(own);
+                piece(Kind::Folded, layout.folded(parity), (stretch.start, stretch.len()), None);
             }
         }
         self.to_all(out, Header { round, ..about(Kind::Arrived, segment.rank(), 0) }, &[]);
@@ -351,7 +356,9 @@ impl Bridge {
             return Err(Wrong("a frame of another length than it says"));
         }
         match header.kind {
-            Kind::Slot | Kind::Behind | Kind::Splits | Kind::Window => self.put(host, header, payload),
+            Kind::Slot | Kind::Behind | Kind::Splits | Kind::Window | Kind::Folded => {
+                self.put(host, header, payload)
+            }
             Kind::Arrived => {
                 let peer = &mut self.peers[host as usize];
                 if peer.ahead || header.round != peer.arrived as u32 {
@@ -455,6 +462,7 @@ fn area(segment: &Segment, kind: Kind, rank: u32, parity: usize) -> (usize, usiz
         Kind::Slot => (layout.slot(rank, parity), crate::layout::SLOT_BYTES),
         Kind::Behind => (layout.behind(rank, parity), crate::match_key::OFFERS_BYTES),
         Kind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
+        Kind::Folded => (layout.folded(parity), layout.window_bytes()),
         _ => (layout.window(rank, parity), layout.window_bytes()),
     }
 }
@@ -529,7 +537,7 @@ mod tests {
         /// However a stream is cut, the same comes out of it.
         #[test]
         fn frames_are_found_however_they_come(
-            frames in proptest::collection::vec((1_u8..=11, proptest::collection::vec(any::<u8>(), 0..50)), 0..9),
+            frames in proptest::collection::vec((1_u8..=12, proptest::collection::vec(any::<u8>(), 0..50)), 0..9),
             cuts in proptest::collection::vec(1_usize..40, 1..99),
         ) {
             let mut stream = vec![];

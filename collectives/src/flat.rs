@@ -9,7 +9,7 @@ use std::ops::Range;
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::failure::Failure;
-use crate::lane::{Agreed, Lane, Meet, Memory, Staging};
+use crate::lane::{Agreed, Between, Gathered, Lane, Meet, Memory, Staging, is_scattered};
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
@@ -69,6 +69,9 @@ impl<'a> Flat<'a> {
             self.keep_own();
             return Ok(());
         }
+        if folds_together(self.schedule) && is_scattered(self.segment, self.op) {
+            return self.run_scattered(lane, meet);
+        }
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;
         // Folded windows are read before a round opens, so every round may use the same ones again: half the
@@ -113,6 +116,39 @@ impl<'a> Flat<'a> {
                 }
             }
             round += 1;
+        }
+        Ok(())
+    }
+
+    /// A fold of which each host does a part: what is staged for one meeting is whole at the next, so each carries
+    /// the stretches of one round to where they are folded, and those of the round before to all.
+    fn run_scattered(&self, lane: &mut Lane, mut meet: Meet<'_>) -> Result<(), Failure> {
+        let rounds = self.rounds() + 1;
+        let mut before = Gathered::default();
+        for round in 0..rounds {
+            let offset = round as usize * self.stretch;
+            meet.fold_bytes = self.left(offset);
+            let stretches = Gathered::among(meet.fold_bytes, self.segment.size());
+            meet.between = Between {
+                scattered: (meet.fold_bytes > 0).then_some(stretches.stride),
+                gathered: std::mem::replace(&mut before, stretches),
+            };
+            let parity = lane.parity();
+            for step in self.steps() {
+                match step {
+                    Step::Publish { block } if meet.fold_bytes > 0 => {
+                        self.publish(*block, offset, parity, lane.staged_mut());
+                    }
+                    Step::Meet { .. } if round == 0 => {
+                        lane.match_keys(&meet, rounds)?;
+                    }
+                    Step::Meet { .. } => lane.meet_again(&meet)?,
+                    Step::Fetch { from, block, .. } if round > 0 => {
+                        self.fetch(*from, *block, offset - self.stretch, parity);
+                    }
+                    _ => {}
+                }
+            }
         }
         Ok(())
     }

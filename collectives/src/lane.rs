@@ -5,6 +5,7 @@
 //! change. What follows depends on the schedule: flat ones go on meeting over shared windows, the others
 //! stream over byte rings.
 
+mod between;
 mod burst;
 
 use std::collections::HashMap;
@@ -23,13 +24,11 @@ use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
 use crate::layout::LINE;
 use crate::mapped::{self, Mapped, Mapping};
-use crate::match_key::{self, OFFER_BYTES, Offer, Planned, Posted, Slot};
+use crate::match_key::{self, Offer, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
 use crate::presence::Presence;
 use crate::process::LOOK_PERIOD;
-use crate::reduce::Reduction;
-use crate::segment::crossing::Written;
 use crate::segment::{Segment, Verdict};
 use crate::splits;
 use crate::stepwise;
@@ -38,6 +37,7 @@ use crate::traffic::{Counter, Traffic};
 use crate::verdict;
 use crate::verify;
 
+pub(crate) use between::{Between, Gathered, is_scattered};
 pub(crate) use burst::{BURST, Begun, Call, Progress, Staged};
 
 /// Executes the collectives of one communicator in order.
@@ -96,6 +96,7 @@ pub(crate) struct Meet<'a> {
     pub(crate) fold_bytes: usize,
     /// Which of each rank's two windows is folded.
     pub(crate) fold_window: usize,
+    pub(crate) between: Between,
     /// Where this rank's tensors are, when they are to be used there.
     pub(crate) mapped: Option<Mapped>,
     /// Operations that this meeting settles, too, when all ranks have them; where their tensors are staged.
@@ -113,15 +114,13 @@ impl<'a> Meet<'a> {
             algorithm: None,
             fold_bytes: 0,
             fold_window: 0,
+            between: Between::default(),
             mapped: None,
             behind: &[],
             posted,
         }
     }
 }
-
-/// What is smaller is folded at once between hosts: it takes longer to send it than to fold it.
-const LEAST_HALVED: usize = 16 << 10;
 
 /// What a rank has staged for the meeting it comes to next, in bytes.
 #[derive(Debug, Default)]
@@ -417,52 +416,6 @@ impl Lane {
         self.fold_or_open(meet, round, memory)
     }
 
-    /// Says what of this rank's places other hosts need for the round, where there are any.
-    fn tell_bridge(&mut self, meet: &Meet<'_>, about: About) {
-        if !self.segment.is_bridged() {
-            return;
-        }
-        let staged = std::mem::take(&mut self.staged);
-        let segment = &self.segment;
-        let parity = self.parity();
-        let mut written = Written { for_all: staged.for_all, stride: staged.stride, ..Written::default() };
-        if about != About::Data {
-            written.slot = Slot::new(segment.region(), segment.layout().slot(segment.rank(), parity)).bytes();
-            written.behind = meet.behind.len() * OFFER_BYTES;
-        }
-        if matches!(about, About::Keys(_)) && splits::needed(meet.op.kind) {
-            written.splits = segment.layout().splits_bytes();
-        }
-        let halves = self.halves(meet);
-        if halves.is_some() {
-            let is_first = segment.hosts().first(segment.host()) == segment.rank();
-            written.partial = if is_first { written.for_all } else { 0 };
-            written.for_all = 0;
-        }
-        segment.set_written(parity, written, &staged.each);
-        segment.count_written(|| {
-            if let Some((first, _)) = halves {
-                let (layout, bytes) = (segment.layout(), meet.fold_bytes);
-                let ranks = segment.hosts().ranks(segment.host());
-                let windows = ranks.iter().map(|rank| layout.window(*rank, parity));
-                segment.region().fold(first, windows, layout.partial(parity), bytes);
-                self.shared.traffic.fold_staged(bytes, ranks.len());
-            }
-        });
-    }
-
-    /// The two halves of a fold between hosts: first over the ranks of each, so that a host sends one result and
-    /// not one tensor for each of its ranks, then over the hosts. Small tensors are folded at once, in the order of
-    /// ranks, and those where the halves would not fit together.
-    fn halves(&self, meet: &Meet<'_>) -> Option<(Reduction, Reduction)> {
-        let is_large = meet.fold_bytes > 0 && meet.op.inputs.total() >= LEAST_HALVED;
-        if !(self.segment.is_bridged() && is_large) {
-            return None;
-        }
-        let reduction = meet.op.reduction(self.segment.size());
-        Some((reduction.first_half()?, reduction.second_half()))
-    }
-
     /// The last to arrive: all keys must agree. Also decides what only all together know.
     fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<Agreed, Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
@@ -507,7 +460,7 @@ impl Lane {
                 meeting.open();
                 return Ok(());
             }
-            _ => meet.fold_bytes * self.segment.size() as usize,
+            _ => self.fold_work(meet),
         };
         let pieces = self.pieces(work);
         if pieces <= 1 {
@@ -539,28 +492,14 @@ impl Lane {
         if meet.fold_bytes == 0 {
             return Ok(());
         }
-        let lines = meet.fold_bytes.div_ceil(LINE);
-        let cut = |n: u32| (lines * n as usize / of as usize * LINE).min(meet.fold_bytes);
-        let stretch = cut(piece)..cut(piece + 1);
         match self.halves(meet) {
-            Some((_, second)) => self.fold_hosts(second, stretch, (round % 2) as usize),
-            None => self.fold_stretch(meet.op, meet.fold_window, stretch, round),
+            Some((_, second)) => self.fold_hosts(meet, second, (piece, of), round),
+            None => {
+                let stretch = cut(meet.fold_bytes, piece, of);
+                self.fold_stretch(meet.op, meet.fold_window, stretch, round);
+            }
         }
         Ok(())
-    }
-
-    /// The second half of a fold: over what each host has made of its ranks' windows.
-    fn fold_hosts(&self, reduction: Reduction, stretch: Range<usize>, parity: usize) {
-        let (segment, layout) = (&self.segment, self.segment.layout());
-        let hosts = 0..segment.hosts().count();
-        let sources = hosts.clone().map(|host| {
-            let own = host == segment.host();
-            let at =
-                if own { layout.partial(parity) } else { layout.window(segment.hosts().first(host), parity) };
-            at + stretch.start
-        });
-        segment.region().fold(reduction, sources, layout.folded(parity) + stretch.start, stretch.len());
-        self.shared.traffic.fold_staged(stretch.len(), hosts.len());
     }
 
     /// Of all ranks' windows.
@@ -742,4 +681,11 @@ impl Lane {
         };
         segment.meeting().is_poisoned().then(|| segment.failure().unwrap_or_else(unsaid))
     }
+}
+
+/// One of so many pieces of `bytes`, which begin at cache lines.
+fn cut(bytes: usize, piece: u32, of: u32) -> Range<usize> {
+    let lines = bytes.div_ceil(LINE);
+    let at = |n: u32| (lines * n as usize / of as usize * LINE).min(bytes);
+    at(piece)..at(piece + 1)
 }

@@ -29,6 +29,28 @@ fn every_collective_of_all_sizes() {
     }
 }
 
+/// Of three hosts and more each folds a part: what is left of it at the end of a window, of another and of a tensor
+/// may be nothing for some.
+#[test]
+fn large_folds_are_shared_among_hosts() {
+    let window = (4 << 20) / size_of::<i64>();
+    for hosts in [&[0, 1, 2][..], &[0, 1, 1, 2, 0, 3]] {
+        on_hosts(hosts, &config(), TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            for count in [16 << 10, 100_001, window, window + 1, 2 * window - 17] {
+                let sum = Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![vec![0; count]]);
+                assert!(sum.run(communicator).unwrap() == [summed(ranks, 0, count)], "{count} on {hosts:?}");
+                let is_root = rank == 1;
+                let outputs = if is_root { vec![vec![0; count]] } else { vec![] };
+                let mut sum = Call::new(OpKind::Reduce, vec![chunk(rank, 0, count)], outputs);
+                sum.root = Some(1);
+                let expected = if is_root { vec![summed(ranks, 0, count)] } else { vec![] };
+                assert!(sum.run(communicator).unwrap() == expected, "{count} on {hosts:?}");
+            }
+        });
+    }
+}
+
 #[test]
 fn schedules_of_sends_and_receives() {
     for algorithm in [Algorithm::Ring, Algorithm::Bucket] {

@@ -38,12 +38,14 @@ pub(crate) enum Kind {
     Taken = 10,
     /// The communicator has failed on this host: [`Failed`], for the deciding host.
     Proposed = 11,
+    /// A piece of the result of the round before that its host has folded for all.
+    Folded = 12,
 }
 
 impl Kind {
     /// Whether it is bytes for a place, which may come one after the other.
     pub(crate) fn is_piece(self) -> bool {
-        matches!(self, Self::Slot | Self::Behind | Self::Splits | Self::Window)
+        matches!(self, Self::Slot | Self::Behind | Self::Splits | Self::Window | Self::Folded)
     }
 }
 
@@ -75,7 +77,8 @@ impl Header {
     /// `None` when it is not one that [`encode`](Self::encode) makes, or says that more follows than may.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         use Kind::*;
-        let kinds = [Slot, Behind, Splits, Window, Arrived, Member, Status, Failed, Ring, Taken, Proposed];
+        let kinds =
+            [Slot, Behind, Splits, Window, Arrived, Member, Status, Failed, Ring, Taken, Proposed, Folded];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[0])?;
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
         let header = Self { kind, rank: word(4), round: word(8), offset: word(12), bytes: word(16) };
@@ -159,7 +162,7 @@ mod tests {
         }
 
         #[test]
-        fn headers_survive(kind in 1_u8..=11, rank: u32, round: u32, offset: u32, bytes in 0..=MOST_BYTES as u32) {
+        fn headers_survive(kind in 1_u8..=12, rank: u32, round: u32, offset: u32, bytes in 0..=MOST_BYTES as u32) {
             let mut words = [0; HEADER_BYTES];
             words[0] = kind;
             let kind = Header::decode(&words).expect("a kind").kind;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::bridge::frame::{Failed, Status};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
+use crate::lane::Gathered;
 use crate::layout::{FAILURE_TEXT_BYTES, SLOT_BYTES};
 use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
 
@@ -25,6 +26,10 @@ pub(crate) struct Written {
     pub(crate) stride: usize,
     /// Of what all ranks of its host together have, in the place of its window; the first one's to say.
     pub(crate) partial: usize,
+    /// What there is for each rank is not in its window but of that, too.
+    pub(crate) is_partial: bool,
+    /// Of the result of the round before, of which each host has folded the stretches of its ranks; as above.
+    pub(crate) folded: Gathered,
 }
 
 /// So long a rank waits for the hosts to agree on why a communicator has failed: they need two messages.
@@ -36,7 +41,7 @@ const DECIDING: u32 = 1;
 const DECIDED: u32 = 2;
 
 /// Words of it in the segment, before one for each rank.
-pub(crate) const WRITTEN_WORDS: usize = 6;
+pub(crate) const WRITTEN_WORDS: usize = 9;
 
 impl Segment {
     pub(crate) fn hosts(&self) -> &Hosts {
@@ -101,10 +106,12 @@ impl Segment {
     /// What this rank has written for the round of this parity; `each` has the bytes for every rank.
     pub(crate) fn set_written(&self, parity: usize, written: Written, each: &[usize]) {
         let at = self.layout().written(self.rank(), parity);
-        let Written { slot, behind, splits, for_all, stride, partial } = written;
-        let words = [slot, behind, splits, for_all, stride, partial].into_iter().chain(each.iter().copied());
-        for (index, word) in words.enumerate() {
-            self.region().at::<AtomicU64>(at + 8 * index).store(word as u64, Ordering::Relaxed);
+        let Written { slot, behind, splits, for_all, stride, partial, is_partial, folded } = written;
+        let Gathered { stride: folded_stride, bytes: folded } = folded;
+        let words: [usize; WRITTEN_WORDS] =
+            [slot, behind, splits, for_all, stride, partial, is_partial.into(), folded_stride, folded];
+        for (index, word) in words.iter().chain(each).enumerate() {
+            self.region().at::<AtomicU64>(at + 8 * index).store(*word as u64, Ordering::Relaxed);
         }
     }
 
@@ -119,6 +126,11 @@ impl Segment {
             for_all: word(3, layout.window_bytes()),
             stride: word(4, layout.window_bytes()),
             partial: word(5, layout.window_bytes()),
+            is_partial: word(6, 1) == 1,
+            folded: Gathered {
+                stride: word(7, layout.window_bytes()),
+                bytes: word(8, layout.window_bytes()),
+            },
         }
     }
 
