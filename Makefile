@@ -81,10 +81,17 @@ op-programs: $(INSTALLED) ## PROGRAMS=300 random programs of operations on devic
 	@cd tests && TPURUN_DEVICE=1 $(PY) -m op_programs --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
 
 .PHONY: nightly
-nightly: ## what takes too long for every change: 10,000 random programs, other ones every day
+nightly: ## what takes too long for every change: 10,000 random programs and networks, other ones every day
 	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
+	@$(MAKE) --no-print-directory simulation NETWORKS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory slurm
+
+NETWORKS := 500
+.PHONY: simulation
+simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, from SEED=0 on
+	@TPURUN_TEST_SEED=$(SEED) TPURUN_TEST_SEEDS=$(NETWORKS) $(CARGO) test --locked -p tpurun-collectives --lib \
+		network::tests::hosts::hosts_go -- --nocapture
 
 # As root: it installs Debian's packages where they are missing.
 .PHONY: slurm

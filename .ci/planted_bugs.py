@@ -1,8 +1,9 @@
-"""Plants bugs in the concurrent parts, one at a time, and shows that the models catch each of them.
+"""Plants bugs in the concurrent parts, one at a time, and shows that the models catch each of them; and in what
+hosts tell each other, where the simulation must.
 
     .ci/planted_bugs.py [FILE ..]      for example meeting.rs
 
-Works on a copy of the sources under target/planted. A bug that no model catches is a hole in the models.
+Works on a copy of the sources under target/planted. A bug that nothing catches is a hole in the models.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "target" / "planted"
-SYNC = Path("collectives/src/sync")
+SOURCES = Path("collectives/src")
 # A bug may make a model run for ever: it is caught then, too.
 LIMIT_S = 120
 BUGS = ROOT / "collectives" / "planted-bugs.toml"
@@ -33,23 +34,36 @@ class Bug:
     before: str
     after: str
     which: int = 0
+    caught_by: str = "loom"
+
+
+@dataclass(frozen=True)
+class Models:
+    """Tests whose names have `names` in them, compiled with these flags."""
+
+    names: str
+    flags: str
+
+
+MODELS = {"loom": Models("loom", "--cfg tpurun_loom"), "simulation": Models("network::tests::hosts", "")}
 
 
 def main() -> int:
     files = set(sys.argv[1:])
     bugs = [Bug(**entry) for entry in tomllib.loads(BUGS.read_text())["bug"]]
-    bugs = [bug for bug in bugs if not files or bug.file in files]
+    bugs = [bug for bug in bugs if not files or Path(bug.file).name in files]
     copy_sources()
-    if run_models() is not None:
-        print("planted bugs: the models fail without any", file=sys.stderr)
-        return 1
+    for models in {bug.caught_by for bug in bugs}:
+        if run(MODELS[models]) is not None:
+            print(f"planted bugs: {models} fails without any", file=sys.stderr)
+            return 1
     missed = 0
     for bug in bugs:
         began = time.monotonic()
         caught_by = planted(bug)
         missed += caught_by is None
         took = time.monotonic() - began
-        print(f"{bug.file:<15} {bug.what:<45} {took:>4.0f} s  {caught_by or 'MISSED'}", flush=True)
+        print(f"{bug.file:<24} {bug.what:<45} {took:>4.0f} s  {caught_by or 'MISSED'}", flush=True)
     print(f"{len(bugs)} bugs planted, {len(bugs) - missed} caught")
     return 1 if missed else 0
 
@@ -67,7 +81,7 @@ def copy_sources() -> None:
 
 def planted(bug: Bug) -> str | None:
     """The models that catch it; None if none does."""
-    path = COPY / SYNC / bug.file
+    path = COPY / SOURCES / bug.file
     whole = path.read_text()
     parts = whole.split(bug.before)
     at = bug.which + 1
@@ -75,19 +89,20 @@ def planted(bug: Bug) -> str | None:
         raise SystemExit(f"planted bugs: {bug.file} has no {bug.before!r} any more")
     path.write_text(bug.before.join(parts[:at]) + bug.after + bug.before.join(parts[at:]))
     try:
-        return run_models()
+        return run(MODELS[bug.caught_by])
     finally:
         path.write_text(whole)
 
 
-def run_models() -> str | None:
+def run(models: Models) -> str | None:
     """The names of the models that fail; None if all pass."""
     env = os.environ | {
-        "RUSTFLAGS": "--cfg tpurun_loom",
+        "RUSTFLAGS": models.flags,
         "LOOM_MAX_PREEMPTIONS": "2",
-        "CARGO_TARGET_DIR": str(ROOT / "target" / "loom-planted"),
+        "CARGO_TARGET_DIR": str(ROOT / "target" / f"planted-{models.names.partition(':')[0]}"),
     }
-    command = ["cargo", "test", "--package", "tpurun-collectives", "--release", "--locked", "--lib", "loom"]
+    command = ["cargo", "test", "--package", "tpurun-collectives", "--release", "--locked", "--lib"]
+    command.append(models.names)
     build = subprocess.run([*command, "--no-run"], cwd=COPY, env=env, capture_output=True, text=True)
     if build.returncode != 0:
         raise SystemExit(f"planted bugs: does not compile:\n{build.stderr}")
@@ -99,7 +114,7 @@ def run_models() -> str | None:
         return None
     # A model that blocks for ever panics twice, and takes the whole run with it.
     told = re.finditer(
-        r"::loom_(\w+)(?: \.\.\. FAILED$|' .*panicked)", done.stdout + done.stderr, re.MULTILINE
+        r"::(?:loom_)?(\w+)(?: \.\.\. FAILED$|' .*panicked)", done.stdout + done.stderr, re.MULTILINE
     )
     failed = sorted({match[1] for match in told})
     return ", ".join(failed) or "a crash"

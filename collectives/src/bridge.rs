@@ -11,6 +11,7 @@
 //! its ranks have arrived is counted only once round k - 1 is open here.
 
 pub(crate) mod frame;
+mod parcel;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use crate::layout::CHANNELS;
 use crate::segment::{Segment, Verdict};
 use crate::sync::{Ordering, RingError};
 use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, Status};
+pub(crate) use parcel::Parcel;
+use parcel::Piece;
 
 /// This host's end, kept by its first rank.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub(crate) struct Bridge {
     /// How often something had happened on rings at the last look.
     moves: u32,
     verdict: Verdicts,
+    /// Heard from the host that decides, to be told to those that it may not reach.
+    heard: Option<Failed>,
 }
 
 /// What has become of the failure of the communicator.
@@ -76,7 +81,7 @@ struct Peer {
 }
 
 /// What is to be sent, by host.
-pub(crate) type Outbox = Vec<Vec<u8>>;
+pub(crate) type Outbox = Vec<Parcel>;
 
 /// What another host sent that can not be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -88,7 +93,16 @@ impl Bridge {
         let hosts = segment.hosts().count() as usize;
         let ranks = vec![Known::default(); segment.size() as usize];
         let peers = vec![Peer::default(); hosts];
-        Self { segment, sent: 0, ranks, peers, rings: BTreeMap::new(), moves: 0, verdict: Verdicts::None }
+        Self {
+            segment,
+            sent: 0,
+            ranks,
+            peers,
+            rings: BTreeMap::new(),
+            moves: 0,
+            verdict: Verdicts::None,
+            heard: None,
+        }
     }
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
@@ -98,7 +112,7 @@ impl Bridge {
     /// Looks at what has happened here, and says what the other hosts must know of it.
     pub(crate) fn look(&mut self) -> Outbox {
         let segment = self.segment.clone();
-        let mut out: Outbox = vec![vec![]; self.peers.len()];
+        let mut out: Outbox = (0..self.peers.len()).map(|_| Parcel::default()).collect();
         self.tell_members(&mut out);
         while segment.local_rounds() > self.sent {
             self.send_round(&mut out);
@@ -137,9 +151,8 @@ impl Bridge {
 
     fn to_all(&self, out: &mut Outbox, header: Header, payload: &[u8]) {
         let others = (0_u32..).zip(out).filter(|(host, _)| *host != self.segment.host());
-        for (_, bytes) in others {
-            bytes.extend(header.encode());
-            bytes.extend(payload);
+        for (_, parcel) in others {
+            parcel.push(&header, payload);
         }
     }
 
@@ -173,6 +186,10 @@ impl Bridge {
     /// One host decides why the communicator has failed: the first one that is not lost. The others propose what
     /// they have found.
     fn tell_failure(&mut self, out: &mut Outbox) {
+        if let Some(failed) = self.heard.take() {
+            let failed = failed.encode();
+            self.to_all(out, about(Kind::Failed, self.segment.rank(), failed.len()), &failed);
+        }
         if self.verdict == Verdicts::Decided {
             return;
         }
@@ -187,8 +204,7 @@ impl Bridge {
         } else if self.verdict != Verdicts::Proposed(decides) {
             self.verdict = Verdicts::Proposed(decides);
             let failed = failed.encode();
-            out[decides as usize].extend(about(Kind::Proposed, rank, failed.len()).encode());
-            out[decides as usize].extend(failed);
+            out[decides as usize].push(&about(Kind::Proposed, rank, failed.len()), &failed);
         }
     }
 
@@ -229,11 +245,8 @@ impl Bridge {
         self.rings.entry((channel, from, to)).or_default().moved += u64::from(fresh.bytes);
         while fresh.bytes > 0 {
             let bytes = fresh.bytes.min(MOST_BYTES as u32);
-            frames
-                .extend(Header { kind: Kind::Ring, rank: from, round: channel, offset: to, bytes }.encode());
-            let start = frames.len();
-            frames.resize(start + bytes as usize, 0);
-            segment.read_run(data, fresh, &mut frames[start..]);
+            let header = Header { kind: Kind::Ring, rank: from, round: channel, offset: to, bytes };
+            frames.push_with(&header, |payload| segment.read_run(data, fresh, payload));
             fresh = fresh.after(bytes);
         }
         Ok(())
@@ -247,10 +260,8 @@ impl Bridge {
         if taken > carried.taken {
             carried.taken = taken;
             let frames = &mut out[self.segment.hosts().of(from) as usize];
-            frames.extend(
-                Header { kind: Kind::Taken, rank: to, round: channel, offset: from, bytes: 8 }.encode(),
-            );
-            frames.extend(taken.to_le_bytes());
+            let header = Header { kind: Kind::Taken, rank: to, round: channel, offset: from, bytes: 8 };
+            frames.push(&header, &taken.to_le_bytes());
         }
         Ok(())
     }
@@ -300,19 +311,15 @@ impl Bridge {
         for rank in self.own_ranks() {
             let written = segment.written(rank, parity);
             let mut piece = |kind: Kind, from: usize, (offset, bytes): (usize, usize), to: Option<u32>| {
-                let hosts = (0_u32..).zip(&mut *out).filter(|(host, _)| match to {
-                    Some(to) => *host == to,
-                    None => *host != segment.host(),
-                });
-                for (_, frames) in hosts {
-                    for start in (0..bytes).step_by(MOST_BYTES) {
-                        let (offset, bytes) = (offset + start, (bytes - start).min(MOST_BYTES));
-                        let header = Header { kind, rank, round, offset: offset as u32, bytes: bytes as u32 };
-                        frames.extend(header.encode());
-                        let end = frames.len();
-                        frames.resize(end + bytes, 0);
-                        segment.region().read(from + offset, &mut frames[end..]);
-                    }
+                for start in (0..bytes).step_by(MOST_BYTES) {
+                    let (offset, bytes) = (offset + start, (bytes - start).min(MOST_BYTES));
+                    let header = Header { kind, rank, round, offset: offset as u32, bytes: bytes as u32 };
+                    let piece = Piece::of(segment, from + offset, bytes);
+                    let hosts = (0_u32..).zip(&mut *out).filter(|(host, _)| match to {
+                        Some(to) => *host == to,
+                        None => *host != segment.host(),
+                    });
+                    hosts.for_each(|(_, parcel)| parcel.push_piece(&header, &piece));
                 }
             };
             let place = |kind| area(segment, kind, rank, parity).0;
@@ -396,6 +403,7 @@ impl Bridge {
                 if header.kind == Kind::Failed && self.verdict != Verdicts::Decided {
                     self.verdict = Verdicts::Decided;
                     segment.decide(&failed);
+                    self.heard = Some(failed.clone());
                 }
                 // Unless it has failed here already. What was proposed is decided on at the next look.
                 let kind = FailureKind::from_code(failed.kind);

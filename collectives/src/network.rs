@@ -1,47 +1,42 @@
 //! This process's end of the network: one UDP socket, QUIC connections to other processes over it, a stream for each
-//! communicator on them. One thread drives all of it; it exists from the first communicator on that needs it.
-//!
-//! A stream begins with a greeting that says which communicator it is of and from which host. Nothing is
-//! believed before TLS has shown who is at the other end (`tls.rs`), and that is where the host's first rank is.
+//! communicator on them. One thread drives all of it (`driver.rs`); it exists from the first communicator on that
+//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`).
 
 pub mod authority;
 pub(crate) mod bell;
+mod connections;
+mod driver;
+mod greeting;
+mod mesh;
 pub(crate) mod tls;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use quinn::{Connection, Endpoint, MtuDiscoveryConfig, RecvStream, SendStream, TransportConfig, VarInt};
+use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
 use rustix::net::sockopt;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::bridge::{Bridge, Frames, Outbox};
+use crate::bridge::Bridge;
 use crate::failure::{Failure, FailureKind};
 use authority::Credentials;
 use bell::Heard;
+use driver::{Command, Commands, Driver, Over};
+#[cfg(any(test, fuzzing))]
+pub(crate) use greeting::Greeting;
+use mesh::Mesh;
 use tls::{Certificate, Expected, Identity, Who};
 
 /// So long nothing may come from a host before it counts as lost. Each says something four times as often.
 const SILENCE: Duration = Duration::from_secs(10);
-/// A bridge looks so often whether anything changed that nobody rang for.
-const LOOK: Duration = Duration::from_millis(100);
-/// Between two tries to connect.
-const AGAIN: Duration = Duration::from_millis(100);
-/// A stream that does not say what it is for this long is closed.
-const GREETING: Duration = Duration::from_secs(5);
-/// Streams of communicators that are not made here yet.
-const MOST_EARLY: usize = 4096;
-/// Of these, that say they are for the same.
-const MOST_ALIKE: usize = 8;
+/// Streams that a process may open to another before some have ended.
+const MOST_STREAMS: u32 = 4096;
 /// Bytes that one host may have on the way to another in one communicator.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// Largest datagram where the way allows it, which is found out: ten of them, sent by one call, are below 64 KiB.
-const MOST_DATAGRAM: u16 = 6_400;
+/// Largest datagram where the way allows it, which is found out: what an Ethernet frame of 9000 bytes holds.
+const MOST_DATAGRAM: u16 = 8_952;
 const SOCKET_BUFFER: usize = 16 << 20;
 
 /// Where a process is reached, and how it is known there.
@@ -74,49 +69,6 @@ impl Address {
     }
 }
 
-/// The first words of a stream.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Greeting {
-    /// The same on all hosts of one communicator, another one for each that is made.
-    pub(crate) communicator: u64,
-    /// Whose stream it is.
-    pub(crate) host: u32,
-}
-
-const GREETING_BYTES: usize = 16;
-const GREETING_MAGIC: u32 = u32::from_le_bytes(*b"TPNB");
-
-impl Greeting {
-    pub(crate) fn encode(self) -> [u8; GREETING_BYTES] {
-        let mut bytes = [0; GREETING_BYTES];
-        bytes[..4].copy_from_slice(&GREETING_MAGIC.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.host.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.communicator.to_le_bytes());
-        bytes
-    }
-
-    pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Self> {
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
-        let communicator = u64::from_le_bytes(bytes[8..].try_into().expect("eight"));
-        (word(0) == GREETING_MAGIC).then_some(Self { communicator, host: word(4) })
-    }
-}
-
-/// A stream that another process has opened, and which one that is.
-struct Incoming {
-    send: SendStream,
-    receive: RecvStream,
-    from: Certificate,
-}
-
-/// Streams by what they are for: one side comes first.
-#[derive(Default)]
-struct Meetings {
-    /// Whoever they are from.
-    early: HashMap<Greeting, Vec<Incoming>>,
-    waiting: HashMap<Greeting, (Who, oneshot::Sender<Incoming>)>,
-}
-
 /// The network of one process; nothing happens before it is needed.
 #[derive(Debug)]
 pub struct Network {
@@ -124,20 +76,11 @@ pub struct Network {
     running: Mutex<Option<(u32, Arc<Running>)>>,
 }
 
+#[derive(Debug)]
 pub(crate) struct Running {
-    handle: Handle,
-    endpoint: Endpoint,
-    identity: Identity,
+    commands: Arc<Commands>,
     expected: Expected,
     address: Address,
-    meetings: Mutex<Meetings>,
-    connections: tokio::sync::Mutex<HashMap<SocketAddr, Connection>>,
-}
-
-impl fmt::Debug for Running {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("address", &self.address).finish_non_exhaustive()
-    }
 }
 
 impl Network {
@@ -174,14 +117,7 @@ impl Running {
     }
 
     /// Has `bridge` talk to the other hosts of its communicator, whose first ranks are at `addresses`, by host.
-    pub(crate) fn cross(
-        self: &Arc<Self>,
-        bridge: Bridge,
-        heard: Heard,
-        communicator: u64,
-        addresses: Vec<Address>,
-    ) -> Crossing {
-        let own = bridge.segment().host();
+    pub(crate) fn cross(&self, bridge: Bridge, heard: Heard, id: u64, addresses: Vec<Address>) -> Crossing {
         {
             let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
             for address in &addresses {
@@ -192,14 +128,10 @@ impl Running {
                 }
             }
         }
-        let (over, is_over) = watch::channel(false);
-        let (stop, stopped) = watch::channel(());
-        let task = Task { network: self.clone(), bridge: Arc::new(Mutex::new(bridge)), communicator, own };
-        self.handle.spawn(async move {
-            task.run(heard, addresses, stopped).await;
-            over.send_replace(true);
-        });
-        Crossing { is_over, handle: self.handle.clone(), _stop: stop }
+        let over = Arc::<Over>::default();
+        let bridge = Box::new(bridge);
+        self.commands.send(Command::Add { id, bridge, heard, addresses, over: over.clone() });
+        Crossing { commands: self.commands.clone(), id, over }
     }
 }
 
@@ -212,19 +144,21 @@ impl Default for Network {
 /// A communicator's way to other hosts, which ends with this: what was to be told by then is.
 #[derive(Debug)]
 pub struct Crossing {
-    is_over: watch::Receiver<bool>,
-    handle: Handle,
-    /// Closed when dropped.
-    _stop: watch::Sender<()>,
+    commands: Arc<Commands>,
+    id: u64,
+    over: Arc<Over>,
 }
 
 impl Crossing {
     /// Waits until all ranks here have left and the other hosts know, at most so long.
-    pub(crate) fn wait(mut self, timeout: Duration) {
-        let is_over = &mut self.is_over;
-        let _ = self.handle.block_on(async {
-            tokio::time::timeout(timeout, is_over.wait_for(|over| *over)).await.map(drop)
-        });
+    pub(crate) fn wait(self, timeout: Duration) {
+        self.over.wait(timeout);
+    }
+}
+
+impl Drop for Crossing {
+    fn drop(&mut self) {
+        self.commands.send(Command::Stop(self.id));
     }
 }
 
@@ -233,151 +167,21 @@ impl Running {
         let refused = |what: &str, error: &dyn fmt::Display| {
             Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
         };
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| refused("start a runtime", &error))?;
         let socket = UdpSocket::bind((ip, 0)).map_err(|error| refused("open a socket", &error))?;
         enlarge(&socket);
         let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
         let identity = Identity::new(credentials)?;
         let expected = Expected::default();
-        let transport = Arc::new(transport());
-        let mut server = quinn::ServerConfig::with_crypto(Arc::new(identity.server(expected.clone())?));
-        server.transport_config(transport).migration(false);
-        let endpoint = {
-            let _inside = runtime.enter();
-            let mut config = quinn::EndpointConfig::default();
-            config.max_udp_payload_size(MOST_DATAGRAM).map_err(|error| refused("open a socket", &error))?;
-            Endpoint::new(config, Some(server), socket, Arc::new(quinn::TokioRuntime))
-                .map_err(|error| refused("open a socket", &error))?
-        };
-        let who = match identity.has_authority() {
-            true => Who::Rank(rank),
-            false => Who::Shows(identity.certificate().clone()),
-        };
-        let address = Address { socket: SocketAddr::new(ip, port), who };
-        let running = Arc::new(Self {
-            handle: runtime.handle().clone(),
-            endpoint: endpoint.clone(),
-            identity,
-            expected,
-            address,
-            meetings: Mutex::default(),
-            connections: tokio::sync::Mutex::default(),
-        });
-        let accepting = running.clone();
+        let address = Address { socket: SocketAddr::new(ip, port), who: identity.known_as(rank) };
+        let mesh = Mesh::new(identity, expected.clone(), None)?;
+        let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
+        let driver = Driver::new(mesh, socket, commands.clone());
+        let driver = driver.map_err(|error| refused("watch a socket", &error))?;
         thread::Builder::new()
             .name("tpurun-net".to_owned())
-            .spawn(move || runtime.block_on(accepting.accept()))
+            .spawn(move || driver.run())
             .map_err(|error| refused("start a thread", &error))?;
-        Ok(running)
-    }
-
-    /// Takes connections, and the streams on them, as long as the process lives.
-    async fn accept(self: Arc<Self>) {
-        while let Some(incoming) = self.endpoint.accept().await {
-            let running = self.clone();
-            tokio::spawn(async move {
-                let from = incoming.remote_address();
-                match incoming.await {
-                    Ok(connection) => running.serve(connection).await,
-                    Err(error) => tracing::warn!(%from, %error, "refused a connection"),
-                }
-            });
-        }
-    }
-
-    async fn serve(self: Arc<Self>, connection: Connection) {
-        let Some(from) = tls::other_end(&connection) else { return };
-        while let Ok((send, mut receive)) = connection.accept_bi().await {
-            let (running, from) = (self.clone(), from.clone());
-            tokio::spawn(async move {
-                let mut bytes = [0; GREETING_BYTES];
-                let read = tokio::time::timeout(GREETING, receive.read_exact(&mut bytes)).await;
-                match (read, Greeting::decode(&bytes)) {
-                    (Ok(Ok(())), Some(greeting)) => {
-                        running.introduce(greeting, Incoming { send, receive, from });
-                    }
-                    _ => tracing::warn!("closed a stream that does not say what it is for"),
-                }
-            });
-        }
-    }
-
-    fn meetings(&self) -> MutexGuard<'_, Meetings> {
-        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn introduce(&self, greeting: Greeting, incoming: Incoming) {
-        let mut meetings = self.meetings();
-        match meetings.waiting.remove(&greeting) {
-            // Who waited may have gone.
-            Some((who, waiting)) if who.has_shown(&incoming.from) => drop(waiting.send(incoming)),
-            Some(waits) => {
-                // It is of this job, but not who it says.
-                tracing::warn!(
-                    host = greeting.host,
-                    "refused a stream from another process than the host's first rank"
-                );
-                meetings.waiting.insert(greeting, waits);
-            }
-            None if meetings.early.len() < MOST_EARLY => {
-                let early = meetings.early.entry(greeting).or_default();
-                if early.len() < MOST_ALIKE {
-                    early.push(incoming);
-                }
-            }
-            None => {}
-        }
-    }
-
-    /// The stream that `who` opens.
-    async fn meet(&self, greeting: Greeting, who: &Who) -> Option<Incoming> {
-        let waiting = {
-            let mut meetings = self.meetings();
-            let early = meetings.early.remove(&greeting).into_iter().flatten();
-            if let Some(incoming) = early.into_iter().find(|incoming| who.has_shown(&incoming.from)) {
-                return Some(incoming);
-            }
-            let (sender, waiting) = oneshot::channel();
-            meetings.waiting.insert(greeting, (who.clone(), sender));
-            waiting
-        };
-        waiting.await.ok()
-    }
-
-    /// A stream to another process, once that has taken it.
-    async fn open(&self, to: &Address, greeting: Greeting) -> Result<(SendStream, RecvStream), String> {
-        let connection = self.connection(to).await?;
-        let (mut send, mut receive) = connection.open_bi().await.map_err(|error| error.to_string())?;
-        send.write_all(&greeting.encode()).await.map_err(|error| error.to_string())?;
-        // It comes when the other side has made the communicator, too. Until then that side may not even have
-        // looked at who we are: this one has its half of the handshake first.
-        let mut answer = [0; GREETING_BYTES];
-        receive.read_exact(&mut answer).await.map_err(|error| error.to_string())?;
-        if Greeting::decode(&answer) != Some(greeting) {
-            return Err("it answers another greeting".to_owned());
-        }
-        Ok((send, receive))
-    }
-
-    async fn connection(&self, to: &Address) -> Result<Connection, String> {
-        // Held while connecting: all communicators share one connection.
-        let mut connections = self.connections.lock().await;
-        if let Some(known) = connections.get(&to.socket)
-            && known.close_reason().is_none()
-        {
-            return Ok(known.clone());
-        }
-        let crypto = self.identity.client(&to.who).map_err(|failure| failure.to_string())?;
-        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-        config.transport_config(Arc::new(transport()));
-        let connecting = self.endpoint.connect_with(config, to.socket, &to.who.name());
-        let connection = connecting.map_err(|error| error.to_string())?.await;
-        let connection = connection.map_err(|error| error.to_string())?;
-        connections.insert(to.socket, connection.clone());
-        Ok(connection)
+        Ok(Arc::new(Self { commands, expected, address }))
     }
 }
 
@@ -404,148 +208,13 @@ fn transport() -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(STREAM_WINDOW))
         .send_window(u64::from(2 * STREAM_WINDOW))
-        .max_concurrent_bidi_streams(VarInt::from_u32(MOST_EARLY as u32))
+        .max_concurrent_bidi_streams(VarInt::from_u32(MOST_STREAMS))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None);
     transport
 }
 
-/// The way of one communicator, on the thread of the network.
-struct Task {
-    network: Arc<Running>,
-    bridge: Arc<Mutex<Bridge>>,
-    communicator: u64,
-    own: u32,
-}
-
-impl Task {
-    async fn run(self, mut heard: Heard, addresses: Vec<Address>, mut stopped: watch::Receiver<()>) {
-        let mut links = vec![];
-        let mut outgoing = vec![];
-        for (host, address) in (0_u32..).zip(addresses) {
-            let (sender, frames) = mpsc::unbounded_channel();
-            outgoing.push(sender);
-            if host != self.own {
-                let link = self.link(host, address, frames, stopped.clone());
-                links.push(tokio::spawn(link));
-            }
-        }
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            let (out, is_over) = tokio::select! {
-                _ = stopped.changed() => (lock(&self.bridge).look_closely(), true),
-                () = heard.ring() => {
-                    let mut bridge = lock(&self.bridge);
-                    (bridge.look(), bridge.is_over())
-                }
-                _ = look.tick() => {
-                    let mut bridge = lock(&self.bridge);
-                    (bridge.look_closely(), bridge.is_over())
-                }
-            };
-            send(&outgoing, out);
-            if is_over {
-                break;
-            }
-        }
-        // Each link ends when what it was given has been received.
-        drop(outgoing);
-        for link in links {
-            let _ = link.await;
-        }
-    }
-
-    /// Connects to one host, and carries frames both ways until either end is over.
-    fn link(
-        &self,
-        host: u32,
-        address: Address,
-        mut frames: mpsc::UnboundedReceiver<Vec<u8>>,
-        mut stopped: watch::Receiver<()>,
-    ) -> impl Future<Output = ()> + Send + use<> {
-        let (network, bridge) = (self.network.clone(), self.bridge.clone());
-        let (own, communicator) = (self.own, self.communicator);
-        async move {
-            let streams = tokio::select! {
-                streams = connect(&network, own, host, communicator, &address) => streams,
-                _ = stopped.changed() => None,
-            };
-            let Some((mut send, receive)) = streams else { return };
-            // Goes on as long as the other host has something to say.
-            let reading = tokio::spawn(read(host, bridge, receive));
-            while let Some(bytes) = frames.recv().await {
-                if send.write_chunk(bytes.into()).await.is_err() {
-                    break;
-                }
-            }
-            // Until the other host has it all, or needs none of it any more: it may be gone by now.
-            if send.finish().is_ok() {
-                let received = async {
-                    tokio::select! {
-                        _ = send.stopped() => {}
-                        _ = reading => {}
-                    }
-                };
-                let _ = tokio::time::timeout(SILENCE, received).await;
-            }
-        }
-    }
-}
-
-async fn connect(
-    network: &Running,
-    own: u32,
-    host: u32,
-    communicator: u64,
-    address: &Address,
-) -> Option<(SendStream, RecvStream)> {
-    if host < own {
-        let greeting = Greeting { communicator, host };
-        let mut incoming = network.meet(greeting, &address.who).await?;
-        incoming.send.write_all(&greeting.encode()).await.ok()?;
-        return Some((incoming.send, incoming.receive));
-    }
-    let mut told = Instant::now();
-    loop {
-        match network.open(address, Greeting { communicator, host: own }).await {
-            Ok(streams) => return Some(streams),
-            Err(error) => {
-                if told.elapsed() > SILENCE {
-                    tracing::warn!(to = %address.socket, %error, "cannot connect yet");
-                    told = Instant::now();
-                }
-                tokio::time::sleep(AGAIN).await;
-            }
-        }
-    }
-}
-
-async fn read(host: u32, bridge: Arc<Mutex<Bridge>>, mut receive: RecvStream) {
-    let mut frames = Frames::default();
-    while let Ok(Some(chunk)) = receive.read_chunk(usize::MAX, true).await {
-        let mut bridge = lock(&bridge);
-        let taken = frames.feed(&chunk.bytes, |header, payload| bridge.take(host, header, payload));
-        if let Err(wrong) = taken {
-            bridge.refuse(host, wrong);
-            return;
-        }
-    }
-    lock(&bridge).lose(host);
-}
-
-fn send(outgoing: &[mpsc::UnboundedSender<Vec<u8>>], out: Outbox) {
-    for (link, bytes) in outgoing.iter().zip(out) {
-        if !bytes.is_empty() {
-            // Its host is lost.
-            let _ = link.send(bytes);
-        }
-    }
-}
-
-fn lock(bridge: &Mutex<Bridge>) -> MutexGuard<'_, Bridge> {
-    bridge.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

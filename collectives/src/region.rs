@@ -163,6 +163,14 @@ impl Region {
         // SAFETY: as in `write`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
+
+    /// Bytes of the region that nobody writes while who asked needs them.
+    pub(crate) fn shared(&self, offset: usize, bytes: usize) -> &[u8] {
+        let from = self.pointer(offset, bytes);
+        // SAFETY: valid for the length (checked by `pointer`), and as long as `self`. What a process that breaks the
+        // protocol writes meanwhile is copied as it is by the only reader, and is sent to others as its ranks' data.
+        unsafe { std::slice::from_raw_parts(from, bytes) }
+    }
 }
 
 impl Drop for Region {

@@ -343,6 +343,12 @@ impl Segment {
         Self { hosts, ..self }
     }
 
+    /// The same, as another rank has it.
+    #[cfg(test)]
+    pub(crate) fn of_rank(self, rank: u32) -> Self {
+        Self { members: Membership { rank, ..self.members }, ..self }
+    }
+
     pub(crate) fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
         let bytes = Region::size_of(fd).map_err(|error| refused(&members, "inspect", 0, &error))?;
         let region = Region::open(fd, bytes).map_err(|error| refused(&members, "map", bytes, &error))?;
@@ -687,13 +693,18 @@ impl Segment {
 
     /// As [`fail_by`](Self::fail_by), unless round `round` of the meeting is open by now: then nothing happens.
     pub(crate) fn fail_round(&self, round: u32, verdict: &Verdict) -> Option<Failure> {
-        self.publish(verdict, || self.meeting().poison_round(round));
+        self.fail_round_here(round, verdict);
         let failure = self.failure();
         if failure.is_some() {
             // Whoever failed it; a process that only said so must not leave us waiting.
             self.meeting().poison_round(round);
         }
         failure
+    }
+
+    /// The same, and asks no other host what stands.
+    pub(crate) fn fail_round_here(&self, round: u32, verdict: &Verdict) {
+        self.publish(verdict, || self.meeting().poison_round(round));
     }
 
     fn publication(&self) -> &Publication {

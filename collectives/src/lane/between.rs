@@ -132,13 +132,7 @@ impl Lane {
     }
 
     /// A piece of the second half of a fold: over what each host has made of its ranks' windows.
-    pub(super) fn fold_hosts(
-        &self,
-        meet: &Meet<'_>,
-        second: Reduction,
-        (piece, of): (u32, u32),
-        round: u32,
-    ) {
+    pub(super) fn fold_hosts(&self, meet: &Meet<'_>, second: Reduction, (piece, of): (u32, u32), round: u32) {
         let parity = (round % 2) as usize;
         let (segment, layout) = (&self.segment, self.segment.layout());
         let Some(stride) = meet.between.scattered else {

@@ -5,13 +5,14 @@
 //! they do the segment. A word in the segment says whether a ring is on its way already, so that many of them
 //! are one system call.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::net::unix::pipe::Receiver;
 
 use crate::bootstrap::open_of_process;
 use crate::failure::{Failure, FailureKind};
+use crate::segment::Segment;
 use crate::sync::{AtomicU32, Ordering};
 
 /// To ring with.
@@ -55,43 +56,24 @@ impl Bell {
 #[derive(Debug)]
 pub(crate) struct Heard {
     ears: Ears,
-    receiver: Option<Receiver>,
-    segment: std::sync::Arc<crate::segment::Segment>,
+    segment: Arc<Segment>,
 }
 
 impl Heard {
-    pub(crate) fn new(ears: Ears, segment: std::sync::Arc<crate::segment::Segment>) -> Self {
-        Self { ears, receiver: None, segment }
+    pub(crate) fn new(ears: Ears, segment: Arc<Segment>) -> Self {
+        Self { ears, segment }
     }
 
-    /// Waits for a ring; who looks after it sees all that was rung for. On the thread of the network.
-    pub(crate) async fn ring(&mut self) {
-        if self.receiver.is_none() {
-            let ears = self.ears.0.try_clone().map_err(|error| error.to_string());
-            let receiver = ears.and_then(|fd| Receiver::from_owned_fd(fd).map_err(|error| error.to_string()));
-            match receiver {
-                Ok(receiver) => self.receiver = Some(receiver),
-                // Looks come at intervals, too.
-                Err(error) => {
-                    tracing::warn!(%error, "the network thread hears no bell");
-                    return std::future::pending().await;
-                }
-            }
-        }
-        let receiver = self.receiver.as_ref().expect("it was just made");
-        let mut bytes = [0; 64];
-        loop {
-            if receiver.readable().await.is_err() {
-                return std::future::pending().await;
-            }
-            match receiver.try_read(&mut bytes) {
-                Ok(0) => return std::future::pending().await,
-                Ok(_) => {
-                    self.segment.rung().swap(0, Ordering::AcqRel);
-                    return;
-                }
-                Err(_) => {}
-            }
-        }
+    /// A ring has come: who looks after this sees all that was rung for.
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.ears.0, &mut [0_u8; 64]);
+        self.segment.rung().swap(0, Ordering::AcqRel);
+    }
+}
+
+/// Can be read when a ring comes.
+impl AsFd for Heard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ears.0.as_fd()
     }
 }

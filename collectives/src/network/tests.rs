@@ -1,159 +1,225 @@
-use std::net::Ipv4Addr;
+mod hosts;
 
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::authority::{Authority, RankKey};
+use super::simulation::{LONG, Sky};
 use super::*;
+use crate::hosts::Hosts;
+use crate::segment::Segment;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const ANY: Greeting = Greeting { communicator: 7, host: 0 };
+/// Some communicator.
+const ID: u64 = 7;
 
-fn running() -> Arc<Running> {
-    Running::start(HERE, 0, None).unwrap()
+/// Two hosts of one rank, as the first rank of one of them sees them.
+fn bridge(rank: u32) -> Bridge {
+    let hosts = Hosts::parse("0 1\nn0\nn1", 2).unwrap();
+    Bridge::new(Arc::new(Segment::alone("dp0", 2, 4096).with_hosts(hosts).of_rank(rank)))
 }
 
-/// Of a job with an authority.
-fn ranked(authority: &Authority, rank: u32) -> Arc<Running> {
+/// A process with a certificate of its own, and whom it expects.
+fn alone(sky: &mut Sky) -> (Address, Expected) {
+    let expected = Expected::default();
+    (sky.add(Identity::new(None).unwrap(), expected.clone(), 0), expected)
+}
+
+/// A process of a job with an authority.
+fn ranked(sky: &mut Sky, authority: &Authority, rank: u32) -> Address {
     let key = RankKey::new().unwrap();
     let certificate = authority.certify(rank, key.public()).unwrap();
-    Running::start(HERE, rank, Some(key.certified(authority.certificate(), &certificate))).unwrap()
+    let identity = Identity::new(Some(key.certified(authority.certificate(), &certificate))).unwrap();
+    sky.add(identity, Expected::default(), rank)
 }
 
-fn expect(who: &Running, expected: &[&Running]) {
-    let certificates = expected.iter().map(|other| shown(other));
-    who.expected.lock().unwrap().extend(certificates);
+fn expect(who: &Expected, expected: &[&Address]) {
+    who.lock().unwrap().extend(expected.iter().map(|address| match &address.who {
+        Who::Shows(certificate) => certificate.clone(),
+        Who::Rank(_) => panic!("it has no certificate of its own"),
+    }));
 }
 
-fn shown(who: &Running) -> Certificate {
-    who.identity.certificate().clone()
+/// Has this process be the host of that number, with the other one at `to`.
+fn be(sky: &mut Sky, process: usize, host: u32, to: &Address) {
+    let now = sky.now;
+    sky.mesh(process).add(now, ID, bridge(host), vec![to.clone(), to.clone()]);
 }
 
-/// Whether a connection comes to be, or the reason why not. The one who connects may be done before the other has
-/// looked at who that is.
-async fn try_to_connect(from: &Running, to: &Address) -> Result<(), String> {
-    let connection = from.connection(to).await?;
-    let silence = tokio::time::timeout(Duration::from_millis(500), connection.closed()).await;
-    silence.map_or(Ok(()), |error| Err(error.to_string()))
+fn is_open(sky: &mut Sky, process: usize) -> bool {
+    (0..2).any(|host| sky.mesh(process).is_open(ID, host))
+}
+
+/// Whether both ends come together before a silence is over.
+fn meet(sky: &mut Sky, one: usize, other: usize) -> bool {
+    sky.until(LONG, |sky| is_open(sky, one) && is_open(sky, other))
 }
 
 #[test]
 fn who_is_expected_is_let_in() {
-    let (one, other) = (running(), running());
-    expect(&other, &[&one]);
-    let address = one.address.clone();
-    let met = other.handle.spawn({
-        let other = other.clone();
-        async move { connect(&other, 1, 0, ANY.communicator, &address).await.is_some() }
-    });
-    one.handle.block_on(async {
-        let _stream = one.open(&other.address, ANY).await.expect("it is expected");
-        assert!(met.await.unwrap(), "it comes");
-    });
+    let mut sky = Sky::new(0);
+    let ((one, known_to_one), (other, known_to_other)) = (alone(&mut sky), alone(&mut sky));
+    expect(&known_to_one, &[&other]);
+    expect(&known_to_other, &[&one]);
+    be(&mut sky, 0, 0, &other);
+    be(&mut sky, 1, 1, &one);
+    assert!(meet(&mut sky, 0, 1));
 }
 
+/// The other side may make the communicator much later.
+#[test]
+fn who_comes_early_waits() {
+    let mut sky = Sky::new(0);
+    let ((one, known_to_one), (other, known_to_other)) = (alone(&mut sky), alone(&mut sky));
+    expect(&known_to_one, &[&other]);
+    expect(&known_to_other, &[&one]);
+    be(&mut sky, 0, 0, &other);
+    assert!(!meet(&mut sky, 0, 0), "nobody answers yet");
+    be(&mut sky, 1, 1, &one);
+    assert!(meet(&mut sky, 0, 1));
+}
+
+/// One with a certificate that nobody was told of.
 #[test]
 fn a_stranger_is_refused() {
-    let (one, other, stranger) = (running(), running(), running());
-    expect(&other, &[&one]);
-    stranger.handle.block_on(async {
-        let refused = try_to_connect(&stranger, &other.address).await.unwrap_err();
-        assert!(refused.contains("certificate"), "{refused}");
-    });
+    let mut sky = Sky::new(0);
+    let ((one, _), (other, known_to_other), _stranger) = (alone(&mut sky), alone(&mut sky), alone(&mut sky));
+    expect(&known_to_other, &[&one]);
+    be(&mut sky, 2, 0, &other);
+    be(&mut sky, 1, 1, &one);
+    assert!(!meet(&mut sky, 1, 1) && !is_open(&mut sky, 2));
 }
 
+/// Another process is where one was to be.
 #[test]
 fn who_answers_must_be_who_was_meant() {
-    let (one, other, third) = (running(), running(), running());
-    expect(&other, &[&one]);
-    let elsewhere = Address { who: Who::Shows(shown(&third)), ..other.address.clone() };
-    one.handle.block_on(async {
-        let error = one.connection(&elsewhere).await.expect_err("another process is there");
-        assert!(error.contains("certificate"), "{error}");
-    });
+    let mut sky = Sky::new(0);
+    let ((one, _), (other, known_to_other), (third, _)) = (alone(&mut sky), alone(&mut sky), alone(&mut sky));
+    expect(&known_to_other, &[&one]);
+    be(&mut sky, 0, 0, &Address { socket: other.socket, who: third.who });
+    be(&mut sky, 1, 1, &one);
+    assert!(!meet(&mut sky, 0, 1));
 }
 
 #[test]
 fn without_a_certificate_nobody_is_let_in() {
-    let (one, other) = (running(), running());
-    expect(&other, &[&one]);
+    let mut sky = Sky::new(0);
+    let (other, _) = alone(&mut sky);
+    let Who::Shows(certificate) = &other.who else { panic!("it has one of its own") };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(shown(&other).der().to_vec().into()).unwrap();
+    roots.add(certificate.der().to_vec().into()).unwrap();
     let mut config = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"tpurun/1".to_vec()];
-    let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
-    let config = quinn::ClientConfig::new(Arc::new(crypto));
-    one.handle.block_on(async {
-        let connecting = one.endpoint.connect_with(config, other.address.socket, "tpurun").unwrap();
-        let refused = match connecting.await {
-            Ok(connection) => connection.closed().await.to_string(),
-            Err(error) => error.to_string(),
-        };
-        assert!(refused.contains("ertificate"), "{refused}");
+    let crypto = quinn_proto::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
+    let config = quinn_proto::ClientConfig::new(Arc::new(crypto));
+    let mut endpoint = quinn_proto::Endpoint::new(Arc::default(), None, true, None);
+    let (_, mut connection) = endpoint.connect(sky.now, config, other.socket, "tpurun").unwrap();
+    // One flight each way after the other.
+    let why = (0..10).find_map(|_| {
+        let (mut bytes, from) = (vec![], (HERE, 5).into());
+        while let Some(transmit) = connection.poll_transmit(sky.now, 1, &mut bytes) {
+            let now = sky.now;
+            sky.mesh(0).datagram(now, from, transmit.ecn, bytes.drain(..).as_slice().into());
+        }
+        let now = sky.now;
+        sky.mesh(0).settle(now);
+        let mut bytes = vec![];
+        while let Some(transmit) = sky.mesh(0).transmit(now, 1, &mut bytes) {
+            let answer = bytes.drain(..).as_slice().into();
+            let event = endpoint.handle(now, other.socket, None, transmit.ecn, answer, &mut vec![]);
+            if let Some(quinn_proto::DatagramEvent::ConnectionEvent(_, event)) = event {
+                connection.handle_event(event);
+            }
+        }
+        std::iter::from_fn(|| connection.poll()).find_map(|event| match event {
+            quinn_proto::Event::ConnectionLost { reason } => Some(reason.to_string()),
+            _ => None,
+        })
     });
+    assert!(why.as_ref().is_some_and(|why| why.contains("ertificate")), "{why:?}");
 }
 
-/// A process of the job that says it is the first rank of a host, and is not.
+/// A process of the job that says it is the first rank of a host, and is not; the stream of who it says it is comes
+/// through all the same.
+fn refuse_the_liar(sky: &mut Sky, one: &Address, other: &Address) {
+    be(sky, 2, 0, other);
+    be(sky, 1, 1, one);
+    assert!(!meet(sky, 1, 1) && !is_open(sky, 2), "it was taken for another");
+    be(sky, 0, 0, other);
+    assert!(meet(sky, 0, 1));
+}
+
 #[test]
 fn a_stream_of_another_host_is_refused() {
-    let (one, other, liar) = (running(), running(), running());
-    expect(&other, &[&one, &liar]);
-    refuse_the_liar(&one, &other, &liar);
+    let mut sky = Sky::new(0);
+    let ((one, known_to_one), (other, known_to_other), (liar, _)) =
+        (alone(&mut sky), alone(&mut sky), alone(&mut sky));
+    expect(&known_to_one, &[&other]);
+    expect(&known_to_other, &[&one, &liar]);
+    refuse_the_liar(&mut sky, &one, &other);
 }
 
 /// As above: it has the authority's certificate, of another rank.
 #[test]
 fn a_stream_of_another_rank_is_refused() {
-    let authority = Authority::new().unwrap();
-    let [one, other, liar] = [0, 1, 2].map(|rank| ranked(&authority, rank));
-    refuse_the_liar(&one, &other, &liar);
-}
-
-/// And the stream of who it says it is comes through all the same.
-fn refuse_the_liar(one: &Arc<Running>, other: &Arc<Running>, liar: &Arc<Running>) {
-    let address = one.address.clone();
-    let (to_one, comes) = std::sync::mpsc::channel();
-    let met = other.handle.spawn({
-        let other = other.clone();
-        async move { to_one.send(connect(&other, 1, 0, ANY.communicator, &address).await.is_some()) }
-    });
-    liar.handle.block_on(async {
-        liar.open(&other.address, ANY).await.expect_err("it is of the job, but not that host");
-    });
-    assert!(comes.try_recv().is_err(), "it was taken for another");
-    one.handle.block_on(async {
-        let _stream = one.open(&other.address, ANY).await.expect("it is expected");
-        met.await.unwrap().unwrap();
-    });
-    assert!(comes.recv().unwrap());
+    let (authority, mut sky) = (Authority::new().unwrap(), Sky::new(0));
+    let [one, other, _liar] = [0, 1, 2].map(|rank| ranked(&mut sky, &authority, rank));
+    refuse_the_liar(&mut sky, &one, &other);
 }
 
 #[test]
 fn ranks_of_one_authority_know_each_other_and_nobody_else() {
     let (authority, elsewhere) = (Authority::new().unwrap(), Authority::new().unwrap());
-    let (one, other, stranger) = (ranked(&authority, 0), ranked(&authority, 1), ranked(&elsewhere, 0));
-    let alone = running();
-    one.handle.block_on(async {
-        try_to_connect(&one, &other.address).await.expect("both are of the job");
-        let mistaken = Address { who: Who::Rank(2), ..other.address.clone() };
-        // Not over the connection that is there.
-        one.connections.lock().await.clear();
-        let refused = try_to_connect(&one, &mistaken).await.unwrap_err();
-        assert!(refused.contains("certificate"), "{refused}");
-    });
-    for stranger in [stranger, alone] {
-        stranger.handle.block_on(async {
-            let to = match stranger.identity.has_authority() {
-                true => other.address.clone(),
-                false => Address { who: Who::Shows(shown(&other)), ..other.address.clone() },
-            };
-            let refused = try_to_connect(&stranger, &to).await.unwrap_err();
-            assert!(refused.contains("certificate"), "{refused}");
-        });
+    let job = |sky: &mut Sky| [0, 1].map(|rank| ranked(sky, &authority, rank));
+    let mut sky = Sky::new(0);
+    let [one, other] = job(&mut sky);
+    be(&mut sky, 0, 0, &other);
+    be(&mut sky, 1, 1, &one);
+    assert!(meet(&mut sky, 0, 1), "both are of the job");
+
+    let mut sky = Sky::new(0);
+    let [one, other] = job(&mut sky);
+    be(&mut sky, 0, 0, &Address { who: Who::Rank(2), ..other });
+    be(&mut sky, 1, 1, &one);
+    assert!(!meet(&mut sky, 0, 1), "another rank was meant");
+
+    for has_authority in [true, false] {
+        let mut sky = Sky::new(0);
+        let [one, other] = job(&mut sky);
+        // As it has no way to know the authority, it takes whoever answers for the one it means.
+        let _stranger = match has_authority {
+            true => ranked(&mut sky, &elsewhere, 0),
+            false => alone(&mut sky).0,
+        };
+        be(&mut sky, 2, 0, &other);
+        be(&mut sky, 1, 1, &one);
+        assert!(!meet(&mut sky, 1, 1) && !is_open(&mut sky, 2));
+    }
+}
+
+/// Who opens a stream and says nothing, or nonsense, does not keep it.
+#[test]
+fn a_stream_that_does_not_say_what_it_is_for_is_closed() {
+    for said in [&b""[..], b"TPNB", b"sixteen bytes of nothing"] {
+        let mut sky = Sky::new(0);
+        let ((one, known_to_one), (other, known_to_other)) = (alone(&mut sky), alone(&mut sky));
+        expect(&known_to_one, &[&other]);
+        expect(&known_to_other, &[&one]);
+        be(&mut sky, 0, 0, &other);
+        be(&mut sky, 1, 1, &one);
+        assert!(meet(&mut sky, 0, 1));
+        let before = sky.mesh(1).streams();
+        sky.mesh(0).say(ID, 1, Bytes::copy_from_slice(said));
+        assert!(said.is_empty() || sky.until(LONG, |sky| sky.mesh(1).streams() > before) || said.len() > 16);
+        assert!(sky.until(LONG, |sky| sky.mesh(1).streams() == before), "{said:?}");
     }
 }
 

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
@@ -132,13 +132,12 @@ impl Identity {
         })
     }
 
-    pub(crate) fn certificate(&self) -> &Certificate {
-        &self.certificate
-    }
-
-    /// Whether others are known by what an authority says of them.
-    pub(crate) fn has_authority(&self) -> bool {
-        self.authority.is_some()
+    /// How others are to know this process, which is a rank of the world.
+    pub(crate) fn known_as(&self, rank: u32) -> Who {
+        match self.authority {
+            Some(_) => Who::Rank(rank),
+            None => Who::Shows(self.certificate.clone()),
+        }
     }
 
     /// For connections from any of those expected, or of the job.
@@ -190,8 +189,9 @@ impl Identity {
 }
 
 /// Who is at the other end of a connection.
-pub(crate) fn other_end(connection: &quinn::Connection) -> Option<Certificate> {
-    let identity = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+pub(crate) fn other_end(connection: &quinn_proto::Connection) -> Option<Certificate> {
+    let identity =
+        connection.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
     identity.first().cloned().map(Certificate)
 }
 

@@ -105,7 +105,12 @@ impl Segment {
 
     /// What this rank has written for the round of this parity; `each` has the bytes for every rank.
     pub(crate) fn set_written(&self, parity: usize, written: Written, each: &[usize]) {
-        let at = self.layout().written(self.rank(), parity);
+        self.set_written_by(self.rank(), parity, written, each);
+    }
+
+    /// The same, of another rank.
+    pub(crate) fn set_written_by(&self, rank: u32, parity: usize, written: Written, each: &[usize]) {
+        let at = self.layout().written(rank, parity);
         let Written { slot, behind, splits, for_all, stride, partial, is_partial, folded } = written;
         let Gathered { stride: folded_stride, bytes: folded } = folded;
         let words: [usize; WRITTEN_WORDS] =
@@ -253,6 +258,17 @@ impl Segment {
         let Failed { kind, mut blamed, text } = Failed::decode(&bytes)?;
         blamed.retain(|rank| *rank < self.size());
         Some(Failure::new(FailureKind::from_code(kind), text).blaming(self.in_world(&blamed)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_decided(&self) -> bool {
+        self.decided().atomic().load(Ordering::Acquire) == DECIDED
+    }
+
+    /// The text that the hosts have agreed on, if they have.
+    #[cfg(test)]
+    pub(crate) fn decided_now(&self) -> Option<String> {
+        self.has_decided().then(|| self.agreed_failure().expect("it is there").to_string())
     }
 
     fn decided(&self) -> &Word {

@@ -205,7 +205,8 @@ async fn greet(incoming: Incoming, plan: &Plan, token: &Token) -> Result<Guest, 
         String::new()
     };
     if !reason.is_empty() {
-        turn_away(connection, send, reason.clone()).await;
+        // Who is turned away may end before it says that it knows why.
+        tokio::spawn(turn_away(connection, send, reason.clone()));
         return Err(reason);
     }
     let code = token.code(&connection, End::Listens).ok_or("a connection without keys")?;

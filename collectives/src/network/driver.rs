@@ -1,0 +1,250 @@
+//! The thread of the network: a UDP socket, the bells of communicators, and the time, for a [`Mesh`] that knows none
+//! of them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use quinn_proto::{EcnCodepoint, Transmit};
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use super::Address;
+use super::bell::Heard;
+use super::mesh::Mesh;
+use crate::bridge::Bridge;
+
+/// What the system receives or sends at once.
+const ROOM: usize = 64 << 10;
+/// So many calls to send are between two looks at what has come.
+const SENDS: usize = 8;
+const RECEIVES: usize = 4;
+
+// What epoll says an event is of; communicators have others.
+const SOCKET: u64 = 0;
+const COMMANDS: u64 = 1;
+const FIRST_BELL: u64 = 2;
+
+/// What other threads have it do.
+pub(super) enum Command {
+    Add { id: u64, bridge: Box<Bridge>, heard: Heard, addresses: Vec<Address>, over: Arc<Over> },
+    Stop(u64),
+}
+
+/// Where they say so.
+pub(super) struct Commands {
+    queue: Mutex<Vec<Command>>,
+    wake: OwnedFd,
+}
+
+impl fmt::Debug for Commands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commands").field("wake", &self.wake).finish_non_exhaustive()
+    }
+}
+
+impl Commands {
+    pub(super) fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { queue: Mutex::default(), wake })
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        // A count that is full has woken enough.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> Vec<Command> {
+        let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
+        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Whether a communicator's way to other hosts has ended.
+#[derive(Debug, Default)]
+pub(super) struct Over {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Over {
+    fn say(&self) {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn wait(&self, timeout: Duration) {
+        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.changed.wait_timeout_while(is_over, timeout, |is_over| !*is_over);
+    }
+}
+
+pub(super) struct Driver {
+    mesh: Mesh,
+    socket: UdpSocket,
+    state: UdpSocketState,
+    commands: Arc<Commands>,
+    epoll: OwnedFd,
+    bells: HashMap<u64, Bell>,
+    next_bell: u64,
+    received: Vec<Vec<u8>>,
+    sent: Vec<u8>,
+    /// What the socket did not take yet, of these bytes.
+    unsent: Option<Transmit>,
+}
+
+struct Bell {
+    communicator: u64,
+    heard: Heard,
+    over: Arc<Over>,
+}
+
+impl Driver {
+    pub(super) fn new(mesh: Mesh, socket: UdpSocket, commands: Arc<Commands>) -> io::Result<Self> {
+        let state = UdpSocketState::new((&socket).into())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let event = epoll::EventData::new_u64;
+        epoll::add(&epoll, &socket, event(SOCKET), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &commands.wake, event(COMMANDS), epoll::EventFlags::IN)?;
+        Ok(Self {
+            mesh,
+            socket,
+            state,
+            commands,
+            epoll,
+            bells: HashMap::new(),
+            next_bell: FIRST_BELL,
+            received: vec![vec![0; ROOM]; BATCH_SIZE],
+            sent: Vec::with_capacity(ROOM),
+            unsent: None,
+        })
+    }
+
+    /// As long as the process lives.
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(16);
+        loop {
+            events.clear();
+            let wait = self.wait().map(|wait| Timespec::try_from(wait).expect("waits are short"));
+            // What is not heard of now is at the next look.
+            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), wait.as_ref());
+            let now = Instant::now();
+            for event in &events {
+                match event.data.u64() {
+                    SOCKET => self.receive(now),
+                    COMMANDS => self.obey(now),
+                    bell => self.hear(now, bell),
+                }
+            }
+            self.mesh.settle(now);
+            self.mesh.tick(now);
+            self.mesh.settle(now);
+            self.send(now);
+            self.mesh.settle(now);
+            for id in self.mesh.over() {
+                self.forget(id);
+            }
+        }
+    }
+
+    fn wait(&self) -> Option<Duration> {
+        // The socket says when it takes more.
+        if self.unsent.is_none() && self.mesh.has_more_to_send() {
+            return Some(Duration::ZERO);
+        }
+        self.mesh.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn obey(&mut self, now: Instant) {
+        for command in self.commands.take() {
+            match command {
+                Command::Add { id, bridge, heard, addresses, over } => {
+                    let bell = self.next_bell;
+                    self.next_bell += 1;
+                    let event = epoll::EventData::new_u64(bell);
+                    if let Err(error) = epoll::add(&self.epoll, heard.as_fd(), event, epoll::EventFlags::IN) {
+                        // Looks come at intervals, too.
+                        tracing::warn!(%error, "the network thread hears no bell");
+                    }
+                    self.bells.insert(bell, Bell { communicator: id, heard, over });
+                    self.mesh.add(now, id, *bridge, addresses);
+                }
+                Command::Stop(id) => self.mesh.stop(now, id),
+            }
+        }
+    }
+
+    fn hear(&mut self, now: Instant, bell: u64) {
+        if let Some(bell) = self.bells.get(&bell) {
+            bell.heard.clear();
+            self.mesh.rung(now, bell.communicator);
+        }
+    }
+
+    fn forget(&mut self, id: u64) {
+        let Some(bell) = self.bells.iter().find(|(_, bell)| bell.communicator == id).map(|(bell, _)| *bell)
+        else {
+            return;
+        };
+        let Bell { heard, over, .. } = self.bells.remove(&bell).expect("it was just there");
+        let _ = epoll::delete(&self.epoll, heard.as_fd());
+        over.say();
+    }
+
+    fn receive(&mut self, now: Instant) {
+        for _ in 0..RECEIVES {
+            let mut metas = [RecvMeta::default(); BATCH_SIZE];
+            let mut buffers: Vec<IoSliceMut<'_>> =
+                self.received.iter_mut().map(|bytes| IoSliceMut::new(bytes)).collect();
+            // An error is what a host says of a datagram of ours; QUIC notices by itself.
+            let Ok(count) = self.state.recv((&self.socket).into(), &mut buffers, &mut metas) else { return };
+            for (meta, bytes) in metas[..count].iter().zip(&self.received) {
+                let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+                let mut rest = BytesMut::from(&bytes[..meta.len]);
+                while !rest.is_empty() {
+                    let datagram = rest.split_to(meta.stride.clamp(1, rest.len()));
+                    self.mesh.datagram(now, meta.addr, ecn, datagram);
+                }
+            }
+            if count < BATCH_SIZE {
+                return;
+            }
+        }
+    }
+
+    fn send(&mut self, now: Instant) {
+        for _ in 0..SENDS {
+            let was_blocked = self.unsent.is_some();
+            let transmit = self.unsent.take().or_else(|| {
+                self.sent.clear();
+                self.mesh.transmit(now, self.state.max_gso_segments(), &mut self.sent)
+            });
+            let Some(transmit) = transmit else { return };
+            let datagrams = quinn_udp::Transmit {
+                destination: transmit.destination,
+                ecn: transmit.ecn.and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8)),
+                contents: &self.sent[..transmit.size],
+                segment_size: transmit.segment_size,
+                src_ip: transmit.src_ip,
+            };
+            let sent = self.state.send((&self.socket).into(), &datagrams);
+            let is_blocked = sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+            if is_blocked != was_blocked {
+                let room = if is_blocked { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+                let flags = epoll::EventFlags::IN | room;
+                let _ = epoll::modify(&self.epoll, &self.socket, epoll::EventData::new_u64(SOCKET), flags);
+            }
+            if is_blocked {
+                self.unsent = Some(transmit);
+                return;
+            }
+        }
+    }
+}

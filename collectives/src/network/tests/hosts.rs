@@ -1,0 +1,289 @@
+//! Hosts that come to one round after the other, over networks of all kinds. `TPURUN_TEST_SEED` tries another seed
+//! than the first, or replays the one that a failure printed; `TPURUN_TEST_SEEDS` says how many follow it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::authority::{Authority, RankKey};
+use super::super::simulation::{LONG, Sky, Weather};
+use super::super::tls::{Expected, Identity};
+use super::super::{Address, SILENCE};
+use super::ID;
+use crate::bridge::Bridge;
+use crate::failure::FailureKind;
+use crate::hosts::Hosts;
+use crate::segment::crossing::Written;
+use crate::segment::{Segment, Verdict};
+use crate::sync::Arrival;
+
+const PLACES: [&str; 3] = ["0 1\nn0\nn1", "0 0 1 2\nn0\nn1\nn2", "0 1 2 0 3 1\nn0\nn1\nn2\nn3"];
+const ROUNDS: u32 = 6;
+const WINDOW: usize = 64 << 10;
+/// What follows from a silence: proposals, the word of the one who decides, and looks.
+const AFTER: Duration = Duration::from_secs(2);
+
+/// What happens to the network, or to a host, while they go on.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Nothing,
+    /// Two hosts do not reach each other for a while, much shorter than a silence: QUIC tries again after twice as
+    /// long each time, and so may find out late that it is over.
+    Interruption {
+        from_ms: u64,
+        for_ms: u64,
+    },
+    /// Two hosts never reach each other again.
+    Cut {
+        from_ms: u64,
+    },
+    /// A host is gone.
+    Gone {
+        from_ms: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    places: &'static str,
+    weather: Weather,
+    fault: Fault,
+}
+
+impl Case {
+    fn of(sky: &mut Sky) -> Self {
+        let chance = &mut sky.chance;
+        let places = PLACES[chance.below(3) as usize];
+        let mut weather = Weather {
+            delay: Duration::from_micros(50 + chance.below(20_000)),
+            jitter: Duration::from_micros([0, chance.below(20_000)][chance.below(2) as usize]),
+            lost_of: [0, 100, 20][chance.below(3) as usize],
+            twice_of: [0, 10][chance.below(2) as usize],
+        };
+        let from_ms = chance.below(400);
+        let fault = match chance.below(4) {
+            0 => Fault::Nothing,
+            1 => {
+                weather.lost_of = weather.lost_of.max(100) * u64::from(weather.lost_of > 0);
+                Fault::Interruption { from_ms, for_ms: 1 + chance.below(SILENCE.as_millis() as u64 / 4) }
+            }
+            2 => Fault::Cut { from_ms },
+            _ => Fault::Gone { from_ms },
+        };
+        Self { places, weather, fault }
+    }
+}
+
+/// The ranks of one host.
+struct Ranks {
+    segment: Arc<Segment>,
+    own: Vec<u32>,
+    /// Rounds that each has come to.
+    come: Vec<u32>,
+}
+
+/// What a rank writes for a round.
+fn bytes(rank: u32, round: u32) -> Vec<u8> {
+    let length = [0, 7, 900, WINDOW / 2][((rank + round) % 4) as usize];
+    (0..length).map(|at| (at as u32 * 31 + rank * 7 + round) as u8).collect()
+}
+
+impl Ranks {
+    fn new(places: &str, host: u32) -> Self {
+        let ranks = places.lines().next().unwrap().split(' ').count() as u32;
+        let hosts = Hosts::parse(places, ranks).unwrap();
+        let (own, first) = (hosts.ranks(host).to_vec(), hosts.first(host));
+        let segment = Segment::alone("dp0", ranks, WINDOW).with_hosts(hosts).of_rank(first);
+        Self { segment: Arc::new(segment), come: vec![0; own.len()], own }
+    }
+
+    /// Each does the next thing it can. Whether any did.
+    fn go_on(&mut self) -> bool {
+        let mut moved = false;
+        for (index, rank) in self.own.clone().into_iter().enumerate() {
+            let come = self.come[index];
+            let is_open = come == 0 || self.segment.meeting().is_open(come - 1);
+            if self.is_failed() || !is_open || come == ROUNDS {
+                continue;
+            }
+            if come > 0 {
+                self.check(come - 1);
+            }
+            self.come(rank, come);
+            self.come[index] += 1;
+            moved = true;
+        }
+        if self.segment.meeting().has_duty() {
+            self.segment.meeting().open();
+            moved = true;
+        }
+        self.give_up_lost();
+        moved
+    }
+
+    fn come(&self, rank: u32, round: u32) {
+        let (segment, parity) = (&self.segment, (round % 2) as usize);
+        let written = bytes(rank, round);
+        segment.region().write(segment.layout().window(rank, parity), &written);
+        segment.set_written_by(rank, parity, Written { for_all: written.len(), ..Written::default() }, &[]);
+        segment.count_written(|| {});
+        if segment.meeting().arrive(segment.size()) == Arrival::Last {
+            segment.meeting().open();
+        }
+    }
+
+    fn check(&self, round: u32) {
+        for rank in self.segment.ranks() {
+            let expected = bytes(rank, round);
+            let mut found = vec![0; expected.len()];
+            let at = self.segment.layout().window(rank, (round % 2) as usize);
+            self.segment.region().read(at, &mut found);
+            assert!(found == expected, "what rank {rank} wrote for round {round}");
+        }
+    }
+
+    /// As a rank does that waits for one that is lost.
+    fn give_up_lost(&self) {
+        let come = self.come.iter().min().copied().unwrap_or(0);
+        let lost: Vec<u32> = self.segment.ranks().filter(|rank| self.segment.is_lost(*rank)).collect();
+        if !lost.is_empty() && come > 0 && !self.is_failed() {
+            let text = format!("{lost:?} lost, says host {}", self.segment.host());
+            self.segment.fail_round_here(come - 1, &Verdict::new(FailureKind::RankLost, text).blaming(lost));
+        }
+    }
+
+    fn is_failed(&self) -> bool {
+        self.segment.meeting().is_poisoned()
+    }
+
+    fn is_done(&self) -> bool {
+        self.come.iter().all(|come| *come == ROUNDS) && self.segment.meeting().is_open(ROUNDS - 1)
+    }
+}
+
+fn identities(places: &str) -> Vec<(Identity, u32)> {
+    let ranks = places.lines().next().unwrap().split(' ').count() as u32;
+    let hosts = Hosts::parse(places, ranks).unwrap();
+    let authority = Authority::new().unwrap();
+    let certified = (0..hosts.count()).map(|host| {
+        let (key, rank) = (RankKey::new().unwrap(), hosts.first(host));
+        let certificate = authority.certify(rank, key.public()).unwrap();
+        (Identity::new(Some(key.certified(authority.certificate(), &certificate))).unwrap(), rank)
+    });
+    certified.collect()
+}
+
+/// How a run has ended: when, after how many datagrams, and what every host that is left has decided.
+#[derive(PartialEq, Eq, Debug)]
+struct Outcome {
+    after: Duration,
+    sent: u64,
+    done: Vec<bool>,
+    said: BTreeSet<String>,
+}
+
+fn run(seed: u64) -> Outcome {
+    let mut sky = Sky::new(seed);
+    let case = Case::of(&mut sky);
+    let came = std::panic::AssertUnwindSafe(|| run_case(sky, case));
+    std::panic::catch_unwind(came).unwrap_or_else(|panic| {
+        eprintln!("TPURUN_TEST_SEED={seed} replays it: {case:?}");
+        std::panic::resume_unwind(panic)
+    })
+}
+
+fn run_case(mut sky: Sky, case: Case) -> Outcome {
+    sky.weather = case.weather;
+    let began = sky.now;
+    let mut hosts: Vec<Option<Ranks>> = vec![];
+    let mut addresses: Vec<Address> = vec![];
+    for (identity, rank) in identities(case.places) {
+        addresses.push(sky.add(identity, Expected::default(), rank));
+        hosts.push(Some(Ranks::new(case.places, hosts.len() as u32)));
+    }
+    for (index, ranks) in hosts.iter().enumerate() {
+        let bridge = Bridge::new(ranks.as_ref().unwrap().segment.clone());
+        let now = sky.now;
+        sky.mesh(index).add(now, ID, bridge, addresses.clone());
+    }
+    let (one, other) = (0, hosts.len() - 1);
+    let at = |ms: u64| began + Duration::from_millis(ms);
+    let mut faults: Vec<(Instant, Option<bool>)> = match case.fault {
+        Fault::Nothing => vec![],
+        Fault::Interruption { from_ms, for_ms } => {
+            vec![(at(from_ms), Some(true)), (at(from_ms + for_ms), Some(false))]
+        }
+        Fault::Cut { from_ms } => vec![(at(from_ms), Some(true))],
+        Fault::Gone { from_ms } => vec![(at(from_ms), None)],
+    };
+    let until = began + LONG + AFTER;
+    loop {
+        while let Some((when, fault)) = faults.first().copied()
+            && when <= sky.now
+        {
+            faults.remove(0);
+            match fault {
+                Some(true) => sky.part(one, other),
+                Some(false) => sky.heal(),
+                None => {
+                    sky.kill(other);
+                    hosts[other] = None;
+                }
+            }
+        }
+        let mut moved = false;
+        for (index, ranks) in hosts.iter_mut().enumerate() {
+            if let Some(ranks) = ranks
+                && ranks.go_on()
+            {
+                moved = true;
+                let now = sky.now;
+                sky.mesh(index).rung(now, ID);
+            }
+        }
+        let is_over = |ranks: &Ranks| ranks.is_done() || ranks.is_failed() && ranks.segment.has_decided();
+        if hosts.iter().flatten().all(is_over) {
+            break;
+        }
+        let next = faults.first().map_or(until, |(when, _)| *when);
+        if !moved && !sky.step(next) && faults.is_empty() {
+            break;
+        }
+    }
+    let done: Vec<bool> = hosts.iter().flatten().map(Ranks::is_done).collect();
+    let said: BTreeSet<String> =
+        hosts.iter().flatten().filter_map(|ranks| ranks.segment.decided_now()).collect();
+    let over = hosts.iter().flatten().all(|ranks| ranks.is_done() || ranks.is_failed());
+    assert!(over, "somebody still waits after {:?}: {done:?}, {said:?}", sky.now - began);
+    match case.fault {
+        Fault::Nothing | Fault::Interruption { .. } => {
+            assert!(done.iter().all(|done| *done), "{done:?}, {said:?}");
+        }
+        // Whoever is done needs nobody any more.
+        Fault::Gone { .. } => assert!(said.len() <= 1, "{said:?}"),
+        // Each of the two may decide for those who reach it.
+        Fault::Cut { .. } => assert!(said.len() <= 2, "{said:?}"),
+    }
+    Outcome { after: sky.now - began, sent: sky.sent, done, said }
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    let given = std::env::var(name).ok();
+    given.map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+#[test]
+fn hosts_go_on_or_say_why_not() {
+    let first = number("TPURUN_TEST_SEED", 1);
+    for seed in first..first + number("TPURUN_TEST_SEEDS", 500) {
+        run(seed);
+    }
+}
+
+/// The same happens again.
+#[test]
+fn a_seed_replays() {
+    for seed in 1..10 {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+}
