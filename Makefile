@@ -60,8 +60,9 @@ overhead: $(INSTALLED) ## what device tpu costs beside CPU tensors; writes docs/
 	@$(PY) tests/overhead.py --out docs/overhead.md $(ARGS)
 
 .PHONY: fault-matrix
-fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks; writes docs/fault-matrix.md
+fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks, and (as root) of the network; writes docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)
+	@$(PY) -m tests.fault_matrix.network --out docs/fault-matrix.md
 
 LAUNCHER := tpurun
 DEVICE := cpu
@@ -90,7 +91,7 @@ nightly: ## what takes too long for every change: 10,000 random programs and net
 NETWORKS := 500
 .PHONY: simulation
 simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, from SEED=0 on
-	@TPURUN_TEST_SEED=$(SEED) TPURUN_TEST_SEEDS=$(NETWORKS) $(CARGO) test --locked -p tpurun-collectives --lib \
+	@TPURUN_TEST_SEED=$(SEED) TPURUN_TEST_SEEDS=$(NETWORKS) cargo test --locked -p tpurun-collectives --lib \
 		network::tests::hosts::hosts_go -- --nocapture
 
 # As root: it installs Debian's packages where they are missing.

@@ -1,5 +1,6 @@
-"""Plants bugs in the concurrent parts, one at a time, and shows that the models catch each of them; and in what
-hosts tell each other, where the simulation must.
+"""Plants bugs in the concurrent parts, one at a time, and shows that the models catch each of them.
+
+So does the simulation of several hosts with those in what they tell each other.
 
     .ci/planted_bugs.py [FILE ..]      for example meeting.rs
 

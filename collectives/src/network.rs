@@ -7,6 +7,7 @@ pub(crate) mod bell;
 mod connections;
 mod driver;
 mod greeting;
+mod link;
 mod mesh;
 pub(crate) mod tls;
 
@@ -20,12 +21,13 @@ use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
 use rustix::net::sockopt;
 
 use crate::bridge::Bridge;
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, invalid_usage};
 use authority::Credentials;
 use bell::Heard;
 use driver::{Command, Commands, Driver, Over};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
+pub use link::{Link, NoLink};
 use mesh::Mesh;
 use tls::{Certificate, Expected, Identity, Who};
 
@@ -38,6 +40,8 @@ const STREAM_WINDOW: u32 = 4 << 20;
 /// Largest datagram where the way allows it, which is found out: what an Ethernet frame of 9000 bytes holds.
 const MOST_DATAGRAM: u16 = 8_952;
 const SOCKET_BUFFER: usize = 16 << 20;
+/// A [`Link`].
+const LINK: &str = "TPURUN_LINK";
 
 /// Where a process is reached, and how it is known there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -175,7 +179,7 @@ impl Running {
         let address = Address { socket: SocketAddr::new(ip, port), who: identity.known_as(rank) };
         let mesh = Mesh::new(identity, expected.clone(), None)?;
         let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
-        let driver = Driver::new(mesh, socket, commands.clone());
+        let driver = Driver::new(mesh, socket, commands.clone(), given_link()?);
         let driver = driver.map_err(|error| refused("watch a socket", &error))?;
         thread::Builder::new()
             .name("tpurun-net".to_owned())
@@ -183,6 +187,12 @@ impl Running {
             .map_err(|error| refused("start a thread", &error))?;
         Ok(Arc::new(Self { commands, expected, address }))
     }
+}
+
+/// The link that is to be between hosts, worse than the one there is.
+fn given_link() -> Result<Option<Link>, Failure> {
+    let given = std::env::var(LINK).ok().filter(|text| !text.is_empty());
+    given.map(|text| text.parse().map_err(|error| invalid_usage!("{LINK}: {error}"))).transpose()
 }
 
 /// What bursts fit into: rounds come as a whole. More than the system allows is for who may.

@@ -249,6 +249,9 @@ pub(crate) struct Options {
     /// Pretend that the ranks are on so many hosts, joined by a network
     #[arg(long, value_name = "N", conflicts_with = "nnodes")]
     pub(crate) hosts: Option<String>,
+    /// What the network between hosts does to what this one sends: delay, jitter, loss, duplicate, rate
+    #[arg(long, value_name = "delay=2ms,loss=1%")]
+    pub(crate) link: Option<String>,
     /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
     #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
     pub(crate) on_failure: Option<String>,
@@ -353,6 +356,8 @@ const EXAMPLES: &str = r#"Examples:
   tpurun --job job.toml                   the programs that a file lists
   tpurun -n 64 --timings train.py         where the time until the first collective goes
   tpurun -n 8 --hosts 2 train.py          as if ranks 0-3 and 4-7 were on different hosts
+  tpurun -n 8 --hosts 2 --link delay=2ms,jitter=1ms,loss=1%,duplicate=0.1%,rate=1Gbit train.py
+                                          and the network between them were a bad one
   tpurun --nnodes 2 --node-rank 0 --rdzv n0:29400 -n 4 train.py
                                           on host n0, with --node-rank 1 on the other; see Several hosts
   tpurun status                           say what the ranks of a running job do

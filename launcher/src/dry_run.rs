@@ -43,6 +43,9 @@ pub(crate) fn describe(job: &Job) -> String {
         let ranks: RankSet = host.ranks.clone().collect();
         field("host", format!("{} at {}: ranks {ranks}", host.name, host.address));
     }
+    if let Some(link) = &job.link {
+        field("link", format!("{link}, of what ranks here send to other hosts"));
+    }
     if let Some(Plan { count, node, rendezvous, .. }) = &job.nodes {
         field(
             "node",

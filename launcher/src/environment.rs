@@ -27,6 +27,7 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     variables.extend(job.verify_results.then(|| ("TPURUN_VERIFY_RESULTS", "1".to_owned())));
     variables.extend(job.device.map(|has| ("TPURUN_DEVICE", u32::from(has).to_string())));
     variables.extend(job.hbm.map(|bytes| ("TPURUN_HBM", bytes.to_string())));
+    variables.extend(job.link.map(|link| ("TPURUN_LINK", link.to_string())));
     variables.extend(job.algorithm.map(|algorithm| ("TPURUN_ALGORITHM", algorithm.to_string())));
     variables.extend(job.timeout.map(|timeout| ("TPURUN_TIMEOUT_MS", timeout.as_millis().to_string())));
     named(variables)
@@ -92,7 +93,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 18] = [
+const OURS: [&str; 19] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -106,6 +107,7 @@ const OURS: [&str; 18] = [
     "TPURUN_RANK_PID",
     "TPURUN_HOST",
     "TPURUN_ADDRESS",
+    "TPURUN_LINK",
     "TPURUN_RESTART",
     "TPURUN_MARKS_AT",
     BOARD_FD_VAR,
@@ -125,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_a_rank_gets_from_us_no_program_can_change() {
-        let line = "--topology 2x2 --hosts 2 --algorithm ring --timeout 5s true : -n 3 true x";
+        let line = "--topology 2x2 --hosts 2 --link loss=1% --algorithm ring --timeout 5s true : -n 3 true x";
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let job = Job::new(&words::read(&words).unwrap()).unwrap();
         let of_rank = of_rank(&job, 2, Path::new("e"));

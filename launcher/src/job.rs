@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tpurun_collectives::network::Link;
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::cli::{Cli, Command, Options, TorchrunOptions};
@@ -26,6 +27,8 @@ pub(crate) struct Job {
     pub(crate) here: Range<u32>,
     /// Where the ranks are, or are pretended to be.
     pub(crate) hosts: Hosts,
+    /// What the network between them is to do to what ranks here send.
+    pub(crate) link: Option<Link>,
     /// How to find the other nodes, when there are any.
     pub(crate) nodes: Option<Plan>,
     /// The scheduler that has placed this tpurun.
@@ -137,6 +140,8 @@ impl Job {
             return Err("--nnodes: expected one program, given several".into());
         }
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
+        let is_spread = nodes.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
+        let link = options.link.as_deref().map(|text| parse_link(text, is_spread)).transpose()?;
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
         let master_port = parse_port(options.torchrun.master_port.as_deref())?;
@@ -149,6 +154,7 @@ impl Job {
             ranks,
             here: 0..ranks,
             hosts: hosts.unwrap_or_default(),
+            link,
             wants_server: programs.are_any_forked() || programs.are_several() && python.is_some(),
             programs,
             python,
@@ -291,6 +297,13 @@ fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
         )
     })?;
     Ok(if count == 1 { Hosts::default() } else { Hosts::pretended(count, ranks) })
+}
+
+fn parse_link(text: &str, is_spread: bool) -> Result<Link, String> {
+    if !is_spread {
+        return Err("--link: expected several hosts, of --hosts or --nnodes, given one".into());
+    }
+    text.parse().map_err(|error| format!("--link: {error}"))
 }
 
 fn parse_policy(options: &Options) -> Result<Policy, String> {
@@ -470,6 +483,14 @@ mod tests {
             (
                 "tpurun -n 4 --hosts 5 true",
                 "--hosts: expected a number of pretended hosts from 1 to 4, given 5",
+            ),
+            (
+                "tpurun -n 4 --link loss=1% true",
+                "--link: expected several hosts, of --hosts or --nnodes, given one",
+            ),
+            (
+                "tpurun -n 4 --hosts 2 --link loss=1 true",
+                "--link: expected words such as delay=2ms,jitter=500us,loss=1%,duplicate=0.1%,rate=100Mbit, given loss=1",
             ),
             (
                 "tpurun --max-restarts -1 true",

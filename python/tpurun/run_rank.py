@@ -91,6 +91,8 @@ def finish(status: int) -> None:
         # What the interpreter itself calls before it finalises; neither has a public name.
         threading._shutdown()
         atexit._run_exitfuncs()
+        if status == 0:
+            part_from_other_hosts()
     except BaseException:
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
@@ -101,6 +103,13 @@ def finish(status: int) -> None:
     if status < 0:
         die_by_signal(-status)
     os._exit(status)
+
+
+def part_from_other_hosts() -> None:
+    """Waits until other hosts have what they need of this rank, as the teardown of an interpreter does."""
+    distributed = sys.modules.get("torch.distributed")
+    if "TPURUN_HOST" in os.environ and distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def load_script(main_module: ModuleType, path: str) -> CodeType:

@@ -63,7 +63,7 @@ fn run(bytes: &[u8]) {
 
 fn invented(input: &mut Input<'_>) -> Header {
     let mut bytes = [0; HEADER_BYTES];
-    bytes[0] = 1 + input.below(11) as u8;
+    bytes[0] = 1 + input.below(12) as u8;
     let kind = Header::decode(&bytes).expect("a kind").kind;
     Header {
         kind,

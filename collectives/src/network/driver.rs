@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::Address;
 use super::bell::Heard;
+use super::link::{Flight, Link};
 use super::mesh::Mesh;
 use crate::bridge::Bridge;
 
@@ -98,6 +99,17 @@ pub(super) struct Driver {
     sent: Vec<u8>,
     /// What the socket did not take yet, of these bytes.
     unsent: Option<Transmit>,
+    /// A link that is worse than the one there is.
+    link: Option<Flight<Datagram>>,
+    /// Communicators that are over, and when the last of what they have sent is at the end of that link.
+    over: Vec<(Instant, u64)>,
+}
+
+#[derive(Clone)]
+struct Datagram {
+    to: SocketAddr,
+    ecn: Option<quinn_udp::EcnCodepoint>,
+    bytes: Vec<u8>,
 }
 
 struct Bell {
@@ -107,7 +119,12 @@ struct Bell {
 }
 
 impl Driver {
-    pub(super) fn new(mesh: Mesh, socket: UdpSocket, commands: Arc<Commands>) -> io::Result<Self> {
+    pub(super) fn new(
+        mesh: Mesh,
+        socket: UdpSocket,
+        commands: Arc<Commands>,
+        link: Option<Link>,
+    ) -> io::Result<Self> {
         let state = UdpSocketState::new((&socket).into())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = epoll::EventData::new_u64;
@@ -124,6 +141,9 @@ impl Driver {
             received: vec![vec![0; ROOM]; BATCH_SIZE],
             sent: Vec::with_capacity(ROOM),
             unsent: None,
+            // Others every time: what a program can stand does not depend on a seed.
+            link: link.map(|link| Flight::new(link, std::process::id().into())),
+            over: vec![],
         })
     }
 
@@ -148,7 +168,13 @@ impl Driver {
             self.mesh.settle(now);
             self.send(now);
             self.mesh.settle(now);
-            for id in self.mesh.over() {
+            // A real link keeps what was sent when its process ends.
+            let landed = self.link.as_ref().and_then(Flight::last).unwrap_or(now);
+            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, id)));
+            while let Some((landed, id)) = self.over.first().copied()
+                && landed <= now
+            {
+                self.over.remove(0);
                 self.forget(id);
             }
         }
@@ -159,7 +185,10 @@ impl Driver {
         if self.unsent.is_none() && self.mesh.has_more_to_send() {
             return Some(Duration::ZERO);
         }
-        self.mesh.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()))
+        let arrival = self.link.as_ref().and_then(Flight::next);
+        let landing = self.over.first().map(|(landed, _)| *landed);
+        let deadline = self.mesh.deadline().into_iter().chain(arrival).chain(landing).min();
+        deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     fn obey(&mut self, now: Instant) {
@@ -219,7 +248,24 @@ impl Driver {
         }
     }
 
+    /// What has come to the end of a link that is worse than the one there is.
+    fn send_arrived(&mut self, now: Instant) {
+        let Some(link) = &mut self.link else { return };
+        while let Some(Datagram { to, ecn, bytes }) = link.arrived(now) {
+            let datagram = quinn_udp::Transmit {
+                destination: to,
+                ecn,
+                contents: &bytes,
+                segment_size: None,
+                src_ip: None,
+            };
+            // What the socket does not take is lost, too.
+            let _ = self.state.send((&self.socket).into(), &datagram);
+        }
+    }
+
     fn send(&mut self, now: Instant) {
+        self.send_arrived(now);
         for _ in 0..SENDS {
             let was_blocked = self.unsent.is_some();
             let transmit = self.unsent.take().or_else(|| {
@@ -227,9 +273,18 @@ impl Driver {
                 self.mesh.transmit(now, self.state.max_gso_segments(), &mut self.sent)
             });
             let Some(transmit) = transmit else { return };
+            let ecn = transmit.ecn.and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8));
+            if let Some(link) = &mut self.link {
+                let size = transmit.segment_size.unwrap_or(transmit.size);
+                for bytes in self.sent[..transmit.size].chunks(size) {
+                    let datagram = Datagram { to: transmit.destination, ecn, bytes: bytes.to_vec() };
+                    link.send(now, bytes.len(), datagram);
+                }
+                continue;
+            }
             let datagrams = quinn_udp::Transmit {
                 destination: transmit.destination,
-                ecn: transmit.ecn.and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8)),
+                ecn,
                 contents: &self.sent[..transmit.size],
                 segment_size: transmit.segment_size,
                 src_ip: transmit.src_ip,

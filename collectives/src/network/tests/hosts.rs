@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::authority::{Authority, RankKey};
-use super::super::simulation::{LONG, Sky, Weather};
+use super::super::link::Link;
+use super::super::simulation::{LONG, Sky};
 use super::super::tls::{Expected, Identity};
 use super::super::{Address, SILENCE};
 use super::ID;
@@ -46,31 +47,32 @@ enum Fault {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     places: &'static str,
-    weather: Weather,
+    link: Link,
     fault: Fault,
 }
 
 impl Case {
     fn of(sky: &mut Sky) -> Self {
-        let chance = &mut sky.chance;
+        let chance = sky.chance();
         let places = PLACES[chance.below(3) as usize];
-        let mut weather = Weather {
+        let mut link = Link {
             delay: Duration::from_micros(50 + chance.below(20_000)),
             jitter: Duration::from_micros([0, chance.below(20_000)][chance.below(2) as usize]),
-            lost_of: [0, 100, 20][chance.below(3) as usize],
-            twice_of: [0, 10][chance.below(2) as usize],
+            loss: [0, 10_000, 50_000][chance.below(3) as usize],
+            duplicate: [0, 100_000][chance.below(2) as usize],
+            rate: [0, 12_500_000][chance.below(2) as usize],
         };
         let from_ms = chance.below(400);
         let fault = match chance.below(4) {
             0 => Fault::Nothing,
             1 => {
-                weather.lost_of = weather.lost_of.max(100) * u64::from(weather.lost_of > 0);
+                link.loss = link.loss.min(10_000);
                 Fault::Interruption { from_ms, for_ms: 1 + chance.below(SILENCE.as_millis() as u64 / 4) }
             }
             2 => Fault::Cut { from_ms },
             _ => Fault::Gone { from_ms },
         };
-        Self { places, weather, fault }
+        Self { places, link, fault }
     }
 }
 
@@ -193,7 +195,7 @@ fn run(seed: u64) -> Outcome {
 }
 
 fn run_case(mut sky: Sky, case: Case) -> Outcome {
-    sky.weather = case.weather;
+    sky.links(case.link);
     let began = sky.now;
     let mut hosts: Vec<Option<Ranks>> = vec![];
     let mut addresses: Vec<Address> = vec![];
@@ -264,7 +266,7 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
         // Each of the two may decide for those who reach it.
         Fault::Cut { .. } => assert!(said.len() <= 2, "{said:?}"),
     }
-    Outcome { after: sky.now - began, sent: sky.sent, done, said }
+    Outcome { after: sky.now - began, sent: sky.sent(), done, said }
 }
 
 fn number(name: &str, otherwise: u64) -> u64 {
