@@ -156,6 +156,7 @@ def page(seen: Sequence[Seen], command: str) -> str:
     """The part of the page."""
     rows = [[one.fault.what, one.said, f"{one.seconds:.1f} s" if one.fault.verdicts else ""] for one in seen]
     wrong = [f"- `{one.fault.name}`: {problem}" for one in seen for problem in one.problems]
+    right = sum(not one.problems for one in seen)
     text = f"""{TITLE}
 
 Made by `{command}`.
@@ -166,10 +167,9 @@ that is unplugged says the same of those it does not reach.
 
 {table(["fault", "what all hosts say", "time"], rows)}
 
-{sum(not one.problems for one in seen)} of {len(seen)} are right. Strangers (without a certificate, with
-another job's, with the right one and another rank), interruptions and hosts that were never reached are tests of
-the transport on a simulated network, in `collectives/src/network/tests`; strangers with another token are one of
-`tests/test_nodes.py`.
+{right} of {len(seen)} are right. Strangers (without a certificate, with another job's, with the right one and
+another rank), interruptions and hosts that were never reached are tests of the transport on a simulated
+network, in `collectives/src/network/tests`; strangers with another token are one of `tests/test_nodes.py`.
 """
     return text + "\n".join(["", *wrong, ""] if wrong else [])
 
