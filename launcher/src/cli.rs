@@ -246,9 +246,12 @@ pub(crate) struct Options {
     /// How long the nodes wait for each other [default: 10m]
     #[arg(long, value_name = "10m")]
     pub(crate) rdzv_timeout: Option<String>,
-    /// Pretend that the ranks are on so many hosts, joined by a network
-    #[arg(long, value_name = "N", conflicts_with = "nnodes")]
+    /// Run the ranks on these hosts, by ssh; a number: pretend that they are on so many
+    #[arg(long, value_name = "N0,N1|N", conflicts_with = "nnodes")]
     pub(crate) hosts: Option<String>,
+    /// What stands before the name of a host instead of `ssh` and our options for it
+    #[arg(long, value_name = "ssh -p 2222")]
+    pub(crate) ssh: Option<String>,
     /// What the network between hosts does to what this one sends: delay, jitter, loss, duplicate, rate
     #[arg(long, value_name = "delay=2ms,loss=1%")]
     pub(crate) link: Option<String>,
@@ -355,6 +358,7 @@ const EXAMPLES: &str = r#"Examples:
   tpurun -n 1 eval.py : -n 7 train.py     two programs in one world: rank 0, ranks 1 to 7
   tpurun --job job.toml                   the programs that a file lists
   tpurun -n 64 --timings train.py         where the time until the first collective goes
+  tpurun -n 8 --hosts n0,n1 train.py      ranks 0-3 on host n0, 4-7 on n1, both started from here by ssh
   tpurun -n 8 --hosts 2 train.py          as if ranks 0-3 and 4-7 were on different hosts
   tpurun -n 8 --hosts 2 --link delay=2ms,jitter=1ms,loss=1%,duplicate=0.1%,rate=1Gbit train.py
                                           and the network between them were a bad one
@@ -379,7 +383,10 @@ options belong to the job and stand before the first one. A `:` that is an argum
   cwd = "."                               # relative to this file; default: where tpurun is started
 
 Several hosts:
-Start tpurun on each with the same --nnodes and --rdzv and its own --node-rank, and with the same token in
+--hosts n0,n1 or n0:4,user@n1:2 (HOST:RANKS) starts all from here, where ssh asks for no password. They need
+tpurun, Python and the program in the same places; the environment goes along, but not what belongs to a login
+(HOME, SSH_*, TMPDIR, ..). What all write is shown here, and Ctrl-C ends all.
+Or start tpurun on each with the same --nnodes and --rdzv and its own --node-rank, and with the same token in
 $TPURUN_TOKEN or --token-file: `tpurun token` makes one. Everything between hosts is encrypted; the ports are
 the one of --rdzv on node 0 and a free one of each rank that speaks to other hosts, all UDP."#;
 

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::nodes::random_id;
+use crate::remote;
+
 /// A variable of the environment; what is empty is not there.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -18,10 +21,14 @@ pub(crate) struct Cluster {
     pub(crate) tasks: u32,
     /// Which of these this one is; the first one runs the ranks of all.
     pub(crate) task: u32,
+    /// How many ranks this node has, where that is said.
+    pub(crate) ranks: Option<u32>,
     /// What tells the job from all others of the scheduler.
     pub(crate) job: String,
     /// Where nodes find the token when nobody gives it: a file system that they share.
     pub(crate) token_file: Option<PathBuf>,
+    /// Whether what all nodes write is shown in one place.
+    pub(crate) is_one_terminal: bool,
 }
 
 /// The variables of this process.
@@ -34,7 +41,12 @@ pub(crate) fn environment(name: &str) -> Option<String> {
 /// # Errors
 /// One line: a variable that is not as its scheduler writes it.
 pub(crate) fn detect(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
-    let found = match slurm(lookup)? {
+    let found = match remote::placed(lookup)? {
+        // In an allocation, too.
+        Some(cluster) => return Ok(Some(cluster)),
+        None => slurm(lookup)?,
+    };
+    let found = match found {
         Some(cluster) => Some(cluster),
         None => gke(lookup)?,
     };
@@ -49,6 +61,11 @@ pub(crate) fn node_rank(lookup: Lookup<'_>) -> Option<String> {
 /// What a scheduler calls this host, which may be one of several on a machine.
 pub(crate) fn host_name(lookup: Lookup<'_>) -> Option<String> {
     lookup("SLURMD_NODENAME")
+}
+
+/// One for node 0, where nobody says which; two jobs on the same host rarely want the same.
+pub(crate) fn any_port() -> u16 {
+    FIRST_PORT + (random_id() % u64::from(PORTS)) as u16
 }
 
 /// The words that start this command on every node of an allocation of Slurm, of which it is no task itself: in a batch
@@ -89,8 +106,10 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
         rendezvous: format!("{head}:{port}"),
         tasks,
         task: number("SLURM_LOCALID", lookup)?,
+        ranks: None,
         job: format!("slurm-{job}.{step}"),
         token_file: home.map(|home| home.join(".tpurun").join(format!("slurm-{job}.{step}.token"))),
+        is_one_terminal: true,
     }))
 }
 
@@ -108,8 +127,10 @@ fn gke(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
         rendezvous: format!("{head}:{GKE_PORT}"),
         tasks: 1,
         task: 0,
+        ranks: None,
         job: "gke".into(),
         token_file: None,
+        is_one_terminal: false,
     }))
 }
 
@@ -191,8 +212,10 @@ mod tests {
             rendezvous: "n03:20219".into(),
             tasks: 3,
             task: 1,
+            ranks: None,
             job: "slurm-7.2".into(),
             token_file: Some("/home/me/.tpurun/slurm-7.2.token".into()),
+            is_one_terminal: true,
         };
         assert_eq!(detect(&lookup(&STEP)), Ok(Some(expected)));
         // A batch script is no task of a step; a step of one task needs nothing of this.

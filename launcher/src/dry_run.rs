@@ -9,6 +9,7 @@ use crate::nodes::Plan;
 use crate::program::{Program, Start};
 use crate::rank_set::RankSet;
 use crate::ranks;
+use crate::remote::SSH;
 
 /// The whole text.
 pub(crate) fn describe(job: &Job) -> String {
@@ -42,6 +43,12 @@ pub(crate) fn describe(job: &Job) -> String {
     for host in job.hosts.iter() {
         let ranks: RankSet = host.ranks.clone().collect();
         field("host", format!("{} at {}: ranks {ranks}", host.name, host.address));
+    }
+    if let Some(remote) = &job.remote {
+        for host in &remote.hosts {
+            field("host", format!("{}: {} ranks", host.destination, host.ranks));
+        }
+        field("by", remote.ssh.as_deref().unwrap_or(SSH).to_owned());
     }
     if let Some(link) = &job.link {
         field("link", format!("{link}, of what ranks here send to other hosts"));

@@ -6,9 +6,14 @@ use tpurun_collectives::board::BOARD_FD_VAR;
 use tpurun_collectives::control::CONTROL_FD_VAR;
 
 use crate::job::Job;
+use crate::nodes::TOKEN;
+use crate::remote::PLACE;
 
 /// Variables and their values, to be added to the launcher's own.
 pub(crate) type Variables = Vec<(String, String)>;
+
+/// What the launcher is told and no rank inherits.
+pub(crate) const PRIVATE: [&str; 2] = [TOKEN, PLACE];
 
 /// What is the same for all ranks of a world that was started again so many times.
 pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {

@@ -16,9 +16,8 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
-use crate::environment::{SERVER_THREADS, Variables};
+use crate::environment::{PRIVATE, SERVER_THREADS, Variables};
 use crate::job::Job;
-use crate::nodes::TOKEN;
 use crate::program::{Program, Programs, Start};
 use crate::ranks::RankEnds;
 pub(crate) use crate::server_events::ServerEvent;
@@ -64,11 +63,13 @@ impl ForkServer {
             .args(["-m", "tpurun.fork_server", &options.to_string()])
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .envs(SERVER_THREADS)
-            .env_remove(TOKEN)
             .process_group(0)
             .stdin(Stdio::null())
             // What an import prints is said once, where it does not mix with what the ranks compute.
             .stdout(io::stderr().as_fd().try_clone_to_owned()?);
+        for name in PRIVATE {
+            command.env_remove(name);
+        }
         rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
         let pid = command.spawn()?.id() as i32;
         ours.set_nonblocking(true)?;

@@ -29,12 +29,11 @@ impl Hosts {
 
     /// So many that are only pretended, of `ranks` ranks on this one. Each has an address of its own on the loopback.
     pub(crate) fn pretended(count: u32, ranks: u32) -> Hosts {
-        let part = |host: u32| {
-            let own = ranks / count + u32::from(host < ranks % count);
+        let part = |(host, own): (u32, u32)| {
             let [high, low] = ((host + 1) as u16).to_be_bytes();
             (format!("h{host}"), format!("127.0.{high}.{low}"), own)
         };
-        Hosts::new((0..count).map(part))
+        Hosts::new((0..).zip(shares(ranks, count)).map(part))
     }
 
     /// At least one.
@@ -52,6 +51,11 @@ impl Hosts {
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, Host> {
         self.0.iter()
     }
+}
+
+/// How many ranks each of `count` hosts has, the first ones one more where that does not divide.
+pub(crate) fn shares(ranks: u32, count: u32) -> impl Iterator<Item = u32> {
+    (0..count).map(move |host| ranks / count + u32::from(host < ranks % count))
 }
 
 #[cfg(test)]

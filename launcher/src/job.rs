@@ -16,6 +16,7 @@ use crate::nodes::{Plan, Source};
 use crate::policy::Policy;
 use crate::program::{Given, Programs, Start};
 use crate::rank_set::RankSet;
+use crate::remote::{self, Remote};
 use crate::target::{Kind, find_python};
 
 /// What will run and how.
@@ -33,6 +34,8 @@ pub(crate) struct Job {
     pub(crate) nodes: Option<Plan>,
     /// The scheduler that has placed this tpurun.
     pub(crate) cluster: Option<Cluster>,
+    /// The hosts on which this tpurun only starts others.
+    pub(crate) remote: Option<Remote>,
     pub(crate) programs: Programs,
     /// None when no program is Python.
     pub(crate) python: Option<PathBuf>,
@@ -117,12 +120,28 @@ impl Job {
             options.module = true;
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
-        let cluster = match options.torchrun.nnodes {
+        let mut cluster = match options.torchrun.nnodes {
             None => cluster::detect(&cluster::environment)?,
             Some(_) => None,
         };
+        let mut remote = None;
+        if let Some(named) = options.hosts.take_if(|text| remote::are_named(text)) {
+            // By a tpurun that was given the same names, or now.
+            let is_placed = cluster.as_ref().is_some_and(|cluster| cluster.ranks.is_some());
+            if !is_placed {
+                cluster = None;
+                remote = Some(parse_remote(&named, &options)?);
+            }
+        }
+        if options.ssh.is_some() && remote.is_none() && cluster.is_none() {
+            return Err("--ssh: expected --hosts with the names of hosts, given none".into());
+        }
         let nodes = parse_nodes(&options, cluster.as_ref(), &cluster::environment)?;
-        if let Some(cluster) = &cluster {
+        let placed = cluster.as_ref().and_then(|cluster| cluster.ranks);
+        let named = remote.as_ref().map(|remote| remote.hosts.iter().map(|host| host.ranks).sum());
+        if let Some(ranks) = placed.or(named) {
+            options.ranks = Some(u32::to_string(&ranks));
+        } else if let Some(cluster) = &cluster {
             options.ranks = options.ranks.or(Some(cluster.tasks.to_string()));
         }
         let policy = parse_policy(&options)?;
@@ -136,11 +155,13 @@ impl Job {
         let start = if options.spawn { Start::Spawn } else { Start::ForkServer };
         let programs = Programs::new(given, start)?;
         let ranks = programs.ranks();
-        if nodes.is_some() && programs.are_several() {
-            return Err("--nnodes: expected one program, given several".into());
+        if (nodes.is_some() || remote.is_some()) && programs.are_several() {
+            let flag = if remote.is_some() { "--hosts" } else { "--nnodes" };
+            return Err(format!("{flag}: expected one program, given several"));
         }
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
-        let is_spread = nodes.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
+        let is_spread =
+            nodes.is_some() || remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
         let link = options.link.as_deref().map(|text| parse_link(text, is_spread)).transpose()?;
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
@@ -170,6 +191,7 @@ impl Job {
             topology: options.topology.as_deref().map(parse_topology).transpose()?,
             nodes,
             cluster,
+            remote,
             verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             device: options.device.as_deref().map(parse_device).transpose()?,
@@ -242,15 +264,7 @@ fn parse_nodes(
     let node = node.ok_or_else(|| format!("{wanted}, given none"))?;
     let node =
         node.parse().ok().filter(|node| *node < count).ok_or_else(|| format!("{wanted}, given {node}"))?;
-    for (given, flag) in [
-        (options.elastic.is_some(), "--elastic"),
-        (options.on_failure.as_deref().is_some_and(|policy| policy != "stop"), "--on-failure"),
-        (torchrun.max_restarts.as_deref().is_some_and(|most| most != "0"), "--max-restarts"),
-    ] {
-        if given {
-            return Err(format!("{flag}: expected one host; not yet with --nnodes {count}"));
-        }
-    }
+    refuse_recovery(options, &format!("--nnodes {count}"))?;
     let patience = options.rdzv_timeout.as_deref().map(|text| parse_duration("--rdzv-timeout", text));
     Ok(Some(Plan {
         count,
@@ -258,7 +272,36 @@ fn parse_nodes(
         rendezvous: rendezvous(torchrun, cluster)?,
         token: Source::find(options.token_file.as_deref(), cluster.and_then(|one| one.token_file.clone()))?,
         patience: patience.transpose()?.unwrap_or(RENDEZVOUS_PATIENCE),
+        is_one_terminal: cluster.is_some_and(|cluster| cluster.is_one_terminal),
     }))
+}
+
+/// What does not work on several hosts yet.
+fn refuse_recovery(options: &Options, given: &str) -> Result<(), String> {
+    let max_restarts = options.torchrun.max_restarts.as_deref();
+    for (is_given, flag) in [
+        (options.elastic.is_some(), "--elastic"),
+        (options.on_failure.as_deref().is_some_and(|policy| policy != "stop"), "--on-failure"),
+        (max_restarts.is_some_and(|most| most != "0"), "--max-restarts"),
+    ] {
+        if is_given {
+            return Err(format!("{flag}: expected one host; not yet with {given}"));
+        }
+    }
+    Ok(())
+}
+
+/// Hosts that are named, as `list` has them.
+fn parse_remote(list: &str, options: &Options) -> Result<Remote, String> {
+    refuse_recovery(options, "--hosts of several names")?;
+    let torchrun = &options.torchrun;
+    let is_placed = torchrun.rendezvous.is_some() || torchrun.master_addr.is_some();
+    Ok(Remote {
+        hosts: remote::parse(list, options.ranks.as_deref())?,
+        rendezvous: is_placed.then(|| rendezvous(torchrun, None)).transpose()?,
+        ssh: options.ssh.clone(),
+        has_token_file: options.token_file.is_some(),
+    })
 }
 
 /// `2`, or `2:2` as torchrun has it.
@@ -292,7 +335,7 @@ fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
     let count = text.parse().ok().filter(|count| (1..=ranks.min(MAX_PRETENDED)).contains(count));
     let count = count.ok_or_else(|| {
         format!(
-            "--hosts: expected a number of pretended hosts from 1 to {}, given {text}",
+            "--hosts: expected names, or a number of pretended hosts from 1 to {}, given {text}",
             ranks.min(MAX_PRETENDED)
         )
     })?;
@@ -482,8 +525,14 @@ mod tests {
             ),
             (
                 "tpurun -n 4 --hosts 5 true",
-                "--hosts: expected a number of pretended hosts from 1 to 4, given 5",
+                "--hosts: expected names, or a number of pretended hosts from 1 to 4, given 5",
             ),
+            (
+                "tpurun --hosts n0,n1 --max-restarts 1 true",
+                "--max-restarts: expected one host; not yet with --hosts of several names",
+            ),
+            ("tpurun --hosts n0,n1 true : true", "--hosts: expected one program, given several"),
+            ("tpurun --ssh rsh true", "--ssh: expected --hosts with the names of hosts, given none"),
             (
                 "tpurun -n 4 --link loss=1% true",
                 "--link: expected several hosts, of --hosts or --nnodes, given one",
@@ -536,6 +585,14 @@ mod tests {
         elastic.threads = Some(1);
         elastic.resize(2);
         assert_eq!((elastic.ranks, elastic.threads), (2, Some(4)));
+    }
+
+    #[test]
+    fn named_hosts_share_the_ranks() {
+        let job = job("tpurun --hosts n0,me@n1 -n 5 --topology 5 true").unwrap();
+        let remote = job.remote.unwrap();
+        let ranks: Vec<u32> = remote.hosts.iter().map(|host| host.ranks).collect();
+        assert_eq!((job.ranks, ranks, remote.rendezvous), (5, vec![3, 2], None));
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod processes;
 mod program;
 mod rank_set;
 mod ranks;
+mod remote;
 mod report;
 mod run_dir;
 mod screen;
@@ -75,7 +76,11 @@ fn main() -> ExitCode {
 fn main_code() -> Result<ExitCode, String> {
     let mut begun_ns = now_ns();
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|first| first == front::AGENT) {
+    let first = arguments.next().unwrap_or_default();
+    if first == remote::FOLLOW {
+        return remote::follow().map(exit_code);
+    }
+    if first == front::AGENT {
         let origin = arguments.next().and_then(|word| Origin::parse(word.to_str()?));
         let origin = origin.ok_or("expected to be started by tpurun itself")?;
         return Ok(exit_code(agent::run(Job::new(&cli::words::parse(arguments))?, origin)?));
@@ -145,6 +150,9 @@ fn hand_over(cli: &Cli) -> Result<(), String> {
 
 /// As one of several tasks of a scheduler on this node, only the first one runs anything.
 fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
+    if let Some(remote) = &job.remote {
+        return remote::conduct(job, remote, more);
+    }
     match &job.cluster {
         Some(cluster) if cluster.task > 0 => company::follow(cluster),
         Some(cluster) => {

@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tpurun_collectives::network::authority::Credentials;
 
+pub(crate) use door::random_id;
 #[cfg(test)]
 pub(crate) use frame::survives;
 pub(crate) use frame::{Frame, LeftLane, Node, Told};
@@ -38,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) token: Source,
     /// How long to wait for the others.
     pub(crate) patience: Duration,
+    /// Whether what all nodes write is shown in one place.
+    pub(crate) is_one_terminal: bool,
 }
 
 /// Something came from another node.

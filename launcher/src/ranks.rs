@@ -16,9 +16,8 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 use tpurun_collectives::control::CONTROL_FD_VAR;
 
-use crate::environment::Variables;
+use crate::environment::{PRIVATE, Variables};
 use crate::job::Job;
-use crate::nodes::TOKEN;
 use crate::output::Stream;
 use crate::program::Program;
 use crate::target::Target;
@@ -124,8 +123,10 @@ pub(crate) fn spawn(
     command
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .env(CONTROL_FD_VAR, ends.control.as_raw_fd().to_string())
-        .env_remove(TOKEN)
         .process_group(0);
+    for name in PRIVATE {
+        command.env_remove(name);
+    }
     command.stdin(ends.stdin).stdout(ends.stdout).stderr(ends.stderr);
     // Everything else is closed on exec; the board is opened for all ranks at once by the caller.
     rustix::io::fcntl_setfd(&ends.control, FdFlags::empty())?;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use super::nodes::Others;
 use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
 use crate::cgroup;
 use crate::dry_run;
@@ -111,8 +112,10 @@ impl Agent {
             Why::Failed(verdict) | Why::Restart(verdict, _) => {
                 let text = self.report(verdict, stopping, gone_at);
                 self.run_dir.write_report(&text);
-                self.output.note(text.trim_end());
-                self.show();
+                if !self.others.as_ref().is_some_and(Others::is_said_by_node_0) {
+                    self.output.note(text.trim_end());
+                    self.show();
+                }
                 verdict.exit_code()
             }
         }

@@ -33,6 +33,8 @@ pub(super) struct Others {
     is_over: bool,
     /// Node 0 has said why the job has failed, or this node goes by itself.
     stands: bool,
+    /// Node 0 says it, at the place where people read what this node writes, too.
+    is_said_by_node_0: bool,
 }
 
 /// Waits until all nodes of the job have come, if it has several, and lets it know where its ranks are.
@@ -62,7 +64,14 @@ pub(super) fn own_name() -> String {
 impl Others {
     pub(super) fn new(nodes: Nodes) -> Others {
         let count = nodes.count() as usize;
-        Others { nodes, proposal: None, done: vec![false; count], is_over: false, stands: false }
+        Others {
+            nodes,
+            proposal: None,
+            done: vec![false; count],
+            is_over: false,
+            stands: false,
+            is_said_by_node_0: false,
+        }
     }
 
     pub(super) fn nodes(&self) -> &Nodes {
@@ -76,6 +85,11 @@ impl Others {
     /// Whether this node may end: no other one needs it.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
+    }
+
+    /// Whether people have read why the job has failed.
+    pub(super) fn is_said_by_node_0(&self) -> bool {
+        self.is_said_by_node_0
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -110,7 +124,11 @@ impl Agent {
                 self.lose_here(rank, FailureKind::from_code(kind), &text);
             }
             Frame::Proposed(told) if is_node_0 => self.consider(told),
-            Frame::Stands(told) if !is_node_0 => self.obey(told),
+            Frame::Stands(told) if !is_node_0 => {
+                let is_one_terminal = self.job.nodes.as_ref().is_some_and(|plan| plan.is_one_terminal);
+                others.is_said_by_node_0 = is_one_terminal && !others.stands;
+                self.obey(told);
+            }
             Frame::Stop { signal } => {
                 nodes.tell_but(&Frame::Stop { signal }, Some(node));
                 let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);

@@ -50,7 +50,7 @@ pub(super) async fn open(
     }
     let failed = |failure: tpurun_collectives::Failure| failure.to_string();
     let authority = Authority::new().map_err(failed)?;
-    let id = format!("{:016x}", rand_id());
+    let id = format!("{:016x}", random_id());
     let (store, store_at) = watch::channel(None);
     let mut links = HashMap::new();
     let mut first = ranks;
@@ -233,7 +233,7 @@ async fn turn_away(connection: Connection, mut send: SendStream, reason: String)
     drop(connection);
 }
 
-fn rand_id() -> u64 {
+pub(crate) fn random_id() -> u64 {
     use ring::rand::{SecureRandom, SystemRandom};
     let mut bytes = [0; 8];
     // It only tells jobs apart for people.

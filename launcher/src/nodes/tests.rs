@@ -6,7 +6,14 @@ const WORD: &str = "a token that is long enough";
 
 fn plan(count: u32, node: u32, at: &str, token: &str) -> Plan {
     let token = Source::Known(Token::new(token).unwrap());
-    Plan { count, node, rendezvous: at.into(), token, patience: Duration::from_secs(10) }
+    Plan {
+        count,
+        node,
+        rendezvous: at.into(),
+        token,
+        patience: Duration::from_secs(10),
+        is_one_terminal: false,
+    }
 }
 
 fn token_of(plan: &Plan) -> &Token {
