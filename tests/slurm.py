@@ -72,7 +72,9 @@ def slurm(nodes: int, folder: Path) -> Iterator[dict[str, str]]:
             running.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log, **options))
 
     try:
-        if not Path("/run/munge/munge.socket.2").exists():
+        # The socket of one that has ended is left behind.
+        if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode != 0:
+            Path("/run/munge/munge.socket.2").unlink(missing_ok=True)
             subprocess.run(
                 ["install", "-d", "-o", "munge", "-g", "munge", "-m", "755", "/run/munge"], check=True
             )
