@@ -341,10 +341,13 @@ impl Mesh {
 
     fn lost(&mut self, now: Instant, handle: ConnectionHandle, why: &str, is_unreachable: bool) {
         let was_connected = self.connections.is_connected(handle);
-        if !was_connected && let Some(from) = self.connections.address(handle) {
-            tracing::warn!(%from, error = why, "no connection came about");
-        }
+        let from = self.connections.address(handle).filter(|_| !was_connected);
         let to = self.connections.lost(handle);
+        if to.is_none()
+            && let Some(from) = from
+        {
+            tracing::warn!(%from, error = why, "refused a connection");
+        }
         let waits = |link: &Link| match link.state {
             State::Connecting(on) => on == handle,
             State::Awaited => !was_connected && Some(link.address.socket) == to,
