@@ -106,7 +106,14 @@ impl Supervised {
         rank < self.segment.size() && self.segment.is_closed(rank)
     }
 
-    /// What is between two ranks of the communicator; nothing for ranks that it does not have.
+    /// Whether some of its ranks are on other hosts, with segments of their own.
+    pub fn is_bridged(&self) -> bool {
+        self.segment.says_it_is_bridged()
+    }
+
+    /// What this segment knows of what is between two ranks of the communicator; nothing for ranks that it does not
+    /// have. Of ranks of several hosts the segment of each knows a part: what its own ranks have posted, and what
+    /// they have not been known to take.
     pub fn between(&self, from: u32, to: u32) -> Between {
         let segment = &self.segment;
         if from >= segment.size() || to >= segment.size() || from == to {
@@ -118,8 +125,21 @@ impl Supervised {
             sends: load(segment.pending_sends(from, to)),
             receives: load(segment.pending_receives(from, to)),
             any_receives: load(segment.pending_receives(to, to)),
-            // What can not be is no proof of anything, nor what is between hosts.
-            in_flight: self.segment.says_it_is_bridged() || readable.map_or(true, |run| run.bytes > 0),
+            // What can not be is no proof of anything.
+            in_flight: readable.map_or(true, |run| run.bytes > 0),
+        }
+    }
+}
+
+impl Between {
+    /// What two hosts know of the same ranks.
+    #[must_use]
+    pub fn and(self, other: Between) -> Between {
+        Between {
+            sends: self.sends.max(other.sends),
+            receives: self.receives.max(other.receives),
+            any_receives: self.any_receives.max(other.any_receives),
+            in_flight: self.in_flight || other.in_flight,
         }
     }
 }

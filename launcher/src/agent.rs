@@ -4,6 +4,7 @@
 mod deliver;
 mod finish;
 mod lives;
+mod looks;
 mod nodes;
 mod recorder;
 mod start;
@@ -235,20 +236,28 @@ impl Agent {
         if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(self.front) {
             self.on_signal(Asked::FrontDied);
         }
-        self.look_for_deadlock(now);
         let ranks = &self.ranks;
         self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
-        if matches!(self.phase, Phase::Running)
-            && let Some(verdict) = self.watch.look(&self.views(), &self.ranks, &self.left, now)
-        {
-            self.judge(verdict);
-        }
-        if matches!(self.phase, Phase::Running) {
-            self.look_for_suspects(now);
+        match self.others {
+            Some(_) => self.look_with_others(now),
+            None => self.judge_waits(&self.views(), now),
         }
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
             self.stop(Why::Asked(Signal::PIPE), self.job.failure_grace);
+        }
+    }
+
+    /// What follows from who waits for whom.
+    fn judge_waits(&mut self, views: &[RankView], now: Instant) {
+        self.look_for_deadlock(views, now);
+        if matches!(self.phase, Phase::Running)
+            && let Some(verdict) = self.watch.look(views, &self.ranks, &self.left, now)
+        {
+            self.judge(verdict);
+        }
+        if matches!(self.phase, Phase::Running) {
+            self.look_for_suspects(views, now);
         }
     }
 

@@ -17,7 +17,7 @@ use tpurun_collectives::network::authority::Credentials;
 use crate::exchange::{Delivery, Exchange, Orphan};
 use crate::identities::Identities;
 use crate::last_words::in_group;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Spread, Supervisor};
 
 /// Something came from a rank, or it will send no more.
 #[derive(Debug)]
@@ -52,11 +52,11 @@ impl Drop for Socket {
 }
 
 impl ControlServer {
-    pub(crate) fn new(ranks: u32, identities: Identities) -> ControlServer {
+    pub(crate) fn new(ranks: u32, identities: Identities, spread: Spread) -> ControlServer {
         ControlServer {
             sockets: (0..ranks).map(|_| None).collect(),
             exchange: Exchange::new(),
-            supervisor: Supervisor::default(),
+            supervisor: Supervisor::new(spread),
             lost: HashMap::new(),
             identities,
         }
@@ -70,6 +70,10 @@ impl ControlServer {
     /// The communicators that the ranks have made.
     pub(crate) fn supervisor(&self) -> &Supervisor {
         &self.supervisor
+    }
+
+    pub(crate) fn supervisor_mut(&mut self) -> &mut Supervisor {
+        &mut self.supervisor
     }
 
     /// Lets go of communicators that nobody uses any more.
@@ -222,7 +226,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (tx, mut rx) = mpsc::channel(16);
-            let mut server = ControlServer::new(programs.len() as u32, Identities::default());
+            let mut server =
+                ControlServer::new(programs.len() as u32, Identities::default(), Spread::default());
             let threads: Vec<_> = programs
                 .into_iter()
                 .enumerate()

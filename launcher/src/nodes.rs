@@ -9,6 +9,7 @@ mod door;
 mod frame;
 mod join;
 mod link;
+mod said;
 mod token;
 mod tunnel;
 
@@ -24,6 +25,7 @@ pub(crate) use door::random_id;
 #[cfg(test)]
 pub(crate) use frame::survives;
 pub(crate) use frame::{Frame, LeftLane, Node, Told};
+pub(crate) use said::{Crossing, GroupSays, RankSays, Said};
 pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
 
 use link::Link;

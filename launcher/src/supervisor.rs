@@ -3,12 +3,13 @@
 //! Every segment that ranks hand to each other passes through the agent, which keeps it mapped while any of
 //! its ranks may use it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use tpurun_collectives::FailureKind;
 use tpurun_collectives::supervise::{Between, Supervised};
 
+use crate::nodes::{Crossing, GroupSays};
 use crate::wait_graph::Groups;
 
 /// By the number that the board shows; a group that was destroyed and made again under its old name has
@@ -17,9 +18,14 @@ use crate::wait_graph::Groups;
 pub(crate) struct Supervisor {
     groups: HashMap<u64, Vec<Supervised>>,
     lives: usize,
+    elsewhere: Elsewhere,
 }
 
 impl Supervisor {
+    pub(crate) fn new(spread: Spread) -> Supervisor {
+        Supervisor { elsewhere: Elsewhere { spread, ..Elsewhere::default() }, ..Supervisor::default() }
+    }
+
     /// Keeps an eye on a segment; one that is not ours, or one too many, goes on without.
     pub(crate) fn add(&mut self, segment: &OwnedFd) -> Option<&Supervised> {
         if self.lives >= MAX_LIVES {
@@ -74,15 +80,93 @@ impl Supervisor {
     fn current(&self, comm_id: u64) -> Option<&Supervised> {
         self.groups.get(&comm_id)?.last()
     }
+
+    /// Communicators with ranks elsewhere, and what is known here of the messages between their ranks.
+    pub(crate) fn crossings(&self) -> (Vec<GroupSays>, Vec<Crossing>) {
+        let (mut groups, mut messages) = (Vec::new(), Vec::new());
+        for (comm_id, lives) in &self.groups {
+            let Some(current) = lives.last().filter(|group| group.is_bridged()) else { continue };
+            groups.push(GroupSays { comm_id: *comm_id, members: current.world_ranks().to_vec() });
+            let size = current.world_ranks().len() as u32;
+            for (from, to) in (0..size).flat_map(|from| (0..size).map(move |to| (from, to))) {
+                let between = between(lives, from, to);
+                if between != Between::default() {
+                    messages.push(Crossing::new(*comm_id, from, to, between));
+                }
+            }
+        }
+        (groups, messages)
+    }
+
+    /// Another look at all ranks begins: what nodes said of messages at the one before is over.
+    pub(crate) fn begin_look(&mut self) {
+        self.elsewhere.messages.clear();
+    }
+
+    /// What a node says at a look.
+    pub(crate) fn hear(&mut self, node: u32, groups: Vec<GroupSays>, messages: &[Crossing]) {
+        let elsewhere = &mut self.elsewhere;
+        for GroupSays { comm_id, members } in groups {
+            elsewhere.known_by.insert((comm_id, node));
+            elsewhere.members.insert(comm_id, members);
+        }
+        for crossing in messages {
+            let between =
+                elsewhere.messages.entry((crossing.comm_id, crossing.from, crossing.to)).or_default();
+            *between = between.and(crossing.between());
+        }
+    }
+}
+
+/// Each life has what its ranks posted; of pretended hosts each has a segment of the same life.
+fn between(lives: &[Supervised], from: u32, to: u32) -> Between {
+    let current = lives.last().is_some_and(|group| !group.is_bridged());
+    let first = if current { lives.len() - 1 } else { 0 };
+    lives[first..].iter().map(|group| group.between(from, to)).fold(Between::default(), Between::and)
+}
+
+/// Which node each rank of the world is on; nothing where there is only one.
+#[derive(Debug, Default)]
+pub(crate) struct Spread {
+    pub(crate) node_of: Vec<u32>,
+    pub(crate) own: u32,
+}
+
+/// What agents of other nodes have said.
+#[derive(Debug, Default)]
+struct Elsewhere {
+    spread: Spread,
+    members: HashMap<u64, Vec<u32>>,
+    /// Communicators, and who has said that it knows them.
+    known_by: HashSet<(u64, u32)>,
+    /// By communicator, sender and receiver.
+    messages: HashMap<(u64, u32, u32), Between>,
+}
+
+impl Elsewhere {
+    /// Whether all nodes with ranks of this communicator have told what they know of it.
+    fn is_told(&self, comm_id: u64, members: &[u32]) -> bool {
+        let Spread { node_of, own } = &self.spread;
+        let node = |rank: &u32| node_of.get(*rank as usize).copied().unwrap_or(*own);
+        members.iter().map(node).all(|node| node == *own || self.known_by.contains(&(comm_id, node)))
+    }
 }
 
 impl Groups for Supervisor {
     fn members(&self, comm_id: u64) -> Option<&[u32]> {
-        self.current(comm_id).map(Supervised::world_ranks)
+        let here = self.current(comm_id).map(Supervised::world_ranks);
+        here.or_else(|| self.elsewhere.members.get(&comm_id).map(Vec::as_slice))
     }
 
     fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<Between> {
-        self.current(comm_id).map(|group| group.between(from, to))
+        let members = self.members(comm_id)?;
+        let here = self.groups.get(&comm_id).map(|lives| between(lives, from, to)).unwrap_or_default();
+        let there = self.elsewhere.messages.get(&(comm_id, from, to)).copied().unwrap_or_default();
+        if !self.elsewhere.is_told(comm_id, members) {
+            // What is not known may be on its way.
+            return Some(Between { sends: 1, receives: 1, any_receives: 0, in_flight: true });
+        }
+        Some(here.and(there))
     }
 }
 

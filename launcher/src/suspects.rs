@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tpurun_collectives::board::RankView;
 
+use crate::hosts::Hosts;
 use crate::processes::Sample;
 use crate::rank_set::RankSet;
 use crate::ranks::Rank;
@@ -21,6 +22,7 @@ use crate::stacks::{self, Asker, Class, Inquiry, RankStack};
 use absent::{absences, is_in_engine};
 use ledger::{Case, Cleared, Ledger, NOTICED_AFTER};
 use text::Finding;
+pub(crate) use text::note;
 
 /// Watches for ranks that others wait for.
 #[derive(Debug)]
@@ -29,6 +31,7 @@ pub(crate) struct Suspects {
     dir: PathBuf,
     /// Where all stacks go.
     file: PathBuf,
+    hosts: Hosts,
     ledger: Ledger,
     /// Suspects that have been asked for their stacks.
     asked: Option<(Case, Inquiry)>,
@@ -50,8 +53,9 @@ pub(crate) struct Notice {
 
 impl Suspects {
     /// `dir` is where ranks write their stacks, `file` where ours go.
-    pub(crate) fn new(dir: PathBuf, file: PathBuf) -> Suspects {
+    pub(crate) fn new(dir: PathBuf, file: PathBuf, hosts: Hosts) -> Suspects {
         Suspects {
+            hosts,
             asker: Asker::new(dir.clone()),
             dir,
             file,
@@ -66,7 +70,7 @@ impl Suspects {
 
     /// For the ranks of another world, which knows nothing of these.
     pub(crate) fn renewed(&self) -> Suspects {
-        Suspects::new(self.dir.clone(), self.file.clone())
+        Suspects::new(self.dir.clone(), self.file.clone(), self.hosts.clone())
     }
 
     /// Looks at the ranks; to be called a few times a second. Says at most one thing in a second.
@@ -104,12 +108,12 @@ impl Suspects {
         None
     }
 
-    /// What a timeout can say of those of these ranks that it may be waiting for; empty while there are none.
-    pub(crate) fn note(&self, ranks: &[u32]) -> String {
-        text::note(self.findings.iter().filter(|finding| ranks.contains(&finding.suspect.rank)))
+    /// What can be said of each rank that is suspected now.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (u32, String)> {
+        self.findings.iter().map(|finding| (finding.suspect.rank, text::finding(finding)))
     }
 
-    /// Whether the notes are others since this was asked last.
+    /// Whether the lines are others since this was asked last.
     pub(crate) fn has_news(&mut self) -> bool {
         std::mem::take(&mut self.has_news)
     }
@@ -136,7 +140,8 @@ impl Suspects {
         self.next_line = Some(now + LINE_EVERY);
         let found = |suspect: &ledger::Suspect| {
             let stack = answers.iter().find(|answer| answer.rank == suspect.rank).cloned();
-            Some(Finding { suspect: suspect.clone(), pid: pid(suspect.rank)?, stack })
+            let host = self.hosts.of(suspect.rank).map(|(_, host)| host.name.clone());
+            Some(Finding { suspect: suspect.clone(), host, pid: pid(suspect.rank)?, stack })
         };
         let findings: Vec<Finding> = case.suspects.iter().filter_map(found).collect();
         let line = text::line(&case, &findings);

@@ -131,9 +131,9 @@ pub(crate) fn of_stopping(
     })
 }
 
-/// Whether any rank has been blocked long enough for somebody to ask why.
-pub(crate) fn is_anybody_blocked(views: &[RankView], now_ns: u64) -> bool {
-    let since = NOTICED_AFTER.as_nanos() as u64;
+/// Whether any rank has been blocked for so long.
+pub(crate) fn is_anybody_blocked(views: &[RankView], now_ns: u64, after: Duration) -> bool {
+    let since = after.as_nanos() as u64;
     let is_waiting =
         |view: &RankView| view.waits.iter().any(|wait| now_ns.saturating_sub(wait.since_ns) >= since);
     views.iter().any(|view| view.lanes.iter().any(|lane| is_blocked(lane, now_ns, since)) || is_waiting(view))
@@ -244,7 +244,7 @@ fn is_blocked(lane: &LaneView, now_ns: u64, for_ns: u64) -> bool {
 /// How long others wait before an orderly exit counts as leaving early, where no error has reached them.
 const LEFT_AFTER: Duration = Duration::from_secs(2);
 /// How long ranks wait before anybody looks whether others are stopped.
-const NOTICED_AFTER: Duration = Duration::from_millis(100);
+pub(crate) const NOTICED_AFTER: Duration = Duration::from_millis(100);
 /// How long a rank is stopped, and others wait, before it counts as a failure.
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
 const HANG_KINDS: [&str; 2] = ["CollectiveTimeoutError", "DeadlockError"];
@@ -402,7 +402,10 @@ mod tests {
         let views = waiting_world();
         let stopped = [(2, Duration::from_millis(1100))];
         assert!(of_stopping(&stopped, &views, SECOND + SECOND / 2, Instant::now()).is_none());
-        assert!(is_anybody_blocked(&views, 2 * SECOND) && !is_anybody_blocked(&views, SECOND + 1));
+        assert!(
+            is_anybody_blocked(&views, 2 * SECOND, NOTICED_AFTER)
+                && !is_anybody_blocked(&views, SECOND + 1, NOTICED_AFTER)
+        );
         let verdict = of_stopping(&stopped, &views, 2 * SECOND, Instant::now()).unwrap();
         assert_eq!((verdict.culprit, verdict.exit_code()), (Some(2), 1));
         let short = [(2, Duration::from_millis(900))];
@@ -424,6 +427,6 @@ mod tests {
             verdict.culprit
         };
         assert_eq!([culprit(Some(2)), culprit(None), culprit(Some(3))], [Some(2), Some(2), None]);
-        assert!(is_anybody_blocked(&views_waiting_for(Some(2)), 2 * SECOND));
+        assert!(is_anybody_blocked(&views_waiting_for(Some(2)), 2 * SECOND, NOTICED_AFTER));
     }
 }

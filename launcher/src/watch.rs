@@ -25,7 +25,7 @@ impl Watch {
         now: Instant,
     ) -> Option<Verdict> {
         let now_ns = board::now_ns();
-        if !verdict::is_anybody_blocked(views, now_ns) {
+        if !verdict::is_anybody_blocked(views, now_ns, verdict::NOTICED_AFTER) {
             self.stopped_since.clear();
         } else {
             self.note_stopped(ranks, now);

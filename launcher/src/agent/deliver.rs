@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tpurun_collectives::FailureKind;
+use tpurun_collectives::board::RankView;
 
 use super::{Agent, Phase};
 use crate::last_words::{self, Loss};
@@ -82,14 +83,13 @@ impl Agent {
     }
 
     /// Looks for ranks that can never go on; a proof takes two looks.
-    pub(super) fn look_for_deadlock(&mut self, now: Instant) {
+    pub(super) fn look_for_deadlock(&mut self, views: &[RankView], now: Instant) {
         if !matches!(self.phase, Phase::Running) {
             return;
         }
-        let views = self.views();
         let ended: Vec<bool> = self.ranks.iter().map(Rank::has_ended).collect();
         let supervisor = self.control.supervisor();
-        let world = World { views: &views, ended: &ended, groups: supervisor };
+        let world = World { views, ended: &ended, groups: supervisor };
         let finished = world.waits_for_finished(|comm_id| supervisor.has_failed(comm_id));
         let stuck = world.stuck(self.suspicion.stuck.as_ref());
         let was_seen_before = finished.is_some() && finished == self.suspicion.finished;
@@ -106,7 +106,7 @@ impl Agent {
         if let Some(deadlock) = found {
             let text = wait_graph::describe(
                 &deadlock,
-                &Names { host: &|rank| self.host_of(rank), views: &views, ended: &ended },
+                &Names { host: &|rank| self.host_of(rank), views, ended: &ended },
             );
             self.ask_for_stacks();
             self.deliver_deadlock(&deadlock, text);
@@ -116,9 +116,14 @@ impl Agent {
         let is_new = stuck.is_empty() || is_proven;
         let stuck = if is_new { world.stuck(None) } else { stuck };
         self.suspicion = Suspicion { finished, stuck: Some(stuck).filter(|stuck| !stuck.is_empty()) };
-        if self.suspicion.is_any() {
+        if self.is_suspicious() {
             self.next_watch = self.next_watch.min(now + SECOND_LOOK);
         }
+    }
+
+    /// Whether another look soon may prove a deadlock.
+    pub(super) fn is_suspicious(&self) -> bool {
+        self.suspicion.is_any()
     }
 
     fn deliver_deadlock(&mut self, deadlock: &Deadlock, text: String) {
@@ -146,4 +151,4 @@ impl Suspicion {
 
 /// For what a dead rank has written to be read.
 const LAST_WORDS: Duration = Duration::from_millis(10);
-const SECOND_LOOK: Duration = Duration::from_millis(20);
+pub(super) const SECOND_LOOK: Duration = Duration::from_millis(20);

@@ -16,6 +16,7 @@ use crate::kill;
 use crate::losses::Losses;
 use crate::policy::{Census, Tolerance};
 use crate::ranks::Rank;
+use crate::supervisor::Spread;
 use crate::verdict::{self, Cause, Verdict};
 use crate::watch::Watch;
 
@@ -233,7 +234,7 @@ impl Agent {
         if self.server.is_none() && self.job.wants_server {
             (self.tx.server, rx.server) = mpsc::channel(queued_answers(&self.job));
         }
-        self.control = ControlServer::new(ranks, self.control.take_identities());
+        self.control = ControlServer::new(ranks, self.control.take_identities(), Spread::default());
         self.output = new_output(&self.job, &self.run_dir);
         self.ranks = vec![Rank::Unborn; ranks as usize];
         self.open_streams = vec![0; ranks as usize];

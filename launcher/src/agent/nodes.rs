@@ -11,6 +11,7 @@ use serde_json::json;
 use tpurun_collectives::FailureKind;
 use tpurun_collectives::board::{LaneView, RankView};
 
+use super::looks::Looks;
 use super::{Agent, Phase, Why};
 use crate::cluster;
 use crate::hosts::Hosts;
@@ -19,12 +20,14 @@ use crate::nodes::{Frame, LeftLane, NodeEvent, Nodes, Told};
 use crate::ranks::{Ending, Rank};
 use crate::report;
 use crate::run_dir::RunDir;
+use crate::supervisor::Spread;
 use crate::verdict::{self, Cause, Verdict};
 
 /// The other nodes, as this one knows them.
 #[derive(Debug)]
 pub(super) struct Others {
     nodes: Nodes,
+    pub(super) looks: Looks,
     /// Waits for better until then, or for node 0's word.
     proposal: Option<(Told, Instant)>,
     /// By node: all its ranks have ended well.
@@ -65,6 +68,7 @@ impl Others {
     pub(super) fn new(nodes: Nodes) -> Others {
         let count = nodes.count() as usize;
         Others {
+            looks: Looks::new(nodes.ranks()),
             nodes,
             proposal: None,
             done: vec![false; count],
@@ -76,6 +80,10 @@ impl Others {
 
     pub(super) fn nodes(&self) -> &Nodes {
         &self.nodes
+    }
+
+    pub(super) fn parts(&mut self) -> (&Nodes, &mut Looks) {
+        (&self.nodes, &mut self.looks)
     }
 
     pub(super) fn into_nodes(self) -> Nodes {
@@ -113,6 +121,7 @@ impl Agent {
         let is_node_0 = nodes.is_first();
         let may_speak_of =
             |rank: u32| rank < nodes.ranks() && (!is_node_0 || nodes.ranks_of(node).contains(&rank));
+        let may_tell_of = |of: u32| of < nodes.count() && of != nodes.node && (!is_node_0 || of == node);
         match frame {
             Frame::Ended { rank, pid, code, signal, lanes } if may_speak_of(rank) => {
                 let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
@@ -133,6 +142,15 @@ impl Agent {
                 nodes.tell_but(&Frame::Stop { signal }, Some(node));
                 let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
                 self.on_stop_elsewhere(node, signal);
+            }
+            Frame::Uneasy if is_node_0 => self.on_uneasy(),
+            Frame::Look { number } if !is_node_0 => self.say_what_ranks_do(number),
+            Frame::Seen { number, node: of, said } if may_tell_of(of) => self.on_seen(number, of, said),
+            Frame::Complete { number } if !is_node_0 => self.on_complete(number),
+            Frame::Suspects { node: of, lines } if may_tell_of(of) => {
+                nodes.tell_but(&Frame::Suspects { node: of, lines: lines.clone() }, Some(node));
+                others.looks.keep_suspects(of, lines);
+                self.note_suspects();
             }
             Frame::Done if is_node_0 => others.done[node as usize] = true,
             Frame::Over if !is_node_0 => others.is_over = true,
@@ -164,6 +182,7 @@ impl Agent {
     /// A node from which nothing comes any more has lost all its ranks.
     fn on_node_gone(&mut self, node: u32, why: &str) {
         let Some(others) = &mut self.others else { return };
+        others.looks.expect_no_answer(node);
         let was_done = others.done[node as usize] || others.is_over;
         self.run_dir.event("node gone", json!({"node": node, "why": why}));
         if was_done || matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
@@ -211,6 +230,14 @@ impl Agent {
         };
         let lanes = self.board.read(rank).lanes.into_iter().map(lane).collect();
         others.nodes.tell(&Frame::Ended { rank, pid: self.ranks[rank as usize].pid(), code, signal, lanes });
+    }
+
+    /// Tells the other nodes which ranks here keep others waiting.
+    pub(super) fn tell_suspects(&self) {
+        if let Some(others) = &self.others {
+            let (node, lines) = (others.nodes.node, self.suspects.lines().collect());
+            others.nodes.tell(&Frame::Suspects { node, lines });
+        }
     }
 
     /// Tells the other nodes what those raise who need a rank that is lost.
@@ -308,6 +335,12 @@ impl Agent {
         }
         views
     }
+}
+
+/// Which node each rank is on.
+pub(super) fn spread(nodes: &Nodes) -> Spread {
+    let node_of = (0..nodes.count()).flat_map(|node| nodes.ranks_of(node).map(move |_| node));
+    Spread { node_of: node_of.collect(), own: nodes.node }
 }
 
 fn view_of(pid: Option<i32>, lanes: Vec<LeftLane>) -> RankView {

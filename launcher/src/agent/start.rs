@@ -82,7 +82,8 @@ impl Agent {
         let events = nodes.as_mut().map_or_else(|| mpsc::channel(1).1, Nodes::take_events);
         let unborn = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
         let now = Instant::now();
-        let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file());
+        let spread = nodes.as_ref().map(nodes::spread).unwrap_or_default();
+        let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file(), job.hosts.clone());
         let agent = Agent {
             front: origin.front,
             run_dir,
@@ -92,7 +93,7 @@ impl Agent {
             labels,
             output,
             screen,
-            control: ControlServer::new(job.ranks, identities),
+            control: ControlServer::new(job.ranks, identities, spread),
             server: None,
             ranks: (0..job.ranks).map(unborn).collect(),
             open_streams: vec![0; job.ranks as usize],

@@ -2,22 +2,30 @@
 
 use std::time::Instant;
 
-use tpurun_collectives::board;
+use tpurun_collectives::board::{self, RankView};
 
 use super::Agent;
+use crate::suspects;
 
 impl Agent {
     /// Names who keeps others waiting, in the log and in the text of timeouts to come.
-    pub(super) fn look_for_suspects(&mut self, now: Instant) {
-        let views = self.views();
-        if let Some(notice) = self.suspects.look(&views, &self.ranks, now, board::now_ns()) {
+    pub(super) fn look_for_suspects(&mut self, views: &[RankView], now: Instant) {
+        if let Some(notice) = self.suspects.look(views, &self.ranks, now, board::now_ns()) {
             self.run_dir.event(notice.event, notice.details);
             self.say(&notice.line);
         }
         if self.suspects.has_news() {
-            for group in self.control.supervisor().all() {
-                group.note(&self.suspects.note(group.world_ranks()));
-            }
+            self.tell_suspects();
+            self.note_suspects();
+        }
+    }
+
+    /// Lets timeouts to come say who keeps whom waiting, wherever that is.
+    pub(super) fn note_suspects(&self) {
+        let elsewhere = || self.others.iter().flat_map(|others| others.looks.suspects()).cloned();
+        let lines: Vec<(u32, String)> = self.suspects.lines().chain(elsewhere()).collect();
+        for group in self.control.supervisor().all() {
+            group.note(&suspects::note(&lines, group.world_ranks()));
         }
     }
 

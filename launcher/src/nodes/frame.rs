@@ -11,6 +11,8 @@ mod archived {
 
     use rkyv::{Archive, Deserialize, Serialize};
 
+    use super::super::said::Said;
+
     /// A node of the job.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) struct Node {
@@ -45,6 +47,16 @@ mod archived {
         Stands(Told),
         /// Somebody asked for the end, by this signal.
         Stop { signal: i32 },
+        /// To node 0: ranks here have waited for a while.
+        Uneasy,
+        /// By node 0: all are to say what their ranks do.
+        Look { number: u64 },
+        /// What they do, to node 0, which passes it on.
+        Seen { number: u64, node: u32, said: Said },
+        /// By node 0: all have.
+        Complete { number: u64 },
+        /// Ranks of this node that keep others waiting, with the line that a timeout adds for each.
+        Suspects { node: u32, lines: Vec<(u32, String)> },
         /// To node 0: all ranks here have ended well.
         Done,
         /// By node 0: all ranks have.

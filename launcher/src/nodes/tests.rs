@@ -1,5 +1,8 @@
 use std::net::UdpSocket;
 
+use tpurun_collectives::supervise::Between;
+
+use super::said::{WaitSays, WaitsFor};
 use super::*;
 
 const WORD: &str = "a token that is long enough";
@@ -202,6 +205,15 @@ fn seeds_are_frames() {
     };
     let node = Node { host: "n1".into(), ranks: 1, address: "10.0.0.2".into() };
     let lane = LeftLane { comm_id: 7, name: "dp0".into(), size: 4, comm_rank: 1, closed: false, posted: 9 };
+    let wait =
+        WaitSays { token: 9, for_ns: 5, comm_id: 7, what: WaitsFor::Recv { from: 1 }, python_threads: 1 };
+    let says = RankSays { rank: 3, pid: 7, waits: vec![wait], lanes: vec![] };
+    let between = Between { sends: 1, receives: 2, any_receives: 0, in_flight: true };
+    let said = Said {
+        ranks: vec![says],
+        groups: vec![GroupSays { comm_id: 7, members: vec![0, 3] }],
+        messages: vec![Crossing::new(7, 0, 1, between)],
+    };
     let frames = [
         ("hello", Frame::Hello { version: "0.1.0".into(), node: 1, nodes: 2, code: [7; 32] }),
         ("join", Frame::Join { node: node.clone(), keys: vec![vec![4; 65]] }),
@@ -218,6 +230,9 @@ fn seeds_are_frames() {
         ("lost", Frame::Lost { rank: 1, kind: 3, text: "rank 1 was killed by SIGKILL".into() }),
         ("proposed", Frame::Proposed(told)),
         ("over", Frame::Over),
+        ("look", Frame::Look { number: 7 }),
+        ("seen", Frame::Seen { number: 7, node: 1, said }),
+        ("suspects", Frame::Suspects { node: 1, lines: vec![(3, "rank 3 (pid 7) is sleeping".into())] }),
     ];
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/node_frame");
     for (name, frame) in frames {

@@ -11,6 +11,8 @@ use crate::stacks::RankStack;
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) suspect: Suspect,
+    /// Where there are several.
+    pub(crate) host: Option<String>,
     pub(crate) pid: i32,
     pub(crate) stack: Option<RankStack>,
 }
@@ -18,7 +20,7 @@ pub(crate) struct Finding {
 /// `rank 37 (pid 123) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: sleeping at data.py:7 in load`
 pub(crate) fn line(case: &Case, findings: &[Finding]) -> String {
     let (who, verb) = match findings {
-        [one] => (format!("rank {} (pid {})", one.suspect.rank, one.pid), "keeps"),
+        [one] => (one.who(), "keeps"),
         _ => (format!("ranks {}", ranks_of(findings.iter())), "keep"),
     };
     let waiting = match case.absence.waiting.len() {
@@ -41,11 +43,23 @@ pub(crate) fn cleared_line(cleared: &[Cleared]) -> String {
     format!("suspect: {noun} {ranks} cleared after {:.1} s", after.as_secs_f64())
 }
 
-/// What a timeout can add: one line for each suspect, a few at most.
-pub(crate) fn note<'a>(findings: impl Iterator<Item = &'a Finding>) -> String {
-    let who = |finding: &Finding| format!("rank {} (pid {})", finding.suspect.rank, finding.pid);
-    let mut lines: Vec<String> =
-        findings.map(|finding| format!("{} is {}", who(finding), description(finding))).collect();
+/// `rank 37 (pid 123) is sleeping at data.py:7 in load`
+pub(crate) fn finding(finding: &Finding) -> String {
+    format!("{} is {}", finding.who(), description(finding))
+}
+
+impl Finding {
+    fn who(&self) -> String {
+        let host = self.host.as_ref().map(|host| format!("host {host}, ")).unwrap_or_default();
+        format!("rank {} ({host}pid {})", self.suspect.rank, self.pid)
+    }
+}
+
+/// What a timeout can say of those of these ranks that it may be waiting for: one line for each suspect, a few at
+/// most; empty while there are none.
+pub(crate) fn note(suspects: &[(u32, String)], ranks: &[u32]) -> String {
+    let of_these = suspects.iter().filter(|(rank, _)| ranks.contains(rank));
+    let mut lines: Vec<String> = of_these.map(|(_, line)| line.clone()).collect();
     if lines.len() > MAX_NOTED {
         let more = lines.split_off(MAX_NOTED).len();
         lines.push(format!("and {more} ranks more"));
@@ -159,7 +173,7 @@ mod tests {
         let thread = Thread { id: 1, is_current: true, frames };
         let dump = Dump { holds_gil: gil, threads: vec![thread], is_complete: true };
         let stack = Some(RankStack { rank, header: None, dump: Some(dump) });
-        Finding { suspect: Suspect { rank, activity }, pid: 100 + rank as i32, stack }
+        Finding { suspect: Suspect { rank, activity }, host: None, pid: 100 + rank as i32, stack }
     }
 
     #[test]
@@ -171,7 +185,7 @@ mod tests {
             finding(37, Activity::Sleeping, Some(false), 7),
             finding(37, Activity::Sleeping, Some(true), 7),
             finding(37, Activity::Traced, None, 7),
-            Finding { stack: None, ..finding(37, busy(), None, 7) },
+            Finding { stack: None, host: Some("n1".into()), ..finding(37, busy(), None, 7) },
         ]
         .iter()
         .map(|finding| line(&case(64, &[37]), std::slice::from_ref(finding)))
@@ -182,7 +196,7 @@ mod tests {
             suspect: rank 37 (pid 137) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: sleeping at data.py:7 in load
             suspect: rank 37 (pid 137) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: blocked in a native call that holds the GIL at data.py:7 in load
             suspect: rank 37 (pid 137) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: held by a debugger at data.py:7 in load
-            suspect: rank 37 (pid 137) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: computing (98 % CPU)"#]]
+            suspect: rank 37 (host n1, pid 137) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: computing (98 % CPU)"#]]
         .assert_eq(&lines.join("\n"));
     }
 
@@ -198,7 +212,10 @@ mod tests {
         findings.extend((4..7).map(|rank| finding(rank, Activity::Sleeping, None, rank)));
         expect![[r#"suspect: ranks 0-6 keep rank 7 waiting in all_reduce#11 since 1.0 s: 0-3 computing in user code (0 % CPU) at data.py:7 in load; 4 sleeping at data.py:4 in load; 5 sleeping at data.py:5 in load; 1 more in stacks.txt"#]]
         .assert_eq(&text(&findings));
-        let noted = note(findings.iter());
+        let lines: Vec<(u32, String)> =
+            findings.iter().map(|one| (one.suspect.rank, super::finding(one))).collect();
+        let noted = note(&lines, &absent);
+        assert_eq!(note(&lines, &[4]), "rank 4 (pid 104) is sleeping at data.py:4 in load");
         assert!(noted.lines().count() == 5 && noted.ends_with("and 3 ranks more"), "{noted}");
         let told = event(&case(8, &absent), &findings);
         assert_eq!(
