@@ -5,26 +5,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pytest
 
 from fault_matrix import network
 from fault_matrix.network import FAULTS, NetworkFault
 from jobs import TPURUN, Finished, Job, free_rendezvous
-from namespaces import NotAllowed, namespaces
+from namespaces import NotAllowed
+from nodes import TOKEN, Node, commands
+from nodes import plugged as plugged_nodes
 from test_hosts import EVERYTHING
-
-TOKEN = "a token for this test, long enough"
-
-
-@dataclass
-class Node:
-    """Where a tpurun is started, and how others reach it."""
-
-    command: list[str]
-    name: str
-    address: str
 
 
 @pytest.fixture
@@ -34,13 +24,9 @@ def plugged() -> Iterator[Callable[[int], list[Node]]]:
 
         def make(count: int) -> list[Node]:
             try:
-                names = stack.enter_context(namespaces(count))
+                return stack.enter_context(plugged_nodes(count))
             except NotAllowed as why:
                 pytest.skip(f"network namespaces: {why}")
-            command = ["ip", "netns", "exec"]
-            return [
-                Node([*command, name], f"n{node}", f"10.77.0.{node + 1}") for node, name in enumerate(names)
-            ]
 
         yield make
 
@@ -58,14 +44,8 @@ def run(start, script) -> Callable[..., list[Job]]:
     """Starts a tpurun on each of these hosts, for `each` ranks of a program there."""
 
     def run(hosts: list[Node], each: int, program: str, *options: str) -> list[Job]:
-        path = script(program)
-        rendezvous = free_rendezvous(hosts[0].address)
-        jobs = []
-        for number, host in enumerate(hosts):
-            words = ["--nnodes", str(len(hosts)), "--node-rank", str(number), "--rdzv", rendezvous, *options]
-            env = {"TPURUN_TOKEN": TOKEN, "TPURUN_HOST": host.name}
-            jobs.append(start(*words, "-n", str(each), path, command=[*host.command, TPURUN], env=env))
-        return jobs
+        started = commands(hosts, each, *options, script(program))
+        return [start(command=command, env=env) for command, env in started]
 
     return run
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import secrets
 import sys
 import tempfile
 import time
@@ -19,8 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fault_matrix.table import table
-from jobs import TPURUN, Finished, Job, free_rendezvous
+from jobs import Finished, Job
 from namespaces import NotAllowed, namespaces, part, unplug
+from nodes import commands, of_namespaces
 
 HOSTS, EACH = 4, 2
 TITLE = "## The network between hosts"
@@ -105,19 +105,14 @@ def run(fault: NetworkFault, folder: Path, seconds: float) -> Seen:
     """Runs the program on hosts of network namespaces, for so long where nothing ends it before."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    token = secrets.token_hex(24)
     with namespaces(HOSTS) as names:
         jobs = []
         try:
-            rendezvous = free_rendezvous("10.77.0.1")
-            for node, name in enumerate(names):
-                words = ["--nnodes", HOSTS, "--node-rank", node, "--rdzv", rendezvous, "-n", EACH]
-                words += ["--link", fault.link] if fault.link else []
+            link = ["--link", fault.link] if fault.link else []
+            words = [*link, program, str(600 if fault.strike else seconds)]
+            for node, (command, env) in enumerate(commands(of_namespaces(names), EACH, *words)):
                 (folder / str(node)).mkdir()
-                command = ["ip", "netns", "exec", name, TPURUN, *words, program]
-                command.append(600 if fault.strike else seconds)
-                env = {"TPURUN_TOKEN": token, "TPURUN_HOST": f"n{node}"}
-                jobs.append(Job(folder / str(node), [str(word) for word in command], env=env))
+                jobs.append(Job(folder / str(node), command, env=env))
             for job in jobs:
                 job.read_until("ready")
             began = time.time()
