@@ -11,19 +11,20 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 DEVICE = "tpu"
-STEPS, MICROBATCHES, ROWS, WIDTH = 30, 8, 8, 32
+STEPS, ROWS, WIDTH = 30, 8, 32
 
 
 def main() -> None:
     dist.init_process_group()
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    microbatches = max(8, ranks)  # 1F1B wants one for each stage
     torch.manual_seed(rank)
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to(DEVICE)
     stage = PipelineStage(layers, rank, ranks, torch.device(DEVICE))
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.AdamW(layers.parameters(), lr=3e-3)
     torch.manual_seed(0)
-    x = torch.randn(MICROBATCHES * ROWS, WIDTH, device=DEVICE)
+    x = torch.randn(microbatches * ROWS, WIDTH, device=DEVICE)
     wanted = torch.roll(x, 1, dims=1)
     for step in range(STEPS):
         optimizer.zero_grad()
