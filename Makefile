@@ -67,7 +67,7 @@ fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 rank
 LAUNCHER := tpurun
 DEVICE := cpu
 .PHONY: programs
-programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn DEVICE=cpu|tpu)
+programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn|hosts|nodes DEVICE=cpu|tpu)
 	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) --device $(DEVICE) $(ARGS)
 
 SEED := 0

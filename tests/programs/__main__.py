@@ -6,6 +6,8 @@ import argparse
 import sys
 from fnmatch import fnmatch
 
+from namespaces import NotAllowed
+
 from .case import FAMILIES
 from .start import LAUNCHERS, all_programs, run
 
@@ -19,16 +21,20 @@ def main() -> int:
         chosen = [one for one in chosen if options.ranks in one.sizes]
     if not chosen:
         sys.exit(f"expected a pattern that a program fits, given {options.only}")
-    verdicts = run(
-        chosen,
-        launcher=options.launcher,
-        backend=options.backend,
-        device=options.device,
-        each=options.ranks,
-    )
+    try:
+        verdicts = run(
+            chosen,
+            launcher=options.launcher,
+            backend=options.backend,
+            device=options.device,
+            each=options.ranks,
+        )
+    except NotAllowed as why:
+        sys.exit(f"network namespaces: {why}")
     for verdict in verdicts:
         word = "WRONG" if verdict.problems else "ok"
-        print(f"{word:<5} {verdict.seconds:6.1f} s  {verdict.program.name}")
+        ranks = f"{verdict.program.ranks:2} ranks"
+        print(f"{word:<5} {verdict.seconds:6.1f} s  {ranks}  {verdict.program.name}")
         for problem in verdict.problems:
             print("      " + problem.replace("\n", "\n      "))
     wrong = sum(bool(verdict.problems) for verdict in verdicts)
@@ -39,11 +45,16 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m programs", description=__doc__)
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="tpurun", help="[tpurun]")
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default="tpurun",
+        help="`nodes`: one tpurun in each of 4 network namespaces, as root; `hosts`: pretended ones [tpurun]",
+    )
     parser.add_argument("--backend", choices=["tpu_dist", "gloo"], default="tpu_dist", help="[tpu_dist]")
     parser.add_argument("--device", choices=["cpu", "tpu"], default="cpu", help="[cpu]")
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="of all programs that are for so many (1, 4, 8) [its own]"
+        "--ranks", type=int, metavar="N", help="of all programs that are for so many (1, 4, 8, 16) [its own]"
     )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'ddp/*' [*]")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="[all]")

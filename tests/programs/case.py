@@ -93,9 +93,9 @@ def program(
     devices: tuple[str, ...] = ("cpu", "tpu"),
 ) -> Callable[[Callable[[Case], None]], Program]:
     """Makes a program of a function that runs on every rank of a world of `ranks`, or that makes its own
-    worlds, none larger than that. Unless it says otherwise, one for 4 ranks is for 1 and 8, too."""
+    worlds, none larger than that. Unless it says otherwise, one for 4 ranks is for 1, 8 and 16, too."""
     if sizes is None:
-        sizes = (1, 4, 8) if ranks == 4 and not makes_worlds else (ranks,)
+        sizes = (1, 4, 8, 16) if ranks == 4 and not makes_worlds else (ranks,)
 
     def make(body: Callable[[Case], None]) -> Program:
         name = f"{body.__module__.rpartition('.')[2]}/{body.__name__}"

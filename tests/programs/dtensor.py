@@ -82,7 +82,7 @@ def check_way(
     same(f"{what}, whole", arrived.full_tensor(), full)
 
 
-@program(ranks=4, sizes=(4, 8))
+@program(ranks=4, sizes=(4, 8, 16))
 def every_redistribution(case: Case) -> None:
     """All that DTensor allows: nothing becomes partial but shards, which become parts of a sum."""
     mesh = init_device_mesh(here(), (dist.get_world_size(),))
@@ -240,7 +240,7 @@ def random_numbers(case: Case) -> None:
     torch.manual_seed(case.rank)
     dropped = nn.Dropout(0.25)(ones)
     torch.manual_seed(case.rank)
-    same("dropped by this rank", dropped.to_local(), functional.dropout(torch.ones(16, 32), 0.25))
+    same("dropped by this rank", dropped.to_local(), functional.dropout(torch.ones(64 // ranks, 32), 0.25))
     dropped.sum().backward()
     same("gradient of dropout", ones.grad.full_tensor(), dropped.full_tensor())
 

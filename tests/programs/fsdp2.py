@@ -66,7 +66,7 @@ def plain(case: Case) -> None:
     ours(case, model).must_be(oracle())
 
 
-@program(ranks=4, sizes=(4, 8))
+@program(ranks=4, sizes=(4, 8, 16))
 def kept_after_forward(case: Case) -> None:
     """`reshard_after_forward=False`: whole parameters stay until they have been used backward."""
     model = sharded(mlp(*WIDTHS), reshard_after_forward=False)
@@ -81,7 +81,7 @@ def kept_after_forward(case: Case) -> None:
     ours(case, model).must_be(oracle())
 
 
-@program(ranks=4, sizes=(4, 8))
+@program(ranks=4, sizes=(4, 8, 16))
 def resharded_to_pairs(case: Case) -> None:
     """`reshard_after_forward=2`: after forward each pair of ranks holds all of it."""
     model = sharded(mlp(*WIDTHS), reshard_after_forward=2)

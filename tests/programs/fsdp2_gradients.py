@@ -52,7 +52,7 @@ def every_way_to_divide(mesh: DeviceMesh, rank: int) -> None:
             same(f"{dtype}, divided by {divisor or ranks}", reduced(mesh, dtype, rank, divisor), wanted)
 
 
-@program(ranks=4, sizes=(4, 8))
+@program(ranks=4, sizes=(4, 8, 16))
 def means(case: Case) -> None:
     every_way_to_divide(init_device_mesh(here(), (dist.get_world_size(),)), case.rank)
 

@@ -44,7 +44,7 @@ def divided_by_those_left(case: Case) -> None:
     uneven(case, divide_by_initial_world_size=False)
 
 
-@program(ranks=4, sizes=(4, 8))
+@program(ranks=4, sizes=(4, 8, 16))
 def told_at_the_first_end(case: Case) -> None:
     """Everybody learns in the same step that somebody has no more input."""
     model, steps, told = DDP(mlp(*WIDTHS)), 0, ""

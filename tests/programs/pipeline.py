@@ -24,7 +24,8 @@ from .compare import ROUNDING, all_same, same
 from .training import Batch, batches, gradients, mlp, mse, parameters, sgd
 
 WIDTH = 6
-MICRO_BATCHES = 8
+# No fewer than the stages of any schedule that has one on each rank.
+MICRO_BATCHES = 16
 
 
 def data() -> list[Batch]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import nodes
 from jobs import TPURUN, Finished, Job
 
 from .case import FAMILIES, Program, programs_of
@@ -16,7 +18,25 @@ from .rank import Outcome, Plan
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 600
-LAUNCHERS = ("tpurun", "torchrun", "spawn")
+HOSTS = 4
+ENVIRONMENT = {
+    "PYTHONPATH": str(TESTS),
+    "OMP_NUM_THREADS": "1",
+    # Compiled where it is needed: no processes beside the ranks.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
+# What is started, and with which environment beside ours.
+Commands = Sequence[tuple[Sequence[str | Path], Mapping[str, str]]]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One of the ways to start the ranks of a plan."""
+
+    commands: Callable[[Plan, Path, ExitStack], Commands]
+    """Given a plan and where it is written; the stack is closed when all has ended."""
+    hosts: int = 1
+    """Of several, every program has them all: it runs on as many ranks as it can, in a job of no others."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +63,23 @@ def run(
     device: str = "cpu",
     each: int | None = None,
 ) -> list[Verdict]:
-    """One job, with as many ranks as the largest program uses, or `each` of them."""
-    with tempfile.TemporaryDirectory(prefix="tpurun-programs-") as name:
+    """Each on its own number of ranks, or on `each`: one job with as many as the largest has, or on several
+    hosts one for each number. Raises NotAllowed where there can be no network namespaces and must be."""
+    chosen = LAUNCHERS[launcher]
+    if each is None and chosen.hosts > 1:
+        sizes = sorted({max(program.sizes) for program in programs})
+        same_size = [[one for one in programs if max(one.sizes) == size] for size in sizes]
+        jobs = [
+            run_job(some, chosen, backend, device, each) for some, each in zip(same_size, sizes, strict=True)
+        ]
+        return [verdict for job in jobs for verdict in job]
+    return run_job(programs, chosen, backend, device, each)
+
+
+def run_job(
+    programs: list[Program], launcher: Launcher, backend: str, device: str, each: int | None
+) -> list[Verdict]:
+    with tempfile.TemporaryDirectory(prefix="tpurun-programs-") as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "shared").mkdir()
         names = [program.name for program in programs]
@@ -52,37 +87,57 @@ def run(
             programs = [program.at(each) for program in programs]
         ranks = max(program.ranks for program in programs)
         plan = Plan(backend, device, names, str(folder / "shared"), ranks, each)
-        job = Job(
-            folder, command(plan, launcher), env=ENVIRONMENT | {"TPURUN_DEVICE": str(int(device == "tpu"))}
-        )
-        try:
-            # torchrun's processes outlive it for a moment.
-            done = job.wait(LIMIT_S, linger_s=10)
-        finally:
-            job.end()
-        return verdicts(programs, plan, done)
+        ours = ENVIRONMENT | {"TPURUN_DEVICE": str(int(device == "tpu"))}
+        jobs = []
+        for number, (command, env) in enumerate(launcher.commands(plan, plan.write(), stack)):
+            (folder / str(number)).mkdir()
+            jobs.append(Job(folder / str(number), command, env=ours | dict(env)))
+            stack.callback(jobs[-1].end)
+        # torchrun's processes outlive it for a moment.
+        return verdicts(programs, plan, [job.wait(LIMIT_S, linger_s=10) for job in jobs])
 
 
-ENVIRONMENT = {
-    "PYTHONPATH": str(TESTS),
-    "OMP_NUM_THREADS": "1",
-    # Compiled where it is needed: no processes beside the ranks.
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+PRELOADED = ["--preload", "programs.preloaded", "-m", "programs.rank"]
+
+
+def tpurun(plan: Plan, path: Path, _: ExitStack) -> Commands:
+    return [([TPURUN, "-n", str(plan.ranks), *PRELOADED, path], {})]
+
+
+def torchrun(plan: Plan, path: Path, _: ExitStack) -> Commands:
+    options = ["--standalone", "--nproc-per-node", str(plan.ranks), "-m", "programs.rank"]
+    return [([sys.executable, "-m", "torch.distributed.run", *options, path], {})]
+
+
+def spawn(plan: Plan, path: Path, _: ExitStack) -> Commands:
+    return [([sys.executable, "-m", "programs.spawned", path], {})]
+
+
+def on_pretended_hosts(plan: Plan, path: Path, _: ExitStack) -> Commands:
+    return [([TPURUN, "--hosts", str(hosts_of(plan)), "-n", str(plan.ranks), *PRELOADED, path], {})]
+
+
+def on_nodes(plan: Plan, path: Path, stack: ExitStack) -> Commands:
+    """A tpurun in each of some network namespaces."""
+    made = stack.enter_context(nodes.plugged(hosts_of(plan)))
+    return nodes.commands(made, plan.ranks // len(made), *PRELOADED, path)
+
+
+def hosts_of(plan: Plan) -> int:
+    """All of them, where there is a rank for each."""
+    return min(HOSTS, plan.ranks)
+
+
+LAUNCHERS = {
+    "tpurun": Launcher(tpurun),
+    "torchrun": Launcher(torchrun),
+    "spawn": Launcher(spawn),
+    "hosts": Launcher(on_pretended_hosts, HOSTS),
+    "nodes": Launcher(on_nodes, HOSTS),
 }
 
 
-def command(plan: Plan, launcher: str) -> list[str | Path]:
-    path, count = plan.write(), str(plan.ranks)
-    if launcher == "tpurun":
-        return [TPURUN, "-n", count, "--preload", "programs.preloaded", "-m", "programs.rank", path]
-    if launcher == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count]
-        return [*torchrun, "-m", "programs.rank", path]
-    assert launcher == "spawn", f"expected one of {', '.join(LAUNCHERS)}, given {launcher}"
-    return [sys.executable, "-m", "programs.spawned", path]
-
-
-def verdicts(programs: list[Program], plan: Plan, done: Finished) -> list[Verdict]:
+def verdicts(programs: list[Program], plan: Plan, done: list[Finished]) -> list[Verdict]:
     outcomes = [
         Outcome(**json.loads(line))
         for path in Path(plan.folder).glob("rank-*.jsonl")
@@ -91,11 +146,15 @@ def verdicts(programs: list[Program], plan: Plan, done: Finished) -> list[Verdic
     by_program: dict[str, list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
         by_program.setdefault(outcome.program, []).append(outcome)
-    return [verdict(program, by_program.get(program.name, []), plan.ranks, done) for program in programs]
+    ends = "\n".join(f"exit code {one.code}\n{one.err[-4000:]}" for one in done if one.code != 0)
+    found = [verdict(program, by_program.get(program.name, []), plan.ranks, ends) for program in programs]
+    if ends and not any(one.problems for one in found):
+        found[-1].problems.append(f"after all programs: {ends}")
+    return found
 
 
-def verdict(program: Program, outcomes: list[Outcome], ranks: int, done: Finished) -> Verdict:
+def verdict(program: Program, outcomes: list[Outcome], ranks: int, ends: str) -> Verdict:
     problems = [f"rank {one.rank}: {one.problem}" for one in outcomes if one.problem]
     if missing := sorted({*range(ranks)} - {one.rank for one in outcomes}):
-        problems.append(f"ranks {missing} did not come to its end: exit code {done.code}\n{done.err[-4000:]}")
+        problems.append(f"ranks {missing} did not come to its end: {ends}")
     return Verdict(program, problems, max((one.seconds for one in outcomes), default=0.0))

@@ -16,7 +16,7 @@ from .compare import ROUNDING, all_same, same, whole
 Batch = tuple[torch.Tensor, torch.Tensor]
 Optimizer = torch.optim.Optimizer
 STEPS = 4
-BATCH = 24
+BATCH = 48
 
 
 @dataclass
