@@ -154,3 +154,40 @@ def test_the_fork_of_a_process_with_threads_has_its_own_before_autograd_asks() -
     )
     done = python(code, PYTHONPATH=str(Path(__file__).parent))
     assert done.returncode == 0, done.stderr
+
+
+def test_ray_takes_the_backend_for_torch_tpu(tmp_path: Path) -> None:
+    # As Ray does it, in a process that has imported it before torch.
+    package = tmp_path / "ray" / "air" / "_internal" / "device_manager"
+    package.mkdir(parents=True)
+    for folder in (package, *list(package.parents)[:3]):
+        (folder / "__init__.py").write_text("")
+    (package / "tpu.py").write_text(
+        "import torch\n"
+        "class TPUTorchDeviceManager:\n"
+        "    def is_available(self):\n"
+        "        import torch_tpu\n"
+        "    @classmethod\n"
+        "    def register_custom_torch_dist_backend(cls):\n"
+        "        import torch_tpu._loader\n"
+    )
+    done = python(
+        "import ray, torch, sys, importlib.util\n"
+        "from ray.air._internal.device_manager.tpu import TPUTorchDeviceManager as Manager\n"
+        "Manager.register_custom_torch_dist_backend()\n"
+        "name = torch._C._get_privateuse1_backend_name\n"  # a program that says tpu has it
+        "print(name(), Manager().is_available(), name())\n"
+        "assert importlib.util.find_spec('torch_tpu') is None\n"
+        "assert not any('tpurun' in type(finder).__module__ for finder in sys.meta_path)\n",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "privateuseone True tpu\n", "")
+
+
+def test_nothing_waits_for_ray_elsewhere() -> None:
+    done = python(
+        "import torch, sys\n"
+        "assert not any('tpurun' in type(finder).__module__ for finder in sys.meta_path)\n"
+        "assert 'ray' not in sys.modules\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _marks
+from tpurun import _marks, _ray
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -39,6 +39,7 @@ def register() -> None:
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(recorders, set):
         recorders.update(NAMES)
+    _ray.stand_in()
 
 
 def serve_device() -> None:
