@@ -23,6 +23,9 @@ VENV_READY := $(VENV)/.tpurun-venv
 PACKAGES_READY := $(VENV)/.tpurun-packages
 INSTALLED := $(VENV)/.tpurun-installed
 PLOTS_READY := $(VENV)/.tpurun-plots
+# Apart, so that nothing else can come to need it.
+RAY := $(CURDIR)/.cache/ray
+RAY_READY := $(RAY)/.tpurun-ray
 
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives runtime launcher python \
 	-type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so')
@@ -87,6 +90,7 @@ nightly: ## what takes too long for every change: 10,000 random programs and net
 	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory simulation NETWORKS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory slurm
+	@$(MAKE) --no-print-directory ray
 
 NETWORKS := 500
 .PHONY: simulation
@@ -99,6 +103,11 @@ simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, fro
 slurm: $(INSTALLED) ## jobs under a real Slurm of four nodes on this machine
 	@command -v slurmctld > /dev/null || apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd munge
 	@$(PY) -m pytest tests/test_slurm.py $(ARGS)
+
+# Two nodes need root, for network namespaces.
+.PHONY: ray
+ray: $(INSTALLED) $(RAY_READY) ## Ray Train on the backend, under a real Ray of one and of two nodes on this machine
+	@PYTHONPATH=$(RAY) $(PY) -m pytest tests/test_ray.py $(ARGS)
 
 # ARGS come last, so that they may choose other suites and start methods.
 .PHONY: conformance
@@ -155,6 +164,12 @@ $(PACKAGES_READY): constraints.txt $(VENV_READY)
 $(PLOTS_READY): constraints.txt $(PACKAGES_READY)
 	$(call say,installing matplotlib into .venv)
 	@$(PIP) install --quiet --constraint constraints.txt matplotlib
+	@touch $@
+
+$(RAY_READY): constraints.txt $(PACKAGES_READY)
+	$(call say,installing Ray into .cache/ray (about 600 MB))
+	@rm -rf $(RAY)
+	@$(PIP) install --quiet --constraint constraints.txt --target $(RAY) "ray[train]"
 	@touch $@
 
 # Without them the page says what was not measured.

@@ -181,9 +181,12 @@ class Job:
         wanted = f"{MARKER}={self.name}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(path.parent.name)
             try:
-                if wanted in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
+                # None is left of those that have ended; some write their own name over it.
+                given = path.read_bytes()
+                if given and (wanted in given.split(b"\0") or os.getsid(pid) == self.pid):
+                    found.append(pid)
             except OSError:  # ended meanwhile, or not ours
                 continue
         return found
@@ -222,7 +225,7 @@ class Job:
     def _await_the_last(self, limit_s: float) -> list[int]:
         deadline = time.monotonic() + limit_s
         while (left := self.processes()) and (rest := deadline - time.monotonic()) > 0:
-            _await_end(left[0], rest)
+            ends_within(rest, left[0])
         return left
 
     def _assert_clean(self) -> None:
@@ -237,13 +240,14 @@ class Job:
         assert not groups, f"left: {groups}"
 
 
-def _await_end(pid: int, limit_s: float) -> None:
+def ends_within(limit_s: float, pid: int) -> bool:
+    """Waits for the end of a process."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
-        return
+        return True
     try:
-        select.select([descriptor], [], [], limit_s)
+        return bool(select.select([descriptor], [], [], limit_s)[0])
     finally:
         os.close(descriptor)
 
