@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import glob
 import importlib.util
+import os
 import re
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,8 @@ def create(options: Any, pg_options: Any) -> Backend:
     if world is not None and world.epoch > _epoch:
         adopt(world)  # torch.distributed.shrink_group made it
     timeout = options.timeout if pg_options is None else pg_options._timeout
+    if not options.global_ranks_in_group:
+        _number_the_world(options, timeout)
     group = native.ProcessGroup(
         options.store,
         options.group_rank,
@@ -123,6 +127,8 @@ def create(options: Any, pg_options: Any) -> Backend:
 # which the launcher, its logs and all messages know them; and how often that happened.
 _first_ranks: list[int] | None = None
 _epoch = 0
+# Of a world that only some ranks of a job make: its ranks as the launcher numbers them.
+_launched_as: list[int] | None = None
 
 
 def adopt(world: Any) -> None:
@@ -132,7 +138,50 @@ def adopt(world: Any) -> None:
 
 
 def _at_the_start(ranks: list[int]) -> list[int]:
-    return ranks if _first_ranks is None else [_first_ranks[rank] for rank in ranks]
+    known_as = _launched_as if _first_ranks is None else _first_ranks
+    return ranks if known_as is None else [known_as[rank] for rank in ranks]
+
+
+def _number_the_world(options: Any, timeout: timedelta) -> None:
+    """Find out how the launcher numbers the ranks of a world that is not its whole job."""
+    global _launched_as
+    _launched_as = None
+    rank, size = options.group_rank, options.group_size
+    # A process that a rank forked has the same variables, but is not the rank.
+    if _first_ranks is not None or os.environ.get("TPURUN_RANK_PID") != str(os.getpid()):
+        return
+    own, of_job = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size == of_job and rank != own:
+        raise ValueError(
+            f"init_process_group: expected rank={own}, the RANK of this process, or a world of fewer than "
+            f"all {of_job} ranks, given rank={rank}"
+        )
+    if size >= of_job:
+        return
+    keys = [f"tpurun/rank-{other}" for other in range(size)]
+    options.store.set(keys[rank], str(own))
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing = [str(other) for other, key in enumerate(keys) if not _comes(options.store, key, deadline)]
+    if missing:
+        from tpurun.errors import CollectiveTimeoutError
+
+        noun = "rank" if len(missing) == 1 else "ranks"
+        raise CollectiveTimeoutError(
+            f"Timed out after {timeout.total_seconds():g}s creating {options.group_id}: "
+            f"{size - len(missing)} of {size} ranks came, missing {noun} {', '.join(missing)}"
+        )
+    _launched_as = [int(options.store.get(key)) for key in keys]
+
+
+def _comes(store: Any, key: str, deadline: float) -> bool:
+    import torch.distributed as dist
+
+    left = max(deadline - time.monotonic(), 0.001)
+    try:
+        store.wait([key], timedelta(seconds=left))
+    except dist.DistStoreError:
+        return False
+    return True
 
 
 _native: Any = None
