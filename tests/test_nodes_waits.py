@@ -44,6 +44,30 @@ def test_a_circle_over_nodes_is_proven(run, case: str):
         assert "blames (2,)" in lines(done)
 
 
+def test_a_circle_through_groups_of_one_node_each_is_proven(run):
+    """Neither node has all of it."""
+    program = """
+import torch, torch.distributed as dist
+from tpurun.errors import DeadlockError
+
+dist.init_process_group("tpu_dist")
+rank, tensor = dist.get_rank(), torch.zeros(8)
+first, second = dist.new_group([0, 1]), dist.new_group([2, 3])
+dist.barrier()
+try:
+    if rank in (0, 2):
+        dist.all_reduce(tensor, group=first if rank == 0 else second)
+    else:
+        dist.recv(tensor, (rank + 1) % 4)
+except DeadlockError as error:
+    print(f"<<<{error}>>>")
+"""
+    done = run(2, 2, program, "--timeout", "120s")
+    texts = re.findall(r"<<<(.*?)>>>", lines(done), re.DOTALL)
+    assert len(texts) == 4 and len(set(texts)) == 1, lines(done)
+    assert all(f"rank {rank} (host n{rank // 2}" in texts[0] for rank in range(4)), texts[0]
+
+
 def test_a_rank_that_has_finished_is_waited_for_in_vain(run):
     wait = "os._exit(0) if rank == 2 else dist.all_reduce(tensor)"
     done = run(3, 1, PROGRAM.format(wait=wait), "--timeout", "120s")

@@ -210,6 +210,7 @@ impl Agent {
         self.output.tick(now);
         self.deliver_losses(now);
         self.look_at_proposal(now);
+        self.look_at_proof(now);
         self.look_at_others();
         self.look_at_timings(now);
         if now >= self.next_watch {
@@ -250,7 +251,10 @@ impl Agent {
 
     /// What follows from who waits for whom.
     fn judge_waits(&mut self, views: &[RankView], now: Instant) {
-        self.look_for_deadlock(views, now);
+        // One judge of what is true of all nodes, in one text.
+        if self.others.as_ref().is_none_or(|others| others.nodes().is_first()) {
+            self.look_for_deadlock(views, now);
+        }
         if matches!(self.phase, Phase::Running)
             && let Some(verdict) = self.watch.look(views, &self.ranks, &self.left, now)
         {

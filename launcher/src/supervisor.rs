@@ -3,7 +3,7 @@
 //! Every segment that ranks hand to each other passes through the agent, which keeps it mapped while any of
 //! its ranks may use it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use tpurun_collectives::FailureKind;
@@ -65,33 +65,51 @@ impl Supervisor {
         self.groups.values().flatten()
     }
 
-    /// Raises the same text on all ranks of these communicators, and says whom it blames.
-    pub(crate) fn fail(&self, comm_ids: &BTreeSet<u64>, kind: FailureKind, text: &str, guilty: &[u32]) {
-        let groups = || comm_ids.iter().filter_map(|comm_id| self.groups.get(comm_id)).flatten();
-        groups().for_each(|group| group.fail_quietly(kind, text, guilty));
-        groups().for_each(Supervised::announce);
+    /// All ranks of these communicators will raise the same text, and blame the same; who sleeps does so only when
+    /// [`announce`](Self::announce) wakes it.
+    pub(crate) fn fail_quietly(&self, comm_ids: &[u64], kind: FailureKind, text: &str, guilty: &[u32]) {
+        self.lives_of(comm_ids).for_each(|group| group.fail_quietly(kind, text, guilty));
+    }
+
+    pub(crate) fn announce(&self, comm_ids: &[u64]) {
+        self.lives_of(comm_ids).for_each(Supervised::announce);
+    }
+
+    fn lives_of(&self, comm_ids: &[u64]) -> impl Iterator<Item = &Supervised> {
+        comm_ids.iter().filter_map(|comm_id| self.groups.get(comm_id)).flatten()
     }
 
     /// Whether it has failed, or is not known.
     pub(crate) fn has_failed(&self, comm_id: u64) -> bool {
-        self.current(comm_id).is_none_or(|group| group.failure().is_some())
+        let elsewhere = &self.elsewhere;
+        match self.current(comm_id) {
+            Some(group) => group.failure().is_some(),
+            None => elsewhere.failed.contains(&comm_id) || !elsewhere.members.contains_key(&comm_id),
+        }
     }
 
     fn current(&self, comm_id: u64) -> Option<&Supervised> {
         self.groups.get(&comm_id)?.last()
     }
 
-    /// Communicators with ranks elsewhere, and what is known here of the messages between their ranks.
-    pub(crate) fn crossings(&self) -> (Vec<GroupSays>, Vec<Crossing>) {
+    /// Communicators of ranks here, and what is known here of the messages between their ranks.
+    pub(crate) fn known(&self) -> (Vec<GroupSays>, Vec<Crossing>) {
         let (mut groups, mut messages) = (Vec::new(), Vec::new());
         for (comm_id, lives) in &self.groups {
-            let Some(current) = lives.last().filter(|group| group.is_bridged()) else { continue };
-            groups.push(GroupSays { comm_id: *comm_id, members: current.world_ranks().to_vec() });
-            let size = current.world_ranks().len() as u32;
-            for (from, to) in (0..size).flat_map(|from| (0..size).map(move |to| (from, to))) {
-                let between = between(lives, from, to);
-                if between != Between::default() {
-                    messages.push(Crossing::new(*comm_id, from, to, between));
+            let Some(current) = lives.last() else { continue };
+            let members = current.world_ranks();
+            let has_failed = current.failure().is_some();
+            groups.push(GroupSays { comm_id: *comm_id, members: members.to_vec(), has_failed });
+            let is_here = |rank: u32| self.elsewhere.spread.is_here(members[rank as usize]);
+            let size = members.len() as u32;
+            for here in (0..size).filter(|rank| is_here(*rank)) {
+                // Of two that are here, the sender.
+                let pairs = (0..size).flat_map(|other| [(here, other), (other, here)]);
+                for (from, to) in pairs.filter(|(from, _)| *from == here || !is_here(*from)) {
+                    let between = between(lives, from, to);
+                    if between != Between::default() {
+                        messages.push(Crossing::new(*comm_id, from, to, between));
+                    }
                 }
             }
         }
@@ -103,11 +121,25 @@ impl Supervisor {
         self.elsewhere.messages.clear();
     }
 
+    /// All nodes have said what they know.
+    pub(crate) fn end_look(&mut self) {
+        let here =
+            self.groups.iter().filter_map(|(comm_id, lives)| Some((*comm_id, lives.last()?.world_ranks())));
+        let there = self.elsewhere.members.iter().map(|(comm_id, members)| (*comm_id, &**members));
+        let told = here.chain(there).filter(|(comm_id, members)| self.elsewhere.is_known(*comm_id, members));
+        self.elsewhere.told = told.map(|(comm_id, _)| comm_id).collect();
+    }
+
     /// What a node says at a look.
     pub(crate) fn hear(&mut self, node: u32, groups: Vec<GroupSays>, messages: &[Crossing]) {
         let elsewhere = &mut self.elsewhere;
-        for GroupSays { comm_id, members } in groups {
+        for GroupSays { comm_id, members, has_failed } in groups {
             elsewhere.known_by.insert((comm_id, node));
+            if has_failed {
+                elsewhere.failed.insert(comm_id);
+            } else {
+                elsewhere.failed.remove(&comm_id);
+            }
             elsewhere.members.insert(comm_id, members);
         }
         for crossing in messages {
@@ -132,23 +164,35 @@ pub(crate) struct Spread {
     pub(crate) own: u32,
 }
 
+impl Spread {
+    fn is_here(&self, rank: u32) -> bool {
+        self.node_of.get(rank as usize).is_none_or(|node| *node == self.own)
+    }
+}
+
 /// What agents of other nodes have said.
 #[derive(Debug, Default)]
 struct Elsewhere {
     spread: Spread,
     members: HashMap<u64, Vec<u32>>,
+    failed: HashSet<u64>,
     /// Communicators, and who has said that it knows them.
     known_by: HashSet<(u64, u32)>,
+    /// Communicators that all nodes with ranks of them know, as of the last look.
+    told: HashSet<u64>,
     /// By communicator, sender and receiver.
     messages: HashMap<(u64, u32, u32), Between>,
 }
 
 impl Elsewhere {
-    /// Whether all nodes with ranks of this communicator have told what they know of it.
-    fn is_told(&self, comm_id: u64, members: &[u32]) -> bool {
-        let Spread { node_of, own } = &self.spread;
-        let node = |rank: &u32| node_of.get(*rank as usize).copied().unwrap_or(*own);
-        members.iter().map(node).all(|node| node == *own || self.known_by.contains(&(comm_id, node)))
+    fn is_known(&self, comm_id: u64, members: &[u32]) -> bool {
+        let nodes = members.iter().filter_map(|rank| self.spread.node_of.get(*rank as usize));
+        nodes.copied().all(|node| node == self.spread.own || self.known_by.contains(&(comm_id, node)))
+    }
+
+    /// Whether all that is known of the messages of a communicator is known here.
+    fn is_told(&self, comm_id: u64) -> bool {
+        self.spread.node_of.is_empty() || self.told.contains(&comm_id)
     }
 }
 
@@ -159,13 +203,16 @@ impl Groups for Supervisor {
     }
 
     fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<Between> {
-        let members = self.members(comm_id)?;
-        let here = self.groups.get(&comm_id).map(|lives| between(lives, from, to)).unwrap_or_default();
-        let there = self.elsewhere.messages.get(&(comm_id, from, to)).copied().unwrap_or_default();
-        if !self.elsewhere.is_told(comm_id, members) {
+        let lives = self.groups.get(&comm_id);
+        if lives.is_none() && !self.elsewhere.members.contains_key(&comm_id) {
+            return None;
+        }
+        if !self.elsewhere.is_told(comm_id) {
             // What is not known may be on its way.
             return Some(Between { sends: 1, receives: 1, any_receives: 0, in_flight: true });
         }
+        let here = lives.map(|lives| between(lives, from, to)).unwrap_or_default();
+        let there = self.elsewhere.messages.get(&(comm_id, from, to)).copied().unwrap_or_default();
         Some(here.and(there))
     }
 }

@@ -9,6 +9,7 @@ use tpurun_collectives::board::RankView;
 
 use super::{Agent, Phase};
 use crate::last_words::{self, Loss};
+use crate::nodes::Proof;
 use crate::ranks::{Ending, Rank};
 use crate::verdict::Cause;
 use crate::wait_graph::{self, Deadlock, Names, World};
@@ -108,8 +109,13 @@ impl Agent {
                 &deadlock,
                 &Names { host: &|rank| self.host_of(rank), views, ended: &ended },
             );
-            self.ask_for_stacks();
-            self.deliver_deadlock(&deadlock, text);
+            let proof = Proof {
+                groups: deadlock.comm_ids().into_iter().collect(),
+                guilty: deadlock.guilty(),
+                finished: deadlock.finished.into_iter().collect(),
+                text,
+            };
+            self.tell_deadlock(proof, now);
             self.suspicion = Suspicion::default();
             return;
         }
@@ -126,12 +132,21 @@ impl Agent {
         self.suspicion.is_any()
     }
 
-    fn deliver_deadlock(&mut self, deadlock: &Deadlock, text: String) {
-        let (groups, guilty) = (deadlock.comm_ids(), deadlock.guilty());
-        self.control.supervisor().fail(&groups, FailureKind::Deadlock, &text, &guilty);
+    /// It stands in all communicators here before anybody wakes up and acts on it in one. Where are the ranks? Of one
+    /// host they say so before; those of several may hear it from another host at any time.
+    pub(super) fn deliver_deadlock(&mut self, proof: &Proof) {
+        let Proof { groups, guilty, finished, text } = proof;
+        if self.others.is_none() {
+            self.ask_for_stacks();
+        }
+        self.control.supervisor().fail_quietly(groups, FailureKind::Deadlock, text, guilty);
+        if self.others.is_some() {
+            self.ask_for_stacks();
+        }
+        self.control.supervisor().announce(groups);
         self.run_dir.event("deadlock", json!({"ranks": guilty, "text": text}));
-        for rank in &deadlock.finished {
-            self.control.refuse_all_of(*rank, FailureKind::Deadlock, &text);
+        for rank in finished {
+            self.control.refuse_all_of(*rank, FailureKind::Deadlock, text);
         }
     }
 }

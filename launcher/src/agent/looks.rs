@@ -28,7 +28,8 @@ pub(super) struct Looks {
     next: Instant,
     /// Of ranks here, as they were told.
     told: HashMap<u32, RankView>,
-    told_groups: HashSet<u64>,
+    /// Communicators, and whether they have failed.
+    told_groups: HashMap<u64, bool>,
     /// By node: lines that timeouts add.
     suspects: HashMap<u32, Vec<(u32, String)>>,
 }
@@ -42,7 +43,7 @@ impl Looks {
             wanted_until: None,
             next: Instant::now(),
             told: HashMap::new(),
-            told_groups: HashSet::new(),
+            told_groups: HashMap::new(),
             suspects: HashMap::new(),
         }
     }
@@ -95,14 +96,16 @@ impl Agent {
     /// A look begins: what the ranks here do, for all nodes.
     pub(super) fn say_what_ranks_do(&mut self, number: u64) {
         let now_ns = board::now_ns();
-        let (groups, messages) = self.control.supervisor().crossings();
+        let (groups, messages) = self.control.supervisor().known();
         self.control.supervisor_mut().begin_look();
         let fresh: Vec<(u32, RankView)> =
             self.job.here.clone().map(|rank| (rank, self.board.read(rank))).collect();
         let Some(others) = &mut self.others else { return };
         let looks = &mut others.looks;
         looks.number = number;
-        let groups = groups.into_iter().filter(|group| looks.told_groups.insert(group.comm_id)).collect();
+        let told = &mut looks.told_groups;
+        let mut groups = groups;
+        groups.retain(|group| told.insert(group.comm_id, group.has_failed) != Some(group.has_failed));
         let mut said = Said { ranks: vec![], groups, messages };
         for (rank, view) in fresh {
             if looks.told.get(&rank) != Some(&view) {
@@ -153,11 +156,16 @@ impl Agent {
         if others.looks.number != number {
             return;
         }
+        self.control.supervisor_mut().end_look();
         let mut views = others.looks.views.clone();
         for (rank, view) in &self.views_elsewhere {
             views[*rank as usize] = view.clone();
         }
         self.judge_waits(&views, now);
+        let Some(others) = &mut self.others else { return };
+        if !others.nodes().is_first() {
+            return;
+        }
         let pause = if self.is_suspicious() { SECOND_LOOK } else { WATCH_EVERY };
         if let Some(others) = &mut self.others {
             others.looks.next = now + pause;

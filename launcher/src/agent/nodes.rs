@@ -16,7 +16,7 @@ use super::{Agent, Phase, Why};
 use crate::cluster;
 use crate::hosts::Hosts;
 use crate::job::Job;
-use crate::nodes::{Frame, LeftLane, NodeEvent, Nodes, Told};
+use crate::nodes::{Frame, LeftLane, NodeEvent, Nodes, Proof, Told};
 use crate::ranks::{Ending, Rank};
 use crate::report;
 use crate::run_dir::RunDir;
@@ -30,6 +30,8 @@ pub(super) struct Others {
     pub(super) looks: Looks,
     /// Waits for better until then, or for node 0's word.
     proposal: Option<(Told, Instant)>,
+    /// Ranks here hear of it then.
+    proven: Option<(Proof, Instant)>,
     /// By node: all its ranks have ended well.
     done: Vec<bool>,
     /// Node 0 says that all ranks have ended well.
@@ -71,6 +73,7 @@ impl Others {
             looks: Looks::new(nodes.ranks()),
             nodes,
             proposal: None,
+            proven: None,
             done: vec![false; count],
             is_over: false,
             stands: false,
@@ -101,7 +104,9 @@ impl Others {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.proposal.as_ref().map(|(_, until)| *until)
+        let proposal = self.proposal.as_ref().map(|(_, until)| *until);
+        let proven = self.proven.as_ref().map(|(_, until)| *until);
+        proposal.into_iter().chain(proven).min()
     }
 }
 
@@ -147,6 +152,7 @@ impl Agent {
             Frame::Look { number } if !is_node_0 => self.say_what_ranks_do(number),
             Frame::Seen { number, node: of, said } if may_tell_of(of) => self.on_seen(number, of, said),
             Frame::Complete { number } if !is_node_0 => self.on_complete(number),
+            Frame::Deadlock(proof) if !is_node_0 => self.deliver_deadlock(&proof),
             Frame::Suspects { node: of, lines } if may_tell_of(of) => {
                 nodes.tell_but(&Frame::Suspects { node: of, lines: lines.clone() }, Some(node));
                 others.looks.keep_suspects(of, lines);
@@ -230,6 +236,26 @@ impl Agent {
         };
         let lanes = self.board.read(rank).lanes.into_iter().map(lane).collect();
         others.nodes.tell(&Frame::Ended { rank, pid: self.ranks[rank as usize].pid(), code, signal, lanes });
+    }
+
+    /// Ranks wait in vain, wherever they are. Other nodes hear it before ranks here do: these would bring it to ranks
+    /// there, who would act on it in one communicator while others still wait in another one.
+    pub(super) fn tell_deadlock(&mut self, proof: Proof, now: Instant) {
+        match &mut self.others {
+            None => self.deliver_deadlock(&proof),
+            Some(others) => {
+                others.nodes.tell(&Frame::Deadlock(proof.clone()));
+                others.proven = Some((proof, now + HEARD_AFTER));
+            }
+        }
+    }
+
+    /// What other nodes have heard is told here.
+    pub(super) fn look_at_proof(&mut self, now: Instant) {
+        let Some(others) = &mut self.others else { return };
+        if let Some((proof, _)) = others.proven.take_if(|(_, until)| now >= *until) {
+            self.deliver_deadlock(&proof);
+        }
     }
 
     /// Tells the other nodes which ranks here keep others waiting.
@@ -370,5 +396,7 @@ pub(super) fn run_dir(job: &Job, nodes: Option<&Nodes>) -> Result<RunDir, String
 
 /// For a node that knows better than one whose ranks only lost another one.
 const BETTER: Duration = Duration::from_millis(500);
+/// Much longer than a frame takes.
+const HEARD_AFTER: Duration = Duration::from_millis(20);
 /// For node 0 to say what stands, which waits for better itself.
 const WORD: Duration = Duration::from_secs(2);

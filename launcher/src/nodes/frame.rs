@@ -3,7 +3,7 @@
 
 use rkyv::util::AlignedVec;
 
-pub(crate) use archived::{Frame, LeftLane, Node, Told};
+pub(crate) use archived::{Frame, LeftLane, Node, Proof, Told};
 
 mod archived {
     // The derive macros write items of their own, which no comment can reach.
@@ -55,6 +55,8 @@ mod archived {
         Seen { number: u64, node: u32, said: Said },
         /// By node 0: all have.
         Complete { number: u64 },
+        /// By node 0: ranks wait in vain.
+        Deadlock(Proof),
         /// Ranks of this node that keep others waiting, with the line that a timeout adds for each.
         Suspects { node: u32, lines: Vec<(u32, String)> },
         /// To node 0: all ranks here have ended well.
@@ -73,6 +75,19 @@ mod archived {
         pub(crate) who: Vec<String>,
         pub(crate) why: Vec<String>,
         pub(crate) last_line: Option<String>,
+    }
+
+    /// That operations can never complete.
+    #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Proof {
+        /// Communicators that can not go on.
+        pub(crate) groups: Vec<u64>,
+        /// Who is to blame.
+        pub(crate) guilty: Vec<u32>,
+        /// Ranks that have finished, and are waited for.
+        pub(crate) finished: Vec<u32>,
+        /// What all ranks raise that wait there.
+        pub(crate) text: String,
     }
 
     /// How far a rank that has ended had come in a communicator.

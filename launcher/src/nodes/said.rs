@@ -16,9 +16,9 @@ mod archived {
     pub(crate) struct Said {
         /// Ranks that are not as they were at the last look.
         pub(crate) ranks: Vec<RankSays>,
-        /// Communicators that were not known at the last look.
+        /// Communicators that were not known at the last look, or not so.
         pub(crate) groups: Vec<GroupSays>,
-        /// Between ranks of which one is here; what is not listed has nothing between.
+        /// Between two ranks of which one at least is here; what is not listed has nothing between.
         pub(crate) messages: Vec<Crossing>,
     }
 
@@ -27,6 +27,7 @@ mod archived {
     pub(crate) struct GroupSays {
         pub(crate) comm_id: u64,
         pub(crate) members: Vec<u32>,
+        pub(crate) has_failed: bool,
     }
 
     /// What this host knows of the messages between two ranks of a communicator.

@@ -211,7 +211,7 @@ fn seeds_are_frames() {
     let between = Between { sends: 1, receives: 2, any_receives: 0, in_flight: true };
     let said = Said {
         ranks: vec![says],
-        groups: vec![GroupSays { comm_id: 7, members: vec![0, 3] }],
+        groups: vec![GroupSays { comm_id: 7, members: vec![0, 3], has_failed: false }],
         messages: vec![Crossing::new(7, 0, 1, between)],
     };
     let frames = [
@@ -232,6 +232,15 @@ fn seeds_are_frames() {
         ("over", Frame::Over),
         ("look", Frame::Look { number: 7 }),
         ("seen", Frame::Seen { number: 7, node: 1, said }),
+        (
+            "deadlock",
+            Frame::Deadlock(Proof {
+                groups: vec![7],
+                guilty: vec![3],
+                finished: vec![],
+                text: "deadlock: ranks wait for each other in a circle".into(),
+            }),
+        ),
         ("suspects", Frame::Suspects { node: 1, lines: vec![(3, "rank 3 (pid 7) is sleeping".into())] }),
     ];
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/node_frame");
