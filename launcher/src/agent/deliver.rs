@@ -115,7 +115,7 @@ impl Agent {
                 finished: deadlock.finished.into_iter().collect(),
                 text,
             };
-            self.tell_deadlock(proof, now);
+            self.deliver_deadlock(proof, now);
             self.suspicion = Suspicion::default();
             return;
         }
@@ -132,17 +132,15 @@ impl Agent {
         self.suspicion.is_any()
     }
 
-    /// It stands in all communicators here before anybody wakes up and acts on it in one. Where are the ranks? Of one
-    /// host they say so before; those of several may hear it from another host at any time.
-    pub(super) fn deliver_deadlock(&mut self, proof: &Proof) {
-        let Proof { groups, guilty, finished, text } = proof;
-        if self.others.is_none() {
-            self.ask_for_stacks();
-        }
+    /// It stands in all communicators here before anybody wakes up and acts on it in one.
+    pub(super) fn settle_deadlock(&mut self, proof: &Proof) {
+        let Proof { groups, guilty, text, .. } = proof;
         self.control.supervisor().fail_quietly(groups, FailureKind::Deadlock, text, guilty);
-        if self.others.is_some() {
-            self.ask_for_stacks();
-        }
+    }
+
+    /// Wakes the ranks.
+    pub(super) fn announce_deadlock(&mut self, proof: &Proof) {
+        let Proof { groups, guilty, finished, text } = proof;
         self.control.supervisor().announce(groups);
         self.run_dir.event("deadlock", json!({"ranks": guilty, "text": text}));
         for rank in finished {

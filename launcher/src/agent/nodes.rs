@@ -152,7 +152,7 @@ impl Agent {
             Frame::Look { number } if !is_node_0 => self.say_what_ranks_do(number),
             Frame::Seen { number, node: of, said } if may_tell_of(of) => self.on_seen(number, of, said),
             Frame::Complete { number } if !is_node_0 => self.on_complete(number),
-            Frame::Deadlock(proof) if !is_node_0 => self.deliver_deadlock(&proof),
+            Frame::Deadlock(proof) if !is_node_0 => self.on_deadlock(&proof),
             Frame::Suspects { node: of, lines } if may_tell_of(of) => {
                 nodes.tell_but(&Frame::Suspects { node: of, lines: lines.clone() }, Some(node));
                 others.looks.keep_suspects(of, lines);
@@ -238,23 +238,32 @@ impl Agent {
         others.nodes.tell(&Frame::Ended { rank, pid: self.ranks[rank as usize].pid(), code, signal, lanes });
     }
 
-    /// Ranks wait in vain, wherever they are. Other nodes hear it before ranks here do: these would bring it to ranks
-    /// there, who would act on it in one communicator while others still wait in another one.
-    pub(super) fn tell_deadlock(&mut self, proof: Proof, now: Instant) {
-        match &mut self.others {
-            None => self.deliver_deadlock(&proof),
-            Some(others) => {
-                others.nodes.tell(&Frame::Deadlock(proof.clone()));
-                others.proven = Some((proof, now + HEARD_AFTER));
-            }
+    /// Ranks wait in vain, wherever they are. It stands on all nodes before those here wake up, which would wake those
+    /// there: these would act on it in one communicator while others still wait in another one.
+    pub(super) fn deliver_deadlock(&mut self, proof: Proof, now: Instant) {
+        if let Some(others) = &mut self.others {
+            others.nodes.tell(&Frame::Deadlock(proof.clone()));
+            others.proven = Some((proof.clone(), now + HEARD_AFTER));
+            self.settle_deadlock(&proof);
+        } else {
+            // Before they can hear it.
+            self.ask_for_stacks();
+            self.settle_deadlock(&proof);
+            self.announce_deadlock(&proof);
         }
     }
 
-    /// What other nodes have heard is told here.
+    /// What stands on the other nodes is told here.
+    fn on_deadlock(&mut self, proof: &Proof) {
+        self.settle_deadlock(proof);
+        self.ask_for_stacks();
+        self.announce_deadlock(proof);
+    }
+
     pub(super) fn look_at_proof(&mut self, now: Instant) {
         let Some(others) = &mut self.others else { return };
         if let Some((proof, _)) = others.proven.take_if(|(_, until)| now >= *until) {
-            self.deliver_deadlock(&proof);
+            self.on_deadlock(&proof);
         }
     }
 
