@@ -294,6 +294,9 @@ fn refuse_recovery(options: &Options, given: &str) -> Result<(), String> {
 /// Hosts that are named, as `list` has them.
 fn parse_remote(list: &str, options: &Options) -> Result<Remote, String> {
     refuse_recovery(options, "--hosts of several names")?;
+    if options.ssh.as_deref().is_some_and(|words| words.trim().is_empty()) {
+        return Err("--ssh: expected a command such as \"ssh -p 2222\", given nothing".into());
+    }
     let torchrun = &options.torchrun;
     let is_placed = torchrun.rendezvous.is_some() || torchrun.master_addr.is_some();
     Ok(Remote {
@@ -533,6 +536,10 @@ mod tests {
             ),
             ("tpurun --hosts n0,n1 true : true", "--hosts: expected one program, given several"),
             ("tpurun --ssh rsh true", "--ssh: expected --hosts with the names of hosts, given none"),
+            (
+                "tpurun --hosts n0,n1 --ssh= true",
+                "--ssh: expected a command such as \"ssh -p 2222\", given nothing",
+            ),
             (
                 "tpurun -n 4 --link loss=1% true",
                 "--link: expected several hosts, of --hosts or --nnodes, given one",
