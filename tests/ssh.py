@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,11 @@ def _daemon(command: list[str], namespace: str, address: str, folder: Path) -> I
     finally:
         daemon.send_signal(signal.SIGTERM)
         daemon.wait()
+        # A session whose host was unplugged would wait for its client.
+        pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+        for pid in pids.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _await_banner(namespace: str, address: str, log: Path) -> None:
