@@ -7,12 +7,10 @@ imports it; nobody else is led to believe that torch_tpu is here.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from tpurun._imports import after_import
 
 MODULE = "ray.air._internal.device_manager.tpu"
 
@@ -20,31 +18,8 @@ MODULE = "ray.air._internal.device_manager.tpu"
 def stand_in() -> None:
     """Make Ray take this backend for torch_tpu, in a process that has imported ray; repeatable."""
     # As its workers have before anything else; the module comes after torch.
-    is_of_ray = "ray" in sys.modules and MODULE not in sys.modules
-    if is_of_ray and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    """Waits for the module of Ray's."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_change(module: ModuleType) -> None:
-            execute(module)
-            _change(module)
-
-        spec.loader.exec_module = execute_and_change
-        return spec
+    if "ray" in sys.modules and MODULE not in sys.modules:
+        after_import(MODULE, _change)
 
 
 def _change(module: ModuleType) -> None:

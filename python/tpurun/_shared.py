@@ -7,16 +7,13 @@ made by :func:`empty` or :func:`symmetric`.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpurun import _backend
+from tpurun._imports import after_import
 
 if TYPE_CHECKING:
     import torch
@@ -109,33 +106,8 @@ def serve_wrappers() -> None:
     programs get it.
     """
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    if (module := sys.modules.get(_FSDP_BUFFERS)) is not None:
-        _offer_buffers(module)
-    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        # Importing it takes most of a second, which programs without FSDP2 would pay.
-        sys.meta_path.insert(0, _AfterImport())
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Goes away with the first import of FSDP2's collectives."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _FSDP_BUFFERS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _offer_buffers(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
+    # Importing it takes most of a second, which programs without FSDP2 would pay.
+    after_import(_FSDP_BUFFERS, _offer_buffers)
 
 
 def _offer_buffers(module: ModuleType) -> None:

@@ -1,0 +1,44 @@
+"""Changes to modules of others that take effect when a program imports them, and cost it nothing before."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Have `change` called with this module: now if it is imported, else right after that. Repeatable."""
+    if (module := sys.modules.get(name)) is not None:
+        change(module)
+    elif not any(isinstance(finder, _AfterImport) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(name, change))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Goes away with the first import of its module."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._change = change
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._change(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
