@@ -53,6 +53,11 @@ impl Hosts {
     }
 }
 
+/// What this machine calls itself.
+pub(crate) fn own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// How many ranks each of `count` hosts has, the first ones one more where that does not divide.
 pub(crate) fn shares(ranks: u32, count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(move |host| ranks / count + u32::from(host < ranks % count))

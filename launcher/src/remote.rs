@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use crate::cluster::{Cluster, Lookup};
-use crate::hosts;
+use crate::hosts::{self, own_name};
 
 pub(crate) use conductor::{Remote, SSH, conduct};
 pub(crate) use follower::follow;
@@ -46,10 +46,6 @@ impl RemoteHost {
 /// As a shell counts it.
 fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
-}
-
-fn own_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Whether the value of `--hosts` names hosts; else it says how many are to be pretended.

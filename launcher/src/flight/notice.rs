@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tpurun_collectives::board::Board;
 
 use crate::flight::{FORMAT, JobFacts};
+use crate::hosts::own_name;
 use crate::processes::Process;
 use crate::program::{Program, Programs};
 use crate::rank_set::RankSet;
@@ -60,7 +61,7 @@ impl Notice {
             format: FORMAT,
             job: JobFacts {
                 run: run.to_owned(),
-                host: host(),
+                host: own_name(),
                 agent_pid: pid,
                 ranks,
                 command: command(programs),
@@ -169,7 +170,7 @@ impl Run {
     /// # Errors
     /// One line: the job runs on another host.
     pub(crate) fn check_host(&self) -> Result<(), String> {
-        let (here, there) = (host(), &self.notice.job.host);
+        let (here, there) = (own_name(), &self.notice.job.host);
         if *there == here {
             return Ok(());
         }
@@ -235,10 +236,6 @@ pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)
 }
 
-fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
@@ -255,7 +252,7 @@ mod tests {
 
     fn write(root: &Path, run: &str, agent_pid: i32, started_unix_ms: u64) {
         let job =
-            JobFacts { run: run.into(), host: host(), agent_pid, started_unix_ms, ..JobFacts::default() };
+            JobFacts { run: run.into(), host: own_name(), agent_pid, started_unix_ms, ..JobFacts::default() };
         let agent_start_ticks = Process::read(agent_pid).map_or(0, |process| process.start_ticks);
         let notice = Notice {
             format: FORMAT,

@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::order::{Order, VERSION, portable_environment};
-use super::{FOLLOW, PLACE, RemoteHost, exit_code, own_name, place};
+use super::{FOLLOW, PLACE, RemoteHost, exit_code, place};
 use crate::cluster;
+use crate::hosts::own_name;
 use crate::job::Job;
 use crate::nodes::{self, TOKEN};
 use crate::signals::Signals;

@@ -7,8 +7,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
+use super::exit_code;
 use super::order::Order;
-use super::{exit_code, own_name};
+use crate::hosts::own_name;
 use crate::signals::Signals;
 
 /// Runs the order that comes over the standard input.

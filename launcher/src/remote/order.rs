@@ -88,7 +88,7 @@ mod tests {
     fn an_order_arrives_as_it_was_given() {
         let order = Order {
             version: VERSION.into(),
-            cwd: "/work/a b".into(),
+            cwd: "/home/me/a b".into(),
             args: vec!["-n".into(), "4".into(), "tr\n\"ain.py".into()],
             env: [("LR".to_owned(), "0.1\n".to_owned())].into(),
         };
