@@ -8,6 +8,7 @@ import pytest
 from jobs import Finished, Job
 from nodes import Node, commands
 from test_deadlock import CIRCLES, PROGRAM
+from test_nodes import shown
 
 PRETENDED = [Node([], f"n{node}", "127.0.0.1") for node in range(3)]
 
@@ -26,8 +27,7 @@ def run(start, script) -> Callable[..., list[Finished]]:
 
 def lines(done: list[Finished]) -> str:
     """What each rank wrote, one rank after the other."""
-    by_rank = {rank: text for one in done for rank, text in one.shown_by_rank().items()}
-    return "\n".join("\n".join(text) for _, text in sorted(by_rank.items()))
+    return "\n".join("\n".join(text) for _, text in sorted(shown(done).items()))
 
 
 @pytest.mark.parametrize("case", ["two groups", "receives", "sends", "message and collective", "left alone"])

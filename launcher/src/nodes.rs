@@ -24,7 +24,7 @@ use tpurun_collectives::network::authority::Credentials;
 pub(crate) use door::random_id;
 #[cfg(test)]
 pub(crate) use frame::survives;
-pub(crate) use frame::{Frame, LeftLane, Node, Proof, Told};
+pub(crate) use frame::{Frame, Node, Proof, Told};
 pub(crate) use said::{Crossing, GroupSays, RankSays, Said};
 pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
 

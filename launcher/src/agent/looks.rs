@@ -26,8 +26,6 @@ pub(super) struct Looks {
     /// Node 0: somebody wants to know until then.
     wanted_until: Option<Instant>,
     next: Instant,
-    /// Of ranks here, as they were told.
-    told: HashMap<u32, RankView>,
     /// Communicators, and whether they have failed.
     told_groups: HashMap<u64, bool>,
     /// By node: lines that timeouts add.
@@ -42,7 +40,6 @@ impl Looks {
             missing: HashSet::new(),
             wanted_until: None,
             next: Instant::now(),
-            told: HashMap::new(),
             told_groups: HashMap::new(),
             suspects: HashMap::new(),
         }
@@ -66,7 +63,8 @@ impl Looks {
 impl Agent {
     /// Asks for a look where ranks here have waited for a while; node 0 begins it.
     pub(super) fn look_with_others(&mut self, now: Instant) {
-        let is_uneasy = verdict::is_anybody_blocked(&self.views(), board::now_ns(), UNEASY_AFTER);
+        let (_, here): (Vec<u32>, Vec<RankView>) = self.views_here().unzip();
+        let is_uneasy = verdict::is_anybody_blocked(&here, board::now_ns(), UNEASY_AFTER);
         let Some(others) = &mut self.others else { return };
         let is_first = others.nodes().is_first();
         if is_uneasy && !is_first {
@@ -96,23 +94,21 @@ impl Agent {
     /// A look begins: what the ranks here do, for all nodes.
     pub(super) fn say_what_ranks_do(&mut self, number: u64) {
         let now_ns = board::now_ns();
-        let (groups, messages) = self.control.supervisor().known();
+        let (mut groups, messages) = self.control.supervisor().known();
         self.control.supervisor_mut().begin_look();
-        let fresh: Vec<(u32, RankView)> =
-            self.job.here.clone().map(|rank| (rank, self.board.read(rank))).collect();
+        let fresh: Vec<(u32, RankView)> = self.views_here().collect();
         let Some(others) = &mut self.others else { return };
         let looks = &mut others.looks;
         looks.number = number;
         let told = &mut looks.told_groups;
-        let mut groups = groups;
         groups.retain(|group| told.insert(group.comm_id, group.has_failed) != Some(group.has_failed));
         let mut said = Said { ranks: vec![], groups, messages };
         for (rank, view) in fresh {
-            if looks.told.get(&rank) != Some(&view) {
+            let before = &mut looks.views[rank as usize];
+            if *before != view {
                 said.ranks.push(RankSays::new(rank, &view, now_ns));
-                looks.told.insert(rank, view.clone());
+                *before = view;
             }
-            looks.views[rank as usize] = view;
         }
         let node = others.nodes().node;
         others.nodes().tell(&Frame::Seen { number, node, said });
@@ -162,15 +158,17 @@ impl Agent {
             views[*rank as usize] = view.clone();
         }
         self.judge_waits(&views, now);
-        let Some(others) = &mut self.others else { return };
-        if !others.nodes().is_first() {
-            return;
-        }
+        // Only node 0 is ever suspicious, and begins the next one.
         let pause = if self.is_suspicious() { SECOND_LOOK } else { WATCH_EVERY };
         if let Some(others) = &mut self.others {
             others.looks.next = now + pause;
             self.next_watch = self.next_watch.min(now + pause);
         }
+    }
+
+    /// What the ranks of this node say of themselves.
+    fn views_here(&self) -> impl Iterator<Item = (u32, RankView)> {
+        self.job.here.clone().map(|rank| (rank, self.board.read(rank)))
     }
 }
 

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 use tpurun_collectives::FailureKind;
-use tpurun_collectives::board::{LaneView, RankView};
+use tpurun_collectives::board::{self, RankView};
 
 use super::looks::Looks;
 use super::{Agent, Phase, Why};
 use crate::cluster;
-use crate::hosts::Hosts;
+use crate::hosts::{self, Hosts};
 use crate::job::Job;
-use crate::nodes::{Frame, LeftLane, NodeEvent, Nodes, Proof, Told};
+use crate::nodes::{Frame, NodeEvent, Nodes, Proof, RankSays, Told};
 use crate::ranks::{Ending, Rank};
 use crate::report;
 use crate::run_dir::RunDir;
@@ -62,7 +62,7 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
 pub(super) fn own_name() -> String {
     let given = std::env::var("TPURUN_HOST").ok().filter(|name| !name.is_empty());
     let given = given.or_else(|| cluster::host_name(&cluster::environment));
-    let name = given.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let name = given.unwrap_or_else(hosts::own_name);
     name.replace(char::is_control, "")
 }
 
@@ -128,10 +128,10 @@ impl Agent {
             |rank: u32| rank < nodes.ranks() && (!is_node_0 || nodes.ranks_of(node).contains(&rank));
         let may_tell_of = |of: u32| of < nodes.count() && of != nodes.node && (!is_node_0 || of == node);
         match frame {
-            Frame::Ended { rank, pid, code, signal, lanes } if may_speak_of(rank) => {
+            Frame::Ended { pid, code, signal, left } if may_speak_of(left.rank) => {
                 let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
-                nodes.tell_but(&Frame::Ended { rank, pid, code, signal, lanes: lanes.clone() }, Some(node));
-                self.on_end_elsewhere(rank, pid, ending, lanes);
+                nodes.tell_but(&Frame::Ended { pid, code, signal, left: left.clone() }, Some(node));
+                self.on_end_elsewhere(pid, ending, left);
             }
             Frame::Lost { rank, kind, text } if may_speak_of(rank) => {
                 nodes.tell_but(&Frame::Lost { rank, kind, text: text.clone() }, Some(node));
@@ -165,11 +165,12 @@ impl Agent {
         }
     }
 
-    fn on_end_elsewhere(&mut self, rank: u32, pid: Option<i32>, ending: Ending, lanes: Vec<LeftLane>) {
+    fn on_end_elsewhere(&mut self, pid: Option<i32>, ending: Ending, left: RankSays) {
+        let rank = left.rank;
         self.ranks[rank as usize] = Rank::Ended { pid, ending, at: Instant::now() };
         if ending == Ending::Exit(0) {
             self.left.push(rank);
-            self.views_elsewhere.insert(rank, view_of(pid, lanes));
+            self.views_elsewhere.insert(rank, left.view(board::now_ns()).unwrap_or_default());
         }
     }
 
@@ -222,20 +223,16 @@ impl Agent {
     /// Tells the other nodes how a rank here has ended.
     pub(super) fn tell_end(&self, rank: u32, ending: Ending) {
         let Some(others) = &self.others else { return };
-        let lane = |lane: LaneView| LeftLane {
-            comm_id: lane.comm_id,
-            name: lane.name,
-            size: lane.size,
-            comm_rank: lane.comm_rank,
-            closed: lane.closed,
-            posted: lane.posted,
-        };
         let (code, signal) = match ending {
             Ending::Exit(code) => (Some(code), None),
             Ending::Signal(number) => (None, Some(number)),
         };
-        let lanes = self.board.read(rank).lanes.into_iter().map(lane).collect();
-        others.nodes.tell(&Frame::Ended { rank, pid: self.ranks[rank as usize].pid(), code, signal, lanes });
+        let pid = self.ranks[rank as usize].pid();
+        // Who never made a communicator has no number on the board.
+        let shown = pid.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+        let view = RankView { pid: shown, ..self.board.read(rank) };
+        let left = RankSays::new(rank, &view, board::now_ns());
+        others.nodes.tell(&Frame::Ended { pid, code, signal, left });
     }
 
     /// Ranks wait in vain, wherever they are. It stands on all nodes before those here wake up, which would wake those
@@ -376,23 +373,6 @@ impl Agent {
 pub(super) fn spread(nodes: &Nodes) -> Spread {
     let node_of = (0..nodes.count()).flat_map(|node| nodes.ranks_of(node).map(move |_| node));
     Spread { node_of: node_of.collect(), own: nodes.node }
-}
-
-fn view_of(pid: Option<i32>, lanes: Vec<LeftLane>) -> RankView {
-    let lane = |lane: LeftLane| LaneView {
-        comm_id: lane.comm_id,
-        name: lane.name,
-        size: lane.size,
-        comm_rank: lane.comm_rank,
-        closed: lane.closed,
-        posted: lane.posted,
-        completed: lane.posted,
-        attended: lane.posted,
-        blocked_since_ns: None,
-        op: None,
-    };
-    let pid = pid.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
-    RankView { pid, waits: vec![], lanes: lanes.into_iter().map(lane).collect() }
 }
 
 /// Run directories of several nodes may be on one file system.

@@ -3,7 +3,7 @@
 
 use rkyv::util::AlignedVec;
 
-pub(crate) use archived::{Frame, LeftLane, Node, Proof, Told};
+pub(crate) use archived::{Frame, Node, Proof, Told};
 
 mod archived {
     // The derive macros write items of their own, which no comment can reach.
@@ -11,7 +11,7 @@ mod archived {
 
     use rkyv::{Archive, Deserialize, Serialize};
 
-    use super::super::said::Said;
+    use super::super::said::{RankSays, Said};
 
     /// A node of the job.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ mod archived {
         /// All have come: this is the job, and these are the certificates of the ranks on the node that gets this.
         Welcome { id: String, table: Vec<Node>, authority: Vec<u8>, certificates: Vec<Vec<u8>> },
         /// A rank has ended; where its communicators stood if in order.
-        Ended { rank: u32, pid: Option<i32>, code: Option<i32>, signal: Option<i32>, lanes: Vec<LeftLane> },
+        Ended { pid: Option<i32>, code: Option<i32>, signal: Option<i32>, left: RankSays },
         /// What those who need this rank raise.
         Lost { rank: u32, kind: u32, text: String },
         /// To node 0: why the job fails, as far as this node knows.
@@ -88,17 +88,6 @@ mod archived {
         pub(crate) finished: Vec<u32>,
         /// What all ranks raise that wait there.
         pub(crate) text: String,
-    }
-
-    /// How far a rank that has ended had come in a communicator.
-    #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-    pub(crate) struct LeftLane {
-        pub(crate) comm_id: u64,
-        pub(crate) name: String,
-        pub(crate) size: u32,
-        pub(crate) comm_rank: u32,
-        pub(crate) closed: bool,
-        pub(crate) posted: u64,
     }
 }
 

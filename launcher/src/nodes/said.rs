@@ -218,10 +218,9 @@ impl Crossing {
 mod tests {
     use super::*;
 
-    #[test]
-    fn another_clock_tells_the_same() {
+    fn lane() -> LaneView {
         let op = OpView { seq: 3, site: "train.py:7".into(), shape: vec![2, 4], ..OpView::default() };
-        let lane = LaneView {
+        LaneView {
             comm_id: 9,
             name: "dp".into(),
             size: 4,
@@ -232,7 +231,11 @@ mod tests {
             attended: 4,
             blocked_since_ns: Some(100),
             op: Some(op),
-        };
+        }
+    }
+
+    #[test]
+    fn another_clock_tells_the_same() {
         let kinds = [
             WaitKind::Collective { seq: 3 },
             WaitKind::Send { to: 1 },
@@ -242,7 +245,7 @@ mod tests {
         ];
         let wait =
             |kind| WaitView { token: 8, since_ns: 150, wait: Wait { comm_id: 9, kind, python_threads: 2 } };
-        let view = RankView { pid: 7, waits: kinds.map(wait).to_vec(), lanes: vec![lane] };
+        let view = RankView { pid: 7, waits: kinds.map(wait).to_vec(), lanes: vec![lane()] };
         let mut there = RankSays::new(5, &view, 200).view(1200).unwrap();
         assert_eq!((there.lanes[0].blocked_since_ns, there.waits[0].since_ns), (Some(1100), 1150));
         there.lanes[0].blocked_since_ns = Some(100);
@@ -252,19 +255,7 @@ mod tests {
 
     #[test]
     fn what_no_board_has_is_refused() {
-        let lane = LaneView {
-            comm_id: 9,
-            name: "dp".into(),
-            size: 4,
-            comm_rank: 3,
-            closed: false,
-            posted: 0,
-            completed: 0,
-            attended: 0,
-            blocked_since_ns: None,
-            op: None,
-        };
-        let mut says = RankSays::new(0, &RankView { pid: 7, waits: vec![], lanes: vec![lane] }, 0);
+        let mut says = RankSays::new(0, &RankView { pid: 7, waits: vec![], lanes: vec![lane()] }, 0);
         says.lanes[0].name = "a\nb".into();
         assert_eq!(says.clone().view(0).unwrap().lanes[0].name, "a?b");
         says.lanes[0].comm_rank = 4;

@@ -204,13 +204,12 @@ fn seeds_are_frames() {
         last_line: Some("step 9".into()),
     };
     let node = Node { host: "n1".into(), ranks: 1, address: "10.0.0.2".into() };
-    let lane = LeftLane { comm_id: 7, name: "dp0".into(), size: 4, comm_rank: 1, closed: false, posted: 9 };
     let wait =
         WaitSays { token: 9, for_ns: 5, comm_id: 7, what: WaitsFor::Recv { from: 1 }, python_threads: 1 };
     let says = RankSays { rank: 3, pid: 7, waits: vec![wait], lanes: vec![] };
     let between = Between { sends: 1, receives: 2, any_receives: 0, in_flight: true };
     let said = Said {
-        ranks: vec![says],
+        ranks: vec![says.clone()],
         groups: vec![GroupSays { comm_id: 7, members: vec![0, 3], has_failed: false }],
         messages: vec![Crossing::new(7, 0, 1, between)],
     };
@@ -226,7 +225,7 @@ fn seeds_are_frames() {
                 certificates: vec![vec![2; 99]],
             },
         ),
-        ("ended", Frame::Ended { rank: 1, pid: Some(7), code: Some(0), signal: None, lanes: vec![lane] }),
+        ("ended", Frame::Ended { pid: Some(7), code: Some(0), signal: None, left: says }),
         ("lost", Frame::Lost { rank: 1, kind: 3, text: "rank 1 was killed by SIGKILL".into() }),
         ("proposed", Frame::Proposed(told)),
         ("over", Frame::Over),
