@@ -9,14 +9,17 @@ Works on a copy of the sources under target/planted. A bug that nothing catches 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "target" / "planted"
@@ -50,6 +53,8 @@ MODELS = {"loom": Models("loom", "--cfg tpurun_loom"), "simulation": Models("net
 
 
 def main() -> int:
+    # As for Ctrl-C: what runs is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     files = set(sys.argv[1:])
     bugs = [Bug(**entry) for entry in tomllib.loads(BUGS.read_text())["bug"]]
     bugs = [bug for bug in bugs if not files or Path(bug.file).name in files]
@@ -107,16 +112,22 @@ def run(models: Models) -> str | None:
     build = subprocess.run([*command, "--no-run"], cwd=COPY, env=env, capture_output=True, text=True)
     if build.returncode != 0:
         raise SystemExit(f"planted bugs: does not compile:\n{build.stderr}")
+    # A group of its own: cargo that is killed would leave the models running.
+    tests = subprocess.Popen(
+        command, cwd=COPY, env=env, stdout=PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+    )
     try:
-        done = subprocess.run(command, cwd=COPY, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        output, _ = tests.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return "no end"
-    if done.returncode == 0:
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(tests.pid, signal.SIGKILL)
+        tests.wait()
+    if tests.returncode == 0:
         return None
     # A model that blocks for ever panics twice, and takes the whole run with it.
-    told = re.finditer(
-        r"::(?:loom_)?(\w+)(?: \.\.\. FAILED$|' .*panicked)", done.stdout + done.stderr, re.MULTILINE
-    )
+    told = re.finditer(r"::(?:loom_)?(\w+)(?: \.\.\. FAILED$|' .*panicked)", output, re.MULTILINE)
     failed = sorted({match[1] for match in told})
     return ", ".join(failed) or "a crash"
 
