@@ -18,6 +18,8 @@ use crate::failure::Failure;
 
 /// One call to the system sends at most so much.
 const MOST_BATCH: usize = 65_000;
+/// Pieces of a stream that are let go at once: each of them waits for all that was written before.
+const MOST_TAKEN: usize = 64;
 /// Why a stream ends early: nobody asks.
 const NO_CODE: VarInt = VarInt::from_u32(0);
 
@@ -62,6 +64,8 @@ pub(super) struct Connections {
     touched: VecDeque<ConnectionHandle>,
     /// To datagrams of no connection.
     answers: VecDeque<(Transmit, Vec<u8>)>,
+    /// Pieces of a stream that have been handed on.
+    taken: Vec<Bytes>,
 }
 
 impl Connections {
@@ -86,6 +90,7 @@ impl Connections {
             ready: VecDeque::new(),
             touched: VecDeque::new(),
             answers: VecDeque::new(),
+            taken: vec![],
         })
     }
 
@@ -292,12 +297,19 @@ impl Connections {
         let Ok(mut chunks) = receive.read(true) else { return Flow::Ended };
         let flow = loop {
             match chunks.next(most) {
-                Ok(Some(chunk)) if take(&chunk.bytes) => {}
+                Ok(Some(chunk)) if take(&chunk.bytes) => {
+                    if self.taken.len() == MOST_TAKEN {
+                        self.taken.clear();
+                    }
+                    self.taken.push(chunk.bytes);
+                }
                 Ok(Some(_)) | Err(ReadError::Blocked) => break Flow::Open,
                 Ok(None) | Err(ReadError::Reset(_)) => break Flow::Ended,
             }
         };
-        if chunks.finalize().should_transmit() {
+        let is_to_be_told = chunks.finalize().should_transmit();
+        self.taken.clear();
+        if is_to_be_told {
             self.touch(stream.connection);
         }
         flow

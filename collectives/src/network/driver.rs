@@ -23,9 +23,10 @@ use crate::bridge::Bridge;
 
 /// What the system receives or sends at once.
 const ROOM: usize = 64 << 10;
+/// What is shorter is copied out of where it was received, the rest handed on with the room it is in.
+const LEAST_HANDED_ON: usize = 4 << 10;
 /// So many calls to send are between two looks at what has come.
 const SENDS: usize = 8;
-const RECEIVES: usize = 4;
 
 // What epoll says an event is of; communicators have others.
 const SOCKET: u64 = 0;
@@ -95,7 +96,7 @@ pub(super) struct Driver {
     epoll: OwnedFd,
     bells: HashMap<u64, Bell>,
     next_bell: u64,
-    received: Vec<Vec<u8>>,
+    received: Vec<BytesMut>,
     sent: Vec<u8>,
     /// What the socket did not take yet, of these bytes.
     unsent: Option<Transmit>,
@@ -138,7 +139,7 @@ impl Driver {
             epoll,
             bells: HashMap::new(),
             next_bell: FIRST_BELL,
-            received: vec![vec![0; ROOM]; BATCH_SIZE],
+            received: vec![BytesMut::new(); BATCH_SIZE],
             sent: Vec::with_capacity(ROOM),
             unsent: None,
             // Others every time: what a program can stand does not depend on a seed.
@@ -228,22 +229,26 @@ impl Driver {
     }
 
     fn receive(&mut self, now: Instant) {
-        for _ in 0..RECEIVES {
-            let mut metas = [RecvMeta::default(); BATCH_SIZE];
-            let mut buffers: Vec<IoSliceMut<'_>> =
-                self.received.iter_mut().map(|bytes| IoSliceMut::new(bytes)).collect();
-            // An error is what a host says of a datagram of ours; QUIC notices by itself.
-            let Ok(count) = self.state.recv((&self.socket).into(), &mut buffers, &mut metas) else { return };
-            for (meta, bytes) in metas[..count].iter().zip(&self.received) {
-                let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
-                let mut rest = BytesMut::from(&bytes[..meta.len]);
-                while !rest.is_empty() {
-                    let datagram = rest.split_to(meta.stride.clamp(1, rest.len()));
-                    self.mesh.datagram(now, meta.addr, ecn, datagram);
-                }
-            }
-            if count < BATCH_SIZE {
-                return;
+        for room in self.received.iter_mut().filter(|room| room.len() < ROOM) {
+            // The same memory, if what was handed on is not needed any more.
+            room.clear();
+            room.reserve(ROOM);
+            room.resize(ROOM, 0);
+        }
+        let mut metas = [RecvMeta::default(); BATCH_SIZE];
+        let mut buffers: Vec<IoSliceMut<'_>> =
+            self.received.iter_mut().map(|room| IoSliceMut::new(room)).collect();
+        // An error is what a host says of a datagram of ours; QUIC notices by itself.
+        let Ok(count) = self.state.recv((&self.socket).into(), &mut buffers, &mut metas) else { return };
+        for (meta, room) in metas[..count].iter().zip(&mut self.received) {
+            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+            let mut rest = match meta.len < LEAST_HANDED_ON {
+                true => BytesMut::from(&room[..meta.len]),
+                false => room.split_to(meta.len),
+            };
+            while !rest.is_empty() {
+                let datagram = rest.split_to(meta.stride.clamp(1, rest.len()));
+                self.mesh.datagram(now, meta.addr, ecn, datagram);
             }
         }
     }
