@@ -109,7 +109,7 @@ fn without_a_certificate_nobody_is_let_in() {
     let mut sky = Sky::new(0);
     let (other, _) = alone(&mut sky);
     let Who::Shows(certificate) = &other.who else { panic!("it has one of its own") };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = rustls::RootCertStore::empty();
     roots.add(certificate.der().to_vec().into()).unwrap();
     let mut config = rustls::ClientConfig::builder_with_provider(provider)

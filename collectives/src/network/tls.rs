@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
@@ -105,10 +105,10 @@ impl Identity {
         // The suite with the shortest key is the fastest one; the other is for CPUs without AES instructions.
         let provider = Arc::new(CryptoProvider {
             cipher_suites: vec![
-                ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
-                ring::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+                aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
+                aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
             ],
-            ..ring::default_provider()
+            ..aws_lc_rs::default_provider()
         });
         let Some(Credentials { authority, certificate, key }) = credentials else {
             let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);

@@ -234,7 +234,7 @@ async fn turn_away(connection: Connection, mut send: SendStream, reason: String)
 }
 
 pub(crate) fn random_id() -> u64 {
-    use ring::rand::{SecureRandom, SystemRandom};
+    use aws_lc_rs::rand::{SecureRandom, SystemRandom};
     let mut bytes = [0; 8];
     // It only tells jobs apart for people.
     let _ = SystemRandom::new().fill(&mut bytes);

@@ -11,12 +11,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ring::hmac;
-use ring::rand::{SecureRandom, SystemRandom};
+use aws_lc_rs::hmac;
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
 /// Comparing and printing it is left out on purpose.
 #[derive(Clone)]
-pub(crate) struct Token(hmac::Key);
+pub(crate) struct Token(Box<hmac::Key>);
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,7 +135,7 @@ impl Token {
                 text.len()
             ));
         }
-        Ok(Token(hmac::Key::new(hmac::HMAC_SHA256, text.as_bytes())))
+        Ok(Token(Box::new(hmac::Key::new(hmac::HMAC_SHA256, text.as_bytes()))))
     }
 
     /// What this end sends.
