@@ -9,7 +9,9 @@ use std::ops::Range;
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::failure::Failure;
-use crate::lane::{Agreed, Between, Gathered, Lane, Meet, Memory, Staging, is_scattered};
+use crate::lane::{
+    Agreed, Between, Gathered, Lane, Meet, Memory, Staging, is_halved, is_scattered, partials,
+};
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
@@ -32,6 +34,8 @@ pub(crate) struct Flat<'a> {
     stretch: usize,
     /// Distance of a window's chunks.
     stride: usize,
+    /// Folded over the ranks of each host before anything is sent.
+    is_halved: bool,
 }
 
 impl<'a> Flat<'a> {
@@ -42,11 +46,15 @@ impl<'a> Flat<'a> {
         traffic: &'a Counter,
     ) -> Self {
         let slots = if is_for_each(op.kind) { segment.size() as usize } else { 1 };
-        let room = segment.layout().window_bytes() / slots / LINE * LINE;
+        // Partial results, which may be wider, take as much room as what they are of.
+        let halved = is_halved(segment, op);
+        let widening = if halved { op.reduction(segment.size()).widening() } else { 1 };
+        let room = segment.layout().window_bytes() / slots / widening / LINE * LINE;
         // Chunks lie close together when all ranks know how long each is: small ones then share pages.
         let known = op.kind == OpKind::ReduceScatter;
         let stride = if known { room.min(op.inputs.longest_chunk().next_multiple_of(LINE)) } else { room };
-        Self { segment, op, schedule, traffic, stretch: stride.max(LINE), stride: stride.max(LINE) }
+        let stride = stride.max(LINE);
+        Self { segment, op, schedule, traffic, stretch: stride, stride, is_halved: halved }
     }
 
     /// Rounds that this rank knows to be needed.
@@ -91,6 +99,8 @@ impl<'a> Flat<'a> {
                     Step::Meet { fold } => {
                         meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
+                        let is_for_each = self.is_halved && self.op.kind == OpKind::ReduceScatter;
+                        meet.between.for_each = is_for_each.then_some(self.stride);
                         if round == 0 && agreed.is_none() {
                             let agreed = lane.match_keys(&meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
@@ -131,6 +141,7 @@ impl<'a> Flat<'a> {
             let stretches = Gathered::among(meet.fold_bytes, self.segment.size());
             meet.between = Between {
                 scattered: (meet.fold_bytes > 0).then_some(stretches.stride),
+                for_each: None,
                 gathered: std::mem::replace(&mut before, stretches),
             };
             let parity = lane.parity();
@@ -267,6 +278,14 @@ impl<'a> Flat<'a> {
         });
         let at = self.slot(block) * self.stride;
         let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
+        if self.is_halved {
+            let second = self.op.reduction(self.segment.size()).second_half();
+            let at = at / second.out().size() * second.dtype().size();
+            let sources: Vec<usize> = partials(self.segment, parity).map(|start| start + at).collect();
+            self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), &sources);
+            self.traffic.fold_staged(bytes, sources.len());
+            return;
+        }
         fold_windows(self.segment, self.op, ranks, (parity, at), offset..offset + bytes, self.traffic);
     }
 }

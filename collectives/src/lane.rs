@@ -37,7 +37,7 @@ use crate::traffic::{Counter, Traffic};
 use crate::verdict;
 use crate::verify;
 
-pub(crate) use between::{Between, Gathered, is_scattered};
+pub(crate) use between::{Between, Gathered, is_halved, is_scattered, partials};
 pub(crate) use burst::{BURST, Begun, Call, Progress, Staged};
 
 /// Executes the collectives of one communicator in order.
@@ -507,7 +507,8 @@ impl Lane {
         let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
         let sources = self.segment.ranks().map(|rank| layout.window(rank, window) + stretch.start);
         let out = layout.folded(parity) + stretch.start;
-        self.segment.region().fold(op.reduction(self.segment.size()), sources, out, stretch.len());
+        let reduction = op.reduction(self.segment.size());
+        self.segment.region().fold(reduction, sources, out, stretch.len() / reduction.dtype().size());
         let written = stretch.len() as u64;
         let read = written * u64::from(self.segment.size());
         self.shared.traffic.add(Traffic { read, written, staged: read + written });

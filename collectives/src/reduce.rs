@@ -21,6 +21,8 @@ use tile::{Fold, VectorUnit};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction {
     dtype: Dtype,
+    /// What becomes of them.
+    out: Dtype,
     op: ReduceOp,
     scale: f64,
     ranks: u32,
@@ -33,19 +35,24 @@ impl Reduction {
     /// [`Unsupported`] when the operation has no meaning for the elements.
     pub const fn new(dtype: Dtype, op: ReduceOp, scale: f64, ranks: u32) -> Result<Self, Unsupported> {
         match supported(dtype, op) {
-            Ok(()) => Ok(Self { dtype, op, scale, ranks }),
+            Ok(()) => Ok(Self { dtype, out: dtype, op, scale, ranks }),
             Err(error) => Err(error),
         }
     }
 
     /// Of collectives that move elements and calculate nothing.
     pub const fn none(dtype: Dtype) -> Self {
-        Self { dtype, op: ReduceOp::Sum, scale: 1.0, ranks: 1 }
+        Self { dtype, out: dtype, op: ReduceOp::Sum, scale: 1.0, ranks: 1 }
     }
 
     /// What the elements are.
     pub const fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// What comes of it: the same, but in the halves of an operation whose partial results are wider.
+    pub(crate) const fn out(&self) -> Dtype {
+        self.out
     }
 
     /// What is done with them.
@@ -58,17 +65,22 @@ impl Reduction {
         wide(self.dtype, self.op)
     }
 
-    /// The first half of it where it is done in two, over some of the ranks each; `None` where what lies between
-    /// needs wider elements than these.
-    pub(crate) fn first_half(&self) -> Option<Self> {
+    /// The first half of it where it is done in two, over some of the ranks each. What lies between is
+    /// [`wide`](Self::wide).
+    pub(crate) fn first_half(&self) -> Self {
         let op = if self.op == ReduceOp::Avg { ReduceOp::Sum } else { self.op };
-        (self.wide() == self.dtype).then_some(Self { op, ..*self })
+        Self { out: self.wide(), op, ..*self }
     }
 
     /// The second half, over the results of the first one.
     pub(crate) fn second_half(&self) -> Self {
         let op = if self.op == ReduceOp::PremulSum { ReduceOp::Sum } else { self.op };
-        Self { op, ..*self }
+        Self { dtype: self.wide(), op, ..*self }
+    }
+
+    /// Bytes of a partial result for one of an element.
+    pub(crate) fn widening(&self) -> usize {
+        self.wide().size() / self.dtype.size()
     }
 
     /// The operation between partial results: what is left of this one without its first and last step.
@@ -77,7 +89,7 @@ impl Reduction {
             ReduceOp::Avg | ReduceOp::PremulSum => ReduceOp::Sum,
             op => op,
         };
-        Self { dtype: self.wide(), op, ..*self }
+        Self { dtype: self.wide(), out: self.wide(), op, ..*self }
     }
 }
 
@@ -94,8 +106,9 @@ pub const fn wide(dtype: Dtype, op: ReduceOp) -> Dtype {
 /// `out[i] = finish(s0[i] ⊕ s1[i] ⊕ ...)`, in the order of `sources`; nothing when there are none.
 ///
 /// # Safety
-/// Every source must be readable and `out` writable for `count` elements. `out` may be one of the sources,
-/// and must otherwise not overlap them. Pointers need not be aligned.
+/// Every source must be readable for `count` elements, and `out` writable for as many of what they become. `out` may
+/// be one of the sources where the two are the same, and must otherwise not overlap them. Pointers need not be
+/// aligned.
 pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
     unsafe { fold_on(VectorUnit::widest(), reduction, sources, out, count) }
@@ -104,7 +117,11 @@ pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, co
 /// # Safety
 /// As [`fold`], and this processor must have `unit`.
 unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
-    let Reduction { dtype, op, scale, ranks } = reduction;
+    let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
+    if dtype != becomes {
+        // SAFETY: the caller's promise.
+        return unsafe { fold_half_on(unit, reduction, sources, out, count) };
+    }
     macro_rules! run {
         ($format:ty, $op:ty) => {
             run!($format, $op, count)
@@ -180,31 +197,60 @@ unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8],
     }
 }
 
+/// The halves of an operation whose partial results are wider than its elements.
+///
+/// # Safety
+/// As [`fold_on`].
+unsafe fn fold_half_on(
+    unit: VectorUnit,
+    reduction: Reduction,
+    sources: &[*const u8],
+    out: *mut u8,
+    count: usize,
+) {
+    let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
+    let is_first = becomes == Dtype::F32;
+    // A sum is one of operands that are multiplied by 1, or an average that is divided by 1.
+    let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
+    let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
+    macro_rules! run {
+        ($from:ty, $to:ty, $op:ty) => {{
+            let fold = Fold::<$from, $to, $op>::new(sources, out, count, factor, divisor);
+            // SAFETY: the caller's promise.
+            unsafe { tile::run(fold, unit) }
+        }};
+        ($format:ty) => {
+            match (is_first, op) {
+                (true, ReduceOp::Product) => run!($format, F32, Product),
+                (true, _) => run!($format, F32, PremulSum),
+                (false, ReduceOp::Product) => run!(F32, $format, Product),
+                (false, _) => run!(F32, $format, Avg),
+            }
+        };
+    }
+    match if is_first { dtype } else { becomes } {
+        Dtype::F16 => run!(F16),
+        Dtype::Bf16 => run!(Bf16),
+        Dtype::F8E4M3Fn => run!(F8E4M3Fn),
+        Dtype::F8E5M2 => run!(F8E5M2),
+        Dtype::F8E4M3Fnuz => run!(F8E4M3Fnuz),
+        Dtype::F8E5M2Fnuz => run!(F8E5M2Fnuz),
+        _ => unreachable!("{dtype:?} and {becomes:?} are no halves"),
+    }
+}
+
 /// `to[i] = lift(from[i])`: an operand becomes a partial result, in the layout of [`Reduction::wide`].
 ///
 /// # Safety
 /// `from` must be readable for `count` elements, `to` writable for `count` wide ones. They may be the same
 /// memory where the layouts are, and must otherwise not overlap. Pointers need not be aligned.
 pub unsafe fn widen(reduction: Reduction, from: *const u8, to: *mut u8, count: usize) {
-    let Reduction { dtype, op, scale, ranks } = reduction;
-    if reduction.wide() == dtype {
-        if op == ReduceOp::PremulSum {
-            // SAFETY: the caller's promise.
-            return unsafe { fold(reduction, &[from], to, count) };
-        }
+    if reduction.wide() == reduction.dtype && reduction.op != ReduceOp::PremulSum {
         // SAFETY: the caller's promise.
-        return unsafe { to.copy_from(from, count * dtype.size()) };
+        return unsafe { to.copy_from(from, count * reduction.dtype.size()) };
     }
-    let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
-    macro_rules! run {
-        ($format:ty) => {{
-            let sources = [from];
-            let fold = Fold::<$format, F32, PremulSum>::new(&sources, to, count, factor, ranks);
-            // SAFETY: the caller's promise.
-            unsafe { tile::run(fold, VectorUnit::widest()) }
-        }};
-    }
-    small_floats!(dtype, run)
+    // SAFETY: the caller's promise.
+    unsafe { fold(reduction.first_half(), &[from], to, count) }
 }
 
 /// `partial[i] = received[i] ⊕ partial[i]`, both partial results.
@@ -223,39 +269,10 @@ pub unsafe fn accumulate(reduction: Reduction, received: *const u8, partial: *mu
 /// `from` must be readable for `count` wide elements, `to` writable for `count` elements. They may be the
 /// same memory where the layouts are, and must otherwise not overlap. Pointers need not be aligned.
 pub unsafe fn finish(reduction: Reduction, from: *const u8, to: *mut u8, count: usize) {
-    let Reduction { dtype, op, scale, ranks } = reduction;
-    if reduction.wide() == dtype {
-        if op == ReduceOp::Avg {
-            // SAFETY: the caller's promise.
-            return unsafe { fold(reduction, &[from], to, count) };
-        }
+    if reduction.wide() == reduction.dtype && reduction.op != ReduceOp::Avg {
         // SAFETY: the caller's promise.
-        return unsafe { to.copy_from(from, count * dtype.size()) };
+        return unsafe { to.copy_from(from, count * reduction.dtype.size()) };
     }
-    let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
-    macro_rules! run {
-        ($format:ty) => {{
-            let sources = [from];
-            let fold = Fold::<F32, $format, Avg>::new(&sources, to, count, scale, divisor);
-            // SAFETY: the caller's promise.
-            unsafe { tile::run(fold, VectorUnit::widest()) }
-        }};
-    }
-    small_floats!(dtype, run)
+    // SAFETY: the caller's promise.
+    unsafe { fold(reduction.second_half(), &[from], to, count) }
 }
-
-/// Calls a macro with the format of a dtype whose partial results are wider than itself.
-macro_rules! small_floats {
-    ($dtype:expr, $run:ident) => {
-        match $dtype {
-            Dtype::F16 => $run!(F16),
-            Dtype::Bf16 => $run!(Bf16),
-            Dtype::F8E4M3Fn => $run!(F8E4M3Fn),
-            Dtype::F8E5M2 => $run!(F8E5M2),
-            Dtype::F8E4M3Fnuz => $run!(F8E4M3Fnuz),
-            Dtype::F8E5M2Fnuz => $run!(F8E5M2Fnuz),
-            _ => {}
-        }
-    };
-}
-use small_floats;

@@ -134,18 +134,18 @@ impl Region {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// Folds `bytes` at each of `sources` (offsets, in this order) into `out`, all in this region.
+    /// Folds so many elements at each of `sources` (offsets, in this order) into `out`, all in this region.
     pub(crate) fn fold(
         &self,
         reduction: Reduction,
         sources: impl Iterator<Item = usize>,
         out: usize,
-        bytes: usize,
+        count: usize,
     ) {
+        let bytes = count * reduction.dtype().size();
         let sources: Vec<*const u8> = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
-        let out = self.pointer(out, bytes);
-        let count = bytes / reduction.dtype().size();
-        // SAFETY: every pointer is valid for `bytes` (checked by `pointer`), the offsets of windows are
+        let out = self.pointer(out, count * reduction.out().size());
+        // SAFETY: every pointer is valid for so many elements (checked by `pointer`), the offsets of windows are
         // multiples of 64, and the folded area is none of the windows.
         unsafe { reduce::fold(reduction, &sources, out, count) };
     }

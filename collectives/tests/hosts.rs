@@ -8,7 +8,7 @@ use ranks::collectives::{chunk, every_collective, me, summed};
 use ranks::hosts::{Memory, on_hosts, some_on_hosts};
 use ranks::{Call, config};
 use tpurun_collectives::bootstrap::Store;
-use tpurun_collectives::dtype::ReduceOp;
+use tpurun_collectives::dtype::{Dtype, ReduceOp};
 use tpurun_collectives::{Config, FailureKind, OpKind, Results};
 use tpurun_topology::Algorithm;
 
@@ -46,6 +46,52 @@ fn large_folds_are_shared_among_hosts() {
                 sum.root = Some(1);
                 let expected = if is_root { vec![summed(ranks, 0, count)] } else { vec![] };
                 assert!(sum.run(communicator).unwrap() == expected, "{count} on {hosts:?}");
+            }
+        });
+    }
+}
+
+/// What hosts send each other of small floats is wider than these, so that a result is rounded once.
+#[test]
+fn small_floats_are_rounded_once() {
+    let value = |rank: u32, index: usize| ((index * 31 + rank as usize * 17) % 255) as f32 - 127.0;
+    let bf16s = |values: &mut dyn Iterator<Item = f32>| -> Vec<i64> {
+        let bits: Vec<u16> = values.map(|value| half::bf16::from_f32(value).to_bits()).collect();
+        let word = |four: &[u16]| four.iter().rev().fold(0_u64, |word, bits| word << 16 | u64::from(*bits));
+        bits.chunks_exact(4).map(|four| word(four).cast_signed()).collect()
+    };
+    // Folded in halves by all hosts, in halves by one each, and at once.
+    for hosts in [&[0, 0, 0, 1, 1, 1][..], &[0, 1, 1, 2, 0, 2], &[0, 0, 1, 1]] {
+        on_hosts(hosts, &config(), TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            for (reduce_op, lift, divisor) in [
+                (ReduceOp::Sum, 1.0, 1.0),
+                (ReduceOp::Avg, 1.0, ranks as f32),
+                (ReduceOp::PremulSum, 0.5, 1.0),
+            ] {
+                for words in [4096, 300_000, (4 << 20) / 8 + 9] {
+                    let count = 4 * words;
+                    let own =
+                        |chunk: usize| bf16s(&mut (0..count).map(|index| value(rank, chunk * count + index)));
+                    // These sums are exact in f32, in any order.
+                    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index) * lift).sum::<f32>();
+                    let total = |chunk: usize| {
+                        bf16s(&mut (0..count).map(|index| sum(chunk * count + index) / divisor))
+                    };
+                    let run = |call: Call| {
+                        let (dtype, scale) = (Dtype::Bf16, f64::from(lift));
+                        Call { dtype, scale, reduce_op, ..call }.run(communicator).unwrap()
+                    };
+                    let got = run(Call::new(OpKind::AllReduce, vec![own(0)], vec![vec![0; words]]));
+                    assert!(got == [total(0)], "all-reduce {reduce_op} of {count} on {hosts:?}");
+                    if words > 300_000 {
+                        continue;
+                    }
+                    let chunks = (0..ranks as usize).map(own).collect();
+                    let got = run(Call::new(OpKind::ReduceScatter, chunks, vec![vec![0; words]]));
+                    let expected = [total(rank as usize)];
+                    assert!(got == expected, "reduce-scatter {reduce_op} of {count} on {hosts:?}");
+                }
             }
         });
     }

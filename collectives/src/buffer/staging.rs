@@ -47,13 +47,14 @@ impl Spans {
         if bytes == 0 {
             return;
         }
-        let size = reduction.dtype().size();
+        let (from, to) = (reduction.dtype().size(), reduction.out().size());
         self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
-            let sources: Vec<*const u8> =
-                sources.iter().map(|source| region.pointer(source + at, bytes).cast_const()).collect();
-            // SAFETY: the sources are valid for `bytes` (checked by `pointer`) and no tensors; the piece is
-            // writable by the promise of `Spans::new`; both hold whole elements.
-            unsafe { reduce::fold(reduction, &sources, piece, bytes / size) };
+            let (at, count) = (at / to * from, bytes / to);
+            let source = |source: &usize| region.pointer(source + at, count * from).cast_const();
+            let sources: Vec<*const u8> = sources.iter().map(source).collect();
+            // SAFETY: the sources are valid for so many elements (checked by `pointer`) and no tensors; the piece is
+            // writable by the promise of `Spans::new`; all hold whole elements.
+            unsafe { reduce::fold(reduction, &sources, piece, count) };
         });
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::layout::LINE;
 use crate::match_key::{OFFER_BYTES, Slot};
-use crate::op::Op;
+use crate::op::{Op, OpKind};
 use crate::reduce::Reduction;
 use crate::segment::Segment;
 use crate::segment::crossing::Written;
@@ -30,6 +30,8 @@ const LEAST_HOSTS: u32 = 3;
 pub(crate) struct Between {
     /// Distance of the ranks' stretches in what is folded, where every host folds those of its ranks alone.
     pub(crate) scattered: Option<usize>,
+    /// Distance of what has been staged for each rank, of which a host sends the sum over its ranks.
+    pub(crate) for_each: Option<usize>,
     /// What was folded that way at the meeting before, which all hosts get now.
     pub(crate) gathered: Gathered,
 }
@@ -56,11 +58,32 @@ impl Gathered {
     }
 }
 
-/// Whether hosts fold stretches of it, and not each of them all of it.
+/// Whether hosts fold stretches of it, and not each of them all of it. It must pay for partial results that may be
+/// wider than elements: one of them goes to where it is folded, and an element from there to all.
 pub(crate) fn is_scattered(segment: &Segment, op: &Op) -> bool {
     segment.hosts().count() >= LEAST_HOSTS
         && op.inputs.total() >= LEAST_SCATTERED
-        && op.reduction(segment.size()).first_half().is_some()
+        && segment.size() as usize > op.reduction(segment.size()).widening() + 1
+}
+
+/// Whether it is folded in two halves. Small tensors are folded at once, in the order of ranks, and those of which a
+/// host would not send less.
+pub(crate) fn is_halved(segment: &Segment, op: &Op) -> bool {
+    let hosts = segment.hosts().count() as usize;
+    let sends_less = segment.size() as usize > hosts * op.reduction(segment.size()).widening();
+    segment.is_bridged()
+        && op.kind.reduces()
+        && op.inputs.total() >= LEAST_HALVED
+        && (sends_less || (op.kind != OpKind::ReduceScatter && is_scattered(segment, op)))
+}
+
+/// Where the partial results of all hosts are at a round of this parity.
+pub(crate) fn partials(segment: &Segment, parity: usize) -> impl Iterator<Item = usize> {
+    let (hosts, layout) = (segment.hosts(), segment.layout());
+    (0..hosts.count()).map(move |host| match host == segment.host() {
+        true => layout.partial(parity),
+        false => layout.window(hosts.first(host), parity),
+    })
 }
 
 impl Lane {
@@ -82,15 +105,23 @@ impl Lane {
         }
         let is_first = segment.hosts().first(segment.host()) == segment.rank();
         let halves = self.halves(meet);
-        if halves.is_some() {
-            written.for_all = 0;
-            match meet.between.scattered {
+        let mut stretches = vec![(0, meet.fold_bytes)];
+        if let Some((first, _)) = halves {
+            let Between { scattered, for_each, .. } = meet.between;
+            if let Some(stride) = scattered {
+                let parts = Gathered { stride, bytes: meet.fold_bytes };
+                staged.each = segment.ranks().map(|rank| parts.of(rank).len()).collect();
+            }
+            if let Some(stride) = for_each {
+                stretches = (0..).step_by(stride).zip(staged.each.iter().copied()).collect();
+            }
+            (written.for_all, written.stride) = (0, 0);
+            match scattered.or(for_each) {
                 _ if !is_first => {}
-                None => written.partial = meet.fold_bytes,
+                None => written.partial = meet.fold_bytes * first.widening(),
                 Some(stride) => {
-                    let stretches = Gathered { stride, bytes: meet.fold_bytes };
-                    staged.each = segment.ranks().map(|rank| stretches.of(rank).len()).collect();
-                    (written.stride, written.is_partial) = (stride, true);
+                    staged.each.iter_mut().for_each(|bytes| *bytes *= first.widening());
+                    (written.stride, written.is_partial) = (stride * first.widening(), true);
                 }
             }
         }
@@ -99,25 +130,24 @@ impl Lane {
         }
         segment.set_written(parity, written, &staged.each);
         segment.count_written(|| {
-            if let Some((first, _)) = halves {
-                let (layout, bytes) = (segment.layout(), meet.fold_bytes);
-                let ranks = segment.hosts().ranks(segment.host());
-                let windows = ranks.iter().map(|rank| layout.window(*rank, parity));
-                segment.region().fold(first, windows, layout.partial(parity), bytes);
+            let Some((first, _)) = halves else { return };
+            let layout = segment.layout();
+            let ranks = segment.hosts().ranks(segment.host());
+            for (offset, bytes) in stretches {
+                let windows = ranks.iter().map(|rank| layout.window(*rank, parity) + offset);
+                let out = layout.partial(parity) + offset * first.widening();
+                segment.region().fold(first, windows, out, bytes / first.dtype().size());
                 self.shared.traffic.fold_staged(bytes, ranks.len());
             }
         });
     }
 
-    /// The two halves of a fold between hosts. Small tensors are folded at once, in the order of ranks, and those
-    /// where the halves would not fit together.
+    /// The two halves of a fold between hosts, where it is done so.
     pub(super) fn halves(&self, meet: &Meet<'_>) -> Option<(Reduction, Reduction)> {
-        let is_large = meet.fold_bytes > 0 && meet.op.inputs.total() >= LEAST_HALVED;
-        if !(self.segment.is_bridged() && is_large) {
-            return None;
-        }
+        let is_fold = meet.fold_bytes > 0 || meet.between.for_each.is_some();
         let reduction = meet.op.reduction(self.segment.size());
-        Some((reduction.first_half()?, reduction.second_half()))
+        let is_halved = is_fold && is_halved(&self.segment, meet.op);
+        is_halved.then(|| (reduction.first_half(), reduction.second_half()))
     }
 
     /// Bytes that are read for the fold of a meeting.
@@ -149,16 +179,12 @@ impl Lane {
         }
     }
 
-    fn fold_partials(&self, reduction: Reduction, stretch: Range<usize>, parity: usize, folded: usize) {
-        let (segment, layout) = (&self.segment, self.segment.layout());
-        let hosts = 0..segment.hosts().count();
-        let sources = hosts.clone().map(|host| {
-            let own = host == segment.host();
-            let at =
-                if own { layout.partial(parity) } else { layout.window(segment.hosts().first(host), parity) };
-            at + stretch.start
-        });
-        segment.region().fold(reduction, sources, folded + stretch.start, stretch.len());
-        self.shared.traffic.fold_staged(stretch.len(), hosts.len());
+    fn fold_partials(&self, second: Reduction, stretch: Range<usize>, parity: usize, folded: usize) {
+        let segment = &self.segment;
+        let count = stretch.len() / second.out().size();
+        let at = stretch.start / second.out().size() * second.dtype().size();
+        let sources = partials(segment, parity).map(|start| start + at);
+        segment.region().fold(second, sources, folded + stretch.start, count);
+        self.shared.traffic.fold_staged(stretch.len(), segment.hosts().count() as usize);
     }
 }

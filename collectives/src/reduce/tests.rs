@@ -184,6 +184,55 @@ fn steps_make_the_bits_of_a_fold() {
     });
 }
 
+/// Over some of the ranks each, then over what came of it: as in steps, and on every vector unit.
+#[test]
+fn halves_make_the_bits_of_steps() {
+    each_pair(24, |case| {
+        let Case { reduction, sources, count } = case;
+        // A lone operand is left as it is by steps.
+        if sources.len() < 4 {
+            return Ok(());
+        }
+        let wide_bytes = count * reduction.wide().size();
+        let in_steps = |sources: &[Vec<u8>]| {
+            let widened = sources.iter().map(|source| {
+                let mut wide = vec![0u8; wide_bytes];
+                // SAFETY: `count` elements in each layout.
+                unsafe { widen(*reduction, source.as_ptr(), wide.as_mut_ptr(), *count) };
+                wide
+            });
+            widened.reduce(|before, mut own| {
+                // SAFETY: `count` wide elements in both.
+                unsafe { accumulate(*reduction, before.as_ptr(), own.as_mut_ptr(), *count) };
+                own
+            })
+        };
+        let (here, there) = sources.split_at(sources.len() / 2);
+        let mut total = in_steps(there).expect("there are some");
+        let before = in_steps(here).expect("there are some");
+        // SAFETY: `count` wide elements in both.
+        unsafe { accumulate(*reduction, before.as_ptr(), total.as_mut_ptr(), *count) };
+        let mut expected = vec![0u8; count * reduction.dtype().size()];
+        // SAFETY: `count` elements in each layout.
+        unsafe { finish(*reduction, total.as_ptr(), expected.as_mut_ptr(), *count) };
+        for unit in VectorUnit::all() {
+            let first = |sources: &[Vec<u8>]| {
+                let mut partial = vec![0u8; wide_bytes];
+                let sources = pointers(sources);
+                // SAFETY: `count` elements in each, wide ones in the output.
+                unsafe { fold_on(unit, reduction.first_half(), &sources, partial.as_mut_ptr(), *count) };
+                partial
+            };
+            let partials = [first(here), first(there)];
+            let mut out = vec![0u8; expected.len()];
+            // SAFETY: `count` wide elements in each, and elements in the output.
+            unsafe { fold_on(unit, reduction.second_half(), &pointers(&partials), out.as_mut_ptr(), *count) };
+            prop_assert_eq!(&out, &expected, "on {:?}", unit);
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn no_sources_write_nothing() {
     let mut out = [7u8; 4];

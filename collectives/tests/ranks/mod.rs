@@ -84,9 +84,11 @@ pub fn with_ranks_on<T: Send>(
     })
 }
 
-/// An operation over vectors of i64 (one per chunk), for the tests to own.
+/// An operation over vectors of i64 (one per chunk), or what lies in them, for the tests to own.
 pub struct Call {
     pub kind: OpKind,
+    pub dtype: Dtype,
+    pub scale: f64,
     pub reduce_op: ReduceOp,
     pub root: Option<u32>,
     pub tag: i32,
@@ -97,7 +99,8 @@ pub struct Call {
 
 impl Call {
     pub fn new(kind: OpKind, inputs: Vec<Vec<i64>>, outputs: Vec<Vec<i64>>) -> Self {
-        Self { kind, reduce_op: ReduceOp::Sum, root: None, tag: 0, inputs, outputs, site: "test.py:1" }
+        let (dtype, scale, reduce_op) = (Dtype::I64, 1.0, ReduceOp::Sum);
+        Self { kind, dtype, scale, reduce_op, root: None, tag: 0, inputs, outputs, site: "test.py:1" }
     }
 
     pub fn op(&mut self) -> Op {
@@ -107,12 +110,13 @@ impl Call {
             // SAFETY: the tests keep a call until its operation is over.
             unsafe { Spans::new(pieces, 1) }
         };
-        let count = self.inputs.first().or(self.outputs.first()).map_or(0, Vec::len);
+        let words = self.inputs.first().or(self.outputs.first()).map_or(0, Vec::len);
+        let count = words * size_of::<i64>() / self.dtype.size();
         Op {
             kind: self.kind,
-            dtype: Dtype::I64,
+            dtype: self.dtype,
             reduce_op: self.reduce_op,
-            scale: 1.0,
+            scale: self.scale,
             root: self.root,
             tag: self.tag,
             inputs: spans(&mut self.inputs),
