@@ -352,7 +352,7 @@ impl Bridge {
     /// # Errors
     /// When that can not be.
     pub(crate) fn take(&mut self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
-        // Not cloned: a count between copies waits for all that was copied.
+        // Not cloned: an atomic count after every copy waits until that has reached the memory.
         let segment = &self.segment;
         if segment.hosts().count() <= host || host == segment.host() {
             return Err(Wrong("a frame from a host that is none"));

@@ -34,8 +34,8 @@ pub(crate) struct Flat<'a> {
     stretch: usize,
     /// Distance of a window's chunks.
     stride: usize,
-    /// Folded over the ranks of each host before anything is sent.
-    is_halved: bool,
+    /// What is staged for each rank is folded over the ranks of a host before it is sent.
+    halves_for_each: bool,
 }
 
 impl<'a> Flat<'a> {
@@ -46,15 +46,16 @@ impl<'a> Flat<'a> {
         traffic: &'a Counter,
     ) -> Self {
         let slots = if is_for_each(op.kind) { segment.size() as usize } else { 1 };
-        // Partial results, which may be wider, take as much room as what they are of.
-        let halved = is_halved(segment, op);
-        let widening = if halved { op.reduction(segment.size()).widening() } else { 1 };
+        // A window must hold the partial results of a stretch, too, which may be wider.
+        let is_halved = is_halved(segment, op);
+        let widening = if is_halved { op.reduction(segment.size()).widening() } else { 1 };
         let room = segment.layout().window_bytes() / slots / widening / LINE * LINE;
         // Chunks lie close together when all ranks know how long each is: small ones then share pages.
         let known = op.kind == OpKind::ReduceScatter;
         let stride = if known { room.min(op.inputs.longest_chunk().next_multiple_of(LINE)) } else { room };
         let stride = stride.max(LINE);
-        Self { segment, op, schedule, traffic, stretch: stride, stride, is_halved: halved }
+        let halves_for_each = is_halved && op.kind == OpKind::ReduceScatter;
+        Self { segment, op, schedule, traffic, stretch: stride, stride, halves_for_each }
     }
 
     /// Rounds that this rank knows to be needed.
@@ -99,8 +100,7 @@ impl<'a> Flat<'a> {
                     Step::Meet { fold } => {
                         meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
-                        let is_for_each = self.is_halved && self.op.kind == OpKind::ReduceScatter;
-                        meet.between.for_each = is_for_each.then_some(self.stride);
+                        meet.between.for_each = self.halves_for_each.then_some(self.stride);
                         if round == 0 && agreed.is_none() {
                             let agreed = lane.match_keys(&meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
@@ -278,7 +278,7 @@ impl<'a> Flat<'a> {
         });
         let at = self.slot(block) * self.stride;
         let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
-        if self.is_halved {
+        if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
             let at = at / second.out().size() * second.dtype().size();
             let sources: Vec<usize> = partials(self.segment, parity).map(|start| start + at).collect();

@@ -631,7 +631,7 @@ impl Lane {
         if lost.is_empty() {
             return None;
         }
-        let text = format!("{} is gone: {} can not complete", segment.describe(&lost), self.name(meet));
+        let text = format!("{}: {} can not complete", segment.describe_gone(&lost), self.name(meet));
         Some(Verdict::new(FailureKind::RankLost, text).blaming(lost))
     }
 

@@ -202,10 +202,11 @@ impl Messages {
         let verdict = stuck.map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), &segment.members().name);
             let lost: Vec<u32> = self.peers(pending).into_iter().filter(gone).collect();
-            let who = segment.describe(&lost);
             let (kind, text) = if lost.iter().any(|peer| segment.is_gone(*peer)) {
-                (FailureKind::RankLost, format!("{who} is gone: {posted} of {name} can not complete"))
+                let gone = segment.describe_gone(&lost);
+                (FailureKind::RankLost, format!("{gone}: {posted} of {name} can not complete"))
             } else {
+                let who = segment.describe(&lost);
                 (FailureKind::Deadlock, format!("{who} destroyed {name} before {posted}"))
             };
             Verdict::new(kind, text).blaming(lost)

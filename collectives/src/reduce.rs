@@ -107,7 +107,7 @@ pub const fn wide(dtype: Dtype, op: ReduceOp) -> Dtype {
 ///
 /// # Safety
 /// Every source must be readable for `count` elements, and `out` writable for as many of what they become. `out` may
-/// be one of the sources where the two are the same, and must otherwise not overlap them. Pointers need not be
+/// be one of the sources where it has elements like theirs, and must otherwise not overlap them. Pointers need not be
 /// aligned.
 pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
     // SAFETY: the caller's promise; this processor has its own widest unit.

@@ -146,7 +146,7 @@ impl Region {
         let sources: Vec<*const u8> = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
         let out = self.pointer(out, count * reduction.out().size());
         // SAFETY: every pointer is valid for so many elements (checked by `pointer`), the offsets of windows are
-        // multiples of 64, and the folded area is none of the windows.
+        // multiples of 64, and what is folded into is none of the sources.
         unsafe { reduce::fold(reduction, &sources, out, count) };
     }
 

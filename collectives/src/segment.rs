@@ -451,8 +451,7 @@ impl Segment {
             };
             let lost: Vec<u32> = self.ranks().filter(gone).collect();
             if !lost.is_empty() {
-                let text =
-                    format!("{} is gone: {} can not be created", self.describe(&lost), self.members.name);
+                let text = format!("{}: {} can not be created", self.describe_gone(&lost), self.members.name);
                 self.fail_creation(&Verdict::new(FailureKind::RankLost, text).blaming(lost));
                 continue;
             }
@@ -773,8 +772,8 @@ impl Segment {
     /// The failure of a communicator whose member died while it was writing what it is.
     fn speak_for(&self, writer: u32) {
         let text = format!(
-            "{} is gone: it died while it was saying why {} failed",
-            self.describe(&[writer]),
+            "{}: it died while it was saying why {} failed",
+            self.describe_gone(&[writer]),
             self.members.name
         );
         self.write_failure(&Verdict::new(FailureKind::RankLost, text).blaming([writer]));
@@ -847,6 +846,12 @@ impl Segment {
         ranks.sort_by_key(|rank| (host(rank), *rank));
         let texts: Vec<String> = ranks.chunk_by(|one, next| host(one) == host(next)).map(on_host).collect();
         texts.join(" and ")
+    }
+
+    /// `rank 3 (host n0, pid 4711) is gone`
+    pub(crate) fn describe_gone(&self, ranks: &[u32]) -> String {
+        let verb = if ranks.len() == 1 { "is" } else { "are" };
+        format!("{} {verb} gone", self.describe(ranks))
     }
 }
 

@@ -233,7 +233,7 @@ impl Bootstrap for SegmentBootstrap<'_> {
             let (who, name) = (self.segment.describe(&[first]), &self.members.name);
             let blamed = [self.segment.world_rank(first)];
             if self.is_gone(0) {
-                let text = format!("{who} is gone: {name} can not be created");
+                let text = format!("{}: {name} can not be created", self.segment.describe_gone(&[first]));
                 return Err(Failure::new(FailureKind::RankLost, text).blaming(blamed));
             }
             if Instant::now() >= deadline {

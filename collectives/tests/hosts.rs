@@ -97,6 +97,47 @@ fn small_floats_are_rounded_once() {
     }
 }
 
+/// Four times as wide between the halves of a fold; up to eleven values, each of which is one of the format.
+#[test]
+fn partial_results_of_8_bits() {
+    const SUMS: [u8; 11] = [0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50, 0x51, 0x52];
+    let words = 70_000;
+    let value = |rank: u32, index: usize| (index + rank as usize).is_multiple_of(3);
+    let fp8s = |of: &dyn Fn(usize) -> usize| -> Vec<i64> {
+        let word = |word: usize| i64::from_le_bytes(std::array::from_fn(|byte| SUMS[of(8 * word + byte)]));
+        (0..words).map(word).collect()
+    };
+    // In halves by all hosts, and by one each.
+    for hosts in [&[0, 0, 0, 0, 0, 1, 1, 1, 1, 1][..], &[0, 1, 2, 0, 1, 2]] {
+        on_hosts(hosts, &config(), TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            let own = |chunk: usize| fp8s(&|index| usize::from(value(rank, chunk + index)));
+            let sum =
+                |chunk: usize| fp8s(&|index| (0..ranks).filter(|rank| value(*rank, chunk + index)).count());
+            let run = |call: Call| Call { dtype: Dtype::F8E4M3Fn, ..call }.run(communicator).unwrap();
+            let got = run(Call::new(OpKind::AllReduce, vec![own(0)], vec![vec![0; words]]));
+            assert!(got == [sum(0)], "{hosts:?}");
+            let chunks = (0..ranks as usize).map(own).collect();
+            let got = run(Call::new(OpKind::ReduceScatter, chunks, vec![vec![0; words]]));
+            assert!(got == [sum(rank as usize)], "{hosts:?}");
+        });
+    }
+}
+
+#[test]
+fn chunks_of_several_lengths_are_summed() {
+    on_hosts(&[0, 0, 0, 1, 1, 1], &config(), TIMEOUT, |communicator| {
+        let (rank, ranks) = me(communicator);
+        for least in [0, 1000, 200_000] {
+            let count = |to: usize| least + 1017 * to;
+            let chunks = (0..ranks as usize).map(|to| chunk(rank, to, count(to))).collect();
+            let own = rank as usize;
+            let sum = Call::new(OpKind::ReduceScatter, chunks, vec![vec![0; count(own)]]);
+            assert!(sum.run(communicator).unwrap() == [summed(ranks, own, count(own))], "{least}");
+        }
+    });
+}
+
 #[test]
 fn schedules_of_sends_and_receives() {
     for algorithm in [Algorithm::Ring, Algorithm::Bucket] {

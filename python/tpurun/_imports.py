@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -14,16 +15,16 @@ def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
     """Have `change` called with this module: now if it is imported, else right after that. Repeatable."""
     if (module := sys.modules.get(name)) is not None:
         change(module)
-    elif not any(isinstance(finder, _AfterImport) and finder.name == name for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(name, change))
+    elif (finder := _AfterImport(name, change)) not in sys.meta_path:
+        sys.meta_path.insert(0, finder)
 
 
+@dataclass(frozen=True)
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Goes away with the first import of its module."""
 
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self.name = name
-        self._change = change
+    name: str
+    change: Callable[[ModuleType], None]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,7 +39,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._change(module)
+            self.change(module)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -4,7 +4,9 @@
 //!
 //! The second half is done by every host for itself, from all that all have sent; or each host folds the stretches
 //! of its ranks and sends what comes of it at the next meeting (Rabenseifner, "Optimization of Collective
-//! Reduction Operations", ICCS 2004): of S bytes H hosts then send 2 S (H - 1) / H each, and not S (H - 1).
+//! Reduction Operations", ICCS 2004): of S bytes H hosts then send 2 S (H - 1) / H each, and not S (H - 1). Of a
+//! reduce-scatter each rank does the second half of its own chunk. Partial results of small floats are `f32`, and
+//! so many times as large on their way.
 
 use std::ops::Range;
 
@@ -19,10 +21,10 @@ use crate::splits;
 use super::{About, Lane, Meet, cut};
 
 /// What is smaller is folded at once between hosts: it takes longer to send it than to fold it.
-const LEAST_HALVED: usize = 16 << 10;
+pub(super) const LEAST_HALVED: usize = 16 << 10;
 /// What is smaller every host folds for itself: a meeting costs more than the bytes.
 const LEAST_SCATTERED: usize = 128 << 10;
-/// Two hosts send each other as many bytes either way.
+/// Two hosts send each other as many bytes either way, unless partial results are wider.
 const LEAST_HOSTS: u32 = 3;
 
 /// What a meeting does between hosts beside what it does on one.
@@ -153,12 +155,12 @@ impl Lane {
     /// Bytes that are read for the fold of a meeting.
     pub(super) fn fold_work(&self, meet: &Meet<'_>) -> usize {
         let segment = &self.segment;
-        match meet.between.scattered {
-            Some(stride) => {
-                stride * segment.hosts().ranks(segment.host()).len() * segment.hosts().count() as usize
-            }
-            None => meet.fold_bytes * segment.size() as usize,
-        }
+        let Some((first, _)) = self.halves(meet) else { return meet.fold_bytes * segment.size() as usize };
+        let own = match meet.between.scattered {
+            Some(stride) => stride * segment.hosts().ranks(segment.host()).len(),
+            None => meet.fold_bytes,
+        };
+        own * first.widening() * segment.hosts().count() as usize
     }
 
     /// A piece of the second half of a fold: over what each host has made of its ranks' windows.

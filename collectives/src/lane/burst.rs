@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tpurun_topology::{Algorithm, Schedule};
 
+use super::between::LEAST_HALVED;
 use super::{Lane, Meet, Posting};
 use crate::board::Recording;
 use crate::config::Results;
@@ -29,7 +30,7 @@ use crate::sync::Arrival;
 pub(crate) const BURST: usize = match_key::MAX_BEHIND + 1;
 /// What is larger takes longer to move than to meet for. None of these is used where it is.
 const MAX_BYTES: usize = 8 << 10;
-const _: () = assert!(MAX_BYTES < mapped::MIN_BYTES);
+const _: () = assert!(MAX_BYTES < mapped::MIN_BYTES && MAX_BYTES < LEAST_HALVED);
 
 /// What a caller wants.
 #[derive(Clone, Copy, Debug)]

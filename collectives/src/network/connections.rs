@@ -18,7 +18,8 @@ use crate::failure::Failure;
 
 /// One call to the system sends at most so much.
 const MOST_BATCH: usize = 65_000;
-/// Pieces of a stream that are let go at once: each of them waits for all that was written before.
+/// Pieces of a stream that are dropped at once: the atomic count of each waits until what was copied before has
+/// reached the memory.
 const MOST_TAKEN: usize = 64;
 /// Why a stream ends early: nobody asks.
 const NO_CODE: VarInt = VarInt::from_u32(0);

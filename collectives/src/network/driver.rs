@@ -23,8 +23,9 @@ use crate::bridge::Bridge;
 
 /// What the system receives or sends at once.
 const ROOM: usize = 64 << 10;
-/// What is shorter is copied out of where it was received, the rest handed on with the room it is in.
-const LEAST_HANDED_ON: usize = 4 << 10;
+/// What is shorter is copied out of where it was received; the rest is handed on with the room it is in, all of which
+/// lives as long as what is in it, and is zeroed again.
+const LEAST_HANDED_ON: usize = ROOM / 2;
 /// So many calls to send are between two looks at what has come.
 const SENDS: usize = 8;
 

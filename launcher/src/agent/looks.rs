@@ -63,7 +63,7 @@ impl Looks {
 impl Agent {
     /// Asks for a look where ranks here have waited for a while; node 0 begins it.
     pub(super) fn look_with_others(&mut self, now: Instant) {
-        let (_, here): (Vec<u32>, Vec<RankView>) = self.views_here().unzip();
+        let here: Vec<RankView> = self.views_here().map(|(_, view)| view).collect();
         let is_uneasy = verdict::is_anybody_blocked(&here, board::now_ns(), UNEASY_AFTER);
         let Some(others) = &mut self.others else { return };
         let is_first = others.nodes().is_first();

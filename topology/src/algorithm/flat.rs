@@ -7,7 +7,7 @@
 //!   fetches the result. (5P+1)·V bytes. Of two ranks, each folds both windows for itself, in rank order too:
 //!   10·V bytes instead of 11·V, and nobody waits for a fold.
 //! - reduce-scatter: rank r publishes its input, then folds chunk r of the windows of ranks 0..P, in that
-//!   order, its own being one of them. (3P+1)·V bytes, and the same bits as the all-reduce gives.
+//!   order, its own being one of them. (3P+1)·V bytes, and on one host the same bits as the all-reduce gives.
 //! - all-gather: rank r publishes its chunk and fetches those of the others. 2P·V bytes.
 //! - broadcast: the root publishes its tensor, the others fetch it. 2P·V bytes.
 //! - all-to-all: rank r publishes what it has for the others and fetches what they have for it. 4(P-1)·M
