@@ -280,7 +280,7 @@ impl<'a> Flat<'a> {
         let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
         if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
-            let at = at / second.out().size() * second.dtype().size();
+            let at = second.bytes_for(at);
             let sources: Vec<usize> = partials(self.segment, parity).map(|start| start + at).collect();
             self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), &sources);
             self.traffic.fold_staged(bytes, sources.len());

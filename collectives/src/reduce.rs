@@ -83,6 +83,11 @@ impl Reduction {
         self.wide().size() / self.dtype.size()
     }
 
+    /// Bytes of elements that so many bytes of results come of.
+    pub(crate) fn bytes_for(&self, results: usize) -> usize {
+        results / self.out.size() * self.dtype.size()
+    }
+
     /// The operation between partial results: what is left of this one without its first and last step.
     const fn partial(&self) -> Self {
         let op = match self.op {
@@ -118,10 +123,6 @@ pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, co
 /// As [`fold`], and this processor must have `unit`.
 unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
     let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
-    if dtype != becomes {
-        // SAFETY: the caller's promise.
-        return unsafe { fold_half_on(unit, reduction, sources, out, count) };
-    }
     macro_rules! run {
         ($format:ty, $op:ty) => {
             run!($format, $op, count)
@@ -170,7 +171,29 @@ unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8],
             }
         };
     }
-    match dtype {
+    macro_rules! half {
+        ($from:ty, $to:ty, $op:ty) => {{
+            // A sum is one of operands that are multiplied by 1, or an average that is divided by 1.
+            let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
+            let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
+            let fold = Fold::<$from, $to, $op>::new(sources, out, count, factor, divisor);
+            // SAFETY: the caller's promise.
+            unsafe { tile::run(fold, unit) }
+        }};
+    }
+    // Partial results of these are wider.
+    macro_rules! small_float {
+        ($format:ty) => {
+            match (dtype == becomes, becomes, op) {
+                (true, ..) => float!($format),
+                (false, Dtype::F32, ReduceOp::Product) => half!($format, F32, Product),
+                (false, Dtype::F32, _) => half!($format, F32, PremulSum),
+                (false, _, ReduceOp::Product) => half!(F32, $format, Product),
+                (false, ..) => half!(F32, $format, Avg),
+            }
+        };
+    }
+    match if becomes == Dtype::F32 { dtype } else { becomes } {
         Dtype::Bool => match op {
             ReduceOp::Product | ReduceOp::Min | ReduceOp::Band => run!(Bool, Band),
             ReduceOp::Bxor => run!(Bool, Bxor),
@@ -184,58 +207,16 @@ unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8],
         Dtype::I32 => integer!(i32, u32),
         Dtype::U64 => integer!(u64, u64),
         Dtype::I64 => integer!(i64, u64),
-        Dtype::F16 => float!(F16),
-        Dtype::Bf16 => float!(Bf16),
+        Dtype::F16 => small_float!(F16),
+        Dtype::Bf16 => small_float!(Bf16),
         Dtype::F32 => float!(F32),
         Dtype::F64 => float!(F64),
-        Dtype::F8E4M3Fn => float!(F8E4M3Fn),
-        Dtype::F8E5M2 => float!(F8E5M2),
-        Dtype::F8E4M3Fnuz => float!(F8E4M3Fnuz),
-        Dtype::F8E5M2Fnuz => float!(F8E5M2Fnuz),
+        Dtype::F8E4M3Fn => small_float!(F8E4M3Fn),
+        Dtype::F8E5M2 => small_float!(F8E5M2),
+        Dtype::F8E4M3Fnuz => small_float!(F8E4M3Fnuz),
+        Dtype::F8E5M2Fnuz => small_float!(F8E5M2Fnuz),
         Dtype::C64 => complex!(F32),
         Dtype::C128 => complex!(F64),
-    }
-}
-
-/// The halves of an operation whose partial results are wider than its elements.
-///
-/// # Safety
-/// As [`fold_on`].
-unsafe fn fold_half_on(
-    unit: VectorUnit,
-    reduction: Reduction,
-    sources: &[*const u8],
-    out: *mut u8,
-    count: usize,
-) {
-    let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
-    let is_first = becomes == Dtype::F32;
-    // A sum is one of operands that are multiplied by 1, or an average that is divided by 1.
-    let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
-    let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
-    macro_rules! run {
-        ($from:ty, $to:ty, $op:ty) => {{
-            let fold = Fold::<$from, $to, $op>::new(sources, out, count, factor, divisor);
-            // SAFETY: the caller's promise.
-            unsafe { tile::run(fold, unit) }
-        }};
-        ($format:ty) => {
-            match (is_first, op) {
-                (true, ReduceOp::Product) => run!($format, F32, Product),
-                (true, _) => run!($format, F32, PremulSum),
-                (false, ReduceOp::Product) => run!(F32, $format, Product),
-                (false, _) => run!(F32, $format, Avg),
-            }
-        };
-    }
-    match if is_first { dtype } else { becomes } {
-        Dtype::F16 => run!(F16),
-        Dtype::Bf16 => run!(Bf16),
-        Dtype::F8E4M3Fn => run!(F8E4M3Fn),
-        Dtype::F8E5M2 => run!(F8E5M2),
-        Dtype::F8E4M3Fnuz => run!(F8E4M3Fnuz),
-        Dtype::F8E5M2Fnuz => run!(F8E5M2Fnuz),
-        _ => unreachable!("{dtype:?} and {becomes:?} are no halves"),
     }
 }
 

@@ -47,14 +47,13 @@ impl Spans {
         if bytes == 0 {
             return;
         }
-        let (from, to) = (reduction.dtype().size(), reduction.out().size());
         self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
-            let (at, count) = (at / to * from, bytes / to);
-            let source = |source: &usize| region.pointer(source + at, count * from).cast_const();
+            let (at, needed) = (reduction.bytes_for(at), reduction.bytes_for(bytes));
+            let source = |source: &usize| region.pointer(source + at, needed).cast_const();
             let sources: Vec<*const u8> = sources.iter().map(source).collect();
             // SAFETY: the sources are valid for so many elements (checked by `pointer`) and no tensors; the piece is
             // writable by the promise of `Spans::new`; all hold whole elements.
-            unsafe { reduce::fold(reduction, &sources, piece, count) };
+            unsafe { reduce::fold(reduction, &sources, piece, bytes / reduction.out().size()) };
         });
     }
 

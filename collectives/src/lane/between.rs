@@ -71,12 +71,13 @@ pub(crate) fn is_scattered(segment: &Segment, op: &Op) -> bool {
 /// Whether it is folded in two halves. Small tensors are folded at once, in the order of ranks, and those of which a
 /// host would not send less.
 pub(crate) fn is_halved(segment: &Segment, op: &Op) -> bool {
+    // On one host every operation asks.
+    if !segment.is_bridged() || !op.kind.reduces() || op.inputs.total() < LEAST_HALVED {
+        return false;
+    }
     let hosts = segment.hosts().count() as usize;
     let sends_less = segment.size() as usize > hosts * op.reduction(segment.size()).widening();
-    segment.is_bridged()
-        && op.kind.reduces()
-        && op.inputs.total() >= LEAST_HALVED
-        && (sends_less || (op.kind != OpKind::ReduceScatter && is_scattered(segment, op)))
+    sends_less || (op.kind != OpKind::ReduceScatter && is_scattered(segment, op))
 }
 
 /// Where the partial results of all hosts are at a round of this parity.
@@ -107,16 +108,17 @@ impl Lane {
         }
         let is_first = segment.hosts().first(segment.host()) == segment.rank();
         let halves = self.halves(meet);
-        let mut stretches = vec![(0, meet.fold_bytes)];
+        let mut stretches = vec![];
         if let Some((first, _)) = halves {
             let Between { scattered, for_each, .. } = meet.between;
             if let Some(stride) = scattered {
                 let parts = Gathered { stride, bytes: meet.fold_bytes };
                 staged.each = segment.ranks().map(|rank| parts.of(rank).len()).collect();
             }
-            if let Some(stride) = for_each {
-                stretches = (0..).step_by(stride).zip(staged.each.iter().copied()).collect();
-            }
+            stretches = match for_each {
+                Some(stride) => (0..).step_by(stride).zip(staged.each.iter().copied()).collect(),
+                None => vec![(0, meet.fold_bytes)],
+            };
             (written.for_all, written.stride) = (0, 0);
             match scattered.or(for_each) {
                 _ if !is_first => {}
@@ -147,9 +149,11 @@ impl Lane {
     /// The two halves of a fold between hosts, where it is done so.
     pub(super) fn halves(&self, meet: &Meet<'_>) -> Option<(Reduction, Reduction)> {
         let is_fold = meet.fold_bytes > 0 || meet.between.for_each.is_some();
+        if !(is_fold && is_halved(&self.segment, meet.op)) {
+            return None;
+        }
         let reduction = meet.op.reduction(self.segment.size());
-        let is_halved = is_fold && is_halved(&self.segment, meet.op);
-        is_halved.then(|| (reduction.first_half(), reduction.second_half()))
+        Some((reduction.first_half(), reduction.second_half()))
     }
 
     /// Bytes that are read for the fold of a meeting.
@@ -184,7 +188,7 @@ impl Lane {
     fn fold_partials(&self, second: Reduction, stretch: Range<usize>, parity: usize, folded: usize) {
         let segment = &self.segment;
         let count = stretch.len() / second.out().size();
-        let at = stretch.start / second.out().size() * second.dtype().size();
+        let at = second.bytes_for(stretch.start);
         let sources = partials(segment, parity).map(|start| start + at);
         segment.region().fold(second, sources, folded + stretch.start, count);
         self.shared.traffic.fold_staged(stretch.len(), segment.hosts().count() as usize);

@@ -154,30 +154,41 @@ fn pieces_make_no_difference() {
     }
 }
 
+impl Case {
+    fn widened(&self, source: &[u8]) -> Vec<u8> {
+        let mut wide = vec![0u8; self.count * self.reduction.wide().size()];
+        // SAFETY: `count` elements in each layout.
+        unsafe { widen(self.reduction, source.as_ptr(), wide.as_mut_ptr(), self.count) };
+        wide
+    }
+
+    fn accumulated(&self, before: &[u8], mut partial: Vec<u8>) -> Vec<u8> {
+        // SAFETY: `count` wide elements in both.
+        unsafe { accumulate(self.reduction, before.as_ptr(), partial.as_mut_ptr(), self.count) };
+        partial
+    }
+
+    /// The partial result of some of the sources.
+    fn in_steps(&self, sources: &[Vec<u8>]) -> Vec<u8> {
+        let widened = sources.iter().map(|source| self.widened(source));
+        widened.reduce(|before, own| self.accumulated(&before, own)).expect("there are some")
+    }
+
+    fn finished(&self, partial: &[u8]) -> Vec<u8> {
+        let mut out = vec![0u8; self.count * self.reduction.dtype().size()];
+        // SAFETY: `count` elements in each layout.
+        unsafe { finish(self.reduction, partial.as_ptr(), out.as_mut_ptr(), self.count) };
+        out
+    }
+}
+
 /// A ring of any length: partial results travel wide, and are rounded once.
 #[test]
 fn steps_make_the_bits_of_a_fold() {
     each_pair(24, |case| {
-        let Case { reduction, sources, count } = case;
-        let wide_bytes = count * reduction.wide().size();
-        let widened = |source: &Vec<u8>| {
-            let mut wide = vec![0u8; wide_bytes];
-            // SAFETY: `count` elements in each layout.
-            unsafe { widen(*reduction, source.as_ptr(), wide.as_mut_ptr(), *count) };
-            wide
-        };
-        let mut travelling = widened(&sources[0]);
-        for source in &sources[1..] {
-            let mut own = widened(source);
-            // SAFETY: `count` wide elements in both.
-            unsafe { accumulate(*reduction, travelling.as_ptr(), own.as_mut_ptr(), *count) };
-            travelling = own;
-        }
-        let mut out = vec![0u8; count * reduction.dtype().size()];
-        // SAFETY: `count` elements in each layout.
-        unsafe { finish(*reduction, travelling.as_ptr(), out.as_mut_ptr(), *count) };
+        let out = case.finished(&case.in_steps(&case.sources));
         // The steps leave a lone operand as it is, where a fold may write its NaN or its truth anew.
-        if sources.len() > 1 {
+        if case.sources.len() > 1 {
             prop_assert_eq!(&out, &run(VectorUnit::widest(), case));
         }
         Ok(())
@@ -193,41 +204,17 @@ fn halves_make_the_bits_of_steps() {
         if sources.len() < 4 {
             return Ok(());
         }
-        let wide_bytes = count * reduction.wide().size();
-        let in_steps = |sources: &[Vec<u8>]| {
-            let widened = sources.iter().map(|source| {
-                let mut wide = vec![0u8; wide_bytes];
-                // SAFETY: `count` elements in each layout.
-                unsafe { widen(*reduction, source.as_ptr(), wide.as_mut_ptr(), *count) };
-                wide
-            });
-            widened.reduce(|before, mut own| {
-                // SAFETY: `count` wide elements in both.
-                unsafe { accumulate(*reduction, before.as_ptr(), own.as_mut_ptr(), *count) };
-                own
-            })
-        };
         let (here, there) = sources.split_at(sources.len() / 2);
-        let mut total = in_steps(there).expect("there are some");
-        let before = in_steps(here).expect("there are some");
-        // SAFETY: `count` wide elements in both.
-        unsafe { accumulate(*reduction, before.as_ptr(), total.as_mut_ptr(), *count) };
-        let mut expected = vec![0u8; count * reduction.dtype().size()];
-        // SAFETY: `count` elements in each layout.
-        unsafe { finish(*reduction, total.as_ptr(), expected.as_mut_ptr(), *count) };
+        let expected = case.finished(&case.accumulated(&case.in_steps(here), case.in_steps(there)));
         for unit in VectorUnit::all() {
-            let first = |sources: &[Vec<u8>]| {
-                let mut partial = vec![0u8; wide_bytes];
-                let sources = pointers(sources);
-                // SAFETY: `count` elements in each, wide ones in the output.
-                unsafe { fold_on(unit, reduction.first_half(), &sources, partial.as_mut_ptr(), *count) };
-                partial
+            let half = |reduction: Reduction, sources: &[Vec<u8>]| {
+                let mut out = vec![0u8; count * reduction.out().size()];
+                // SAFETY: `count` elements in each source, and as many of what they become in the output.
+                unsafe { fold_on(unit, reduction, &pointers(sources), out.as_mut_ptr(), *count) };
+                out
             };
-            let partials = [first(here), first(there)];
-            let mut out = vec![0u8; expected.len()];
-            // SAFETY: `count` wide elements in each, and elements in the output.
-            unsafe { fold_on(unit, reduction.second_half(), &pointers(&partials), out.as_mut_ptr(), *count) };
-            prop_assert_eq!(&out, &expected, "on {:?}", unit);
+            let partials = [here, there].map(|sources| half(reduction.first_half(), sources));
+            prop_assert_eq!(&half(reduction.second_half(), &partials), &expected, "on {:?}", unit);
         }
         Ok(())
     });
