@@ -128,10 +128,10 @@ impl Agent {
             |rank: u32| rank < nodes.ranks() && (!is_node_0 || nodes.ranks_of(node).contains(&rank));
         let may_tell_of = |of: u32| of < nodes.count() && of != nodes.node && (!is_node_0 || of == node);
         match frame {
-            Frame::Ended { pid, code, signal, left } if may_speak_of(left.rank) => {
+            Frame::Ended { code, signal, left } if may_speak_of(left.rank) => {
                 let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
-                nodes.tell_but(&Frame::Ended { pid, code, signal, left: left.clone() }, Some(node));
-                self.on_end_elsewhere(pid, ending, left);
+                nodes.tell_but(&Frame::Ended { code, signal, left: left.clone() }, Some(node));
+                self.on_end_elsewhere(ending, left);
             }
             Frame::Lost { rank, kind, text } if may_speak_of(rank) => {
                 nodes.tell_but(&Frame::Lost { rank, kind, text: text.clone() }, Some(node));
@@ -165,8 +165,9 @@ impl Agent {
         }
     }
 
-    fn on_end_elsewhere(&mut self, pid: Option<i32>, ending: Ending, left: RankSays) {
+    fn on_end_elsewhere(&mut self, ending: Ending, left: RankSays) {
         let rank = left.rank;
+        let pid = i32::try_from(left.pid).ok().filter(|pid| *pid != 0);
         self.ranks[rank as usize] = Rank::Ended { pid, ending, at: Instant::now() };
         if ending == Ending::Exit(0) {
             self.left.push(rank);
@@ -227,12 +228,11 @@ impl Agent {
             Ending::Exit(code) => (Some(code), None),
             Ending::Signal(number) => (None, Some(number)),
         };
-        let pid = self.ranks[rank as usize].pid();
         // Who never made a communicator has no number on the board.
-        let shown = pid.and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
-        let view = RankView { pid: shown, ..self.board.read(rank) };
+        let pid = self.ranks[rank as usize].pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+        let view = RankView { pid, ..self.board.read(rank) };
         let left = RankSays::new(rank, &view, board::now_ns());
-        others.nodes.tell(&Frame::Ended { pid, code, signal, left });
+        others.nodes.tell(&Frame::Ended { code, signal, left });
     }
 
     /// Ranks wait in vain, wherever they are. It stands on all nodes before those here wake up, which would wake those

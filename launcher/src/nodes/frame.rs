@@ -38,7 +38,7 @@ mod archived {
         /// All have come: this is the job, and these are the certificates of the ranks on the node that gets this.
         Welcome { id: String, table: Vec<Node>, authority: Vec<u8>, certificates: Vec<Vec<u8>> },
         /// A rank has ended; where its communicators stood if in order.
-        Ended { pid: Option<i32>, code: Option<i32>, signal: Option<i32>, left: RankSays },
+        Ended { code: Option<i32>, signal: Option<i32>, left: RankSays },
         /// What those who need this rank raise.
         Lost { rank: u32, kind: u32, text: String },
         /// To node 0: why the job fails, as far as this node knows.

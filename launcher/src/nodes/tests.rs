@@ -225,7 +225,7 @@ fn seeds_are_frames() {
                 certificates: vec![vec![2; 99]],
             },
         ),
-        ("ended", Frame::Ended { pid: Some(7), code: Some(0), signal: None, left: says }),
+        ("ended", Frame::Ended { code: Some(0), signal: None, left: says }),
         ("lost", Frame::Lost { rank: 1, kind: 3, text: "rank 1 was killed by SIGKILL".into() }),
         ("proposed", Frame::Proposed(told)),
         ("over", Frame::Over),
