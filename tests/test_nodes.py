@@ -295,6 +295,34 @@ def test_pretended_hosts_on_a_bad_network(start, script):
     assert time.time() - began > 100 * 2 * 0.002
 
 
+def test_large_tensors_take_all_connections(start, script):
+    program = """
+import pathlib
+import torch
+import torch.distributed as dist
+dist.init_process_group("tpu_dist")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+each = torch.arange(1 << 20)
+ones = torch.ones(1 << 20, dtype=torch.bfloat16)
+for count in (1, 7):
+    sums = each[: 100_000 * count] + rank
+    dist.all_reduce(sums)
+    assert torch.equal(sums, ranks * each[: len(sums)] + 6)
+    gathered = torch.empty(ranks * len(sums), dtype=sums.dtype)
+    dist.all_gather_into_tensor(gathered, sums + rank)
+    assert torch.equal(gathered, torch.cat([sums + other for other in range(ranks)]))
+    part = torch.empty(len(ones) // ranks, dtype=ones.dtype)
+    dist.reduce_scatter_tensor(part, ones)
+    assert torch.equal(part, torch.full_like(part, ranks))
+threads = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+print(threads.count("tpurun-net"))
+"""
+    done = start("-n", "4", "--hosts", "2", "--connections", "3", script(program)).wait()
+    assert done.code == 0, done.err
+    # The first rank of each host speaks for it.
+    assert done.shown_by_rank() == {0: ["3"], 1: ["0"], 2: ["3"], 3: ["0"]}
+
+
 def test_pretended_hosts_fail_as_real_ones(start, script):
     what = "rank == 2 and os.kill(os.getpid(), signal.SIGKILL)"
     done = start("-n", "4", "--hosts", "2", script(FAILING.format(what=what))).wait()

@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::bridge::Bridge;
 use crate::control::{ControlClient, ControlError};
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::hosts::{self, Hosts};
-use crate::network::bell::{Ears, Heard};
-use crate::network::{Address, Crossing, Network};
+use crate::network::bell::Ears;
+use crate::network::{Addresses, Crossing, Network};
 use crate::segment::{Bootstrap, Membership, Segment, Settings};
 
 /// The key-value store of a process group. Values are small; `get` waits for the key.
@@ -147,10 +146,10 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
             let given = agent.map(|agent| agent.client.identify(Instant::now() + AGENT_GRACE));
             given.transpose().map_err(|error| refused(&error))
         })?;
-        self.store.set(&self.key("address", me), &network.address().to_string())?;
+        self.store.set(&self.key("address", me), &network.addresses().to_string())?;
         let addresses = (0..hosts.count()).map(|host| {
             let text = self.store.get(&self.key("address", host))?;
-            Address::parse(&text, rank(host)).ok_or_else(|| {
+            Addresses::parse(&text, rank(host)).ok_or_else(|| {
                 let text = format!("the store's entry for host {} is {text:?}", hosts.name(host));
                 Failure::new(FailureKind::Transport, text)
             })
@@ -158,9 +157,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
         let mut hasher = DefaultHasher::new();
         (segment.members().id(), self.times).hash(&mut hasher);
-        let bridge = Bridge::new(segment.clone());
-        let heard = Heard::new(ears, segment.clone());
-        Ok(network.cross(bridge, heard, hasher.finish(), addresses))
+        Ok(network.cross(segment, ears, hasher.finish(), &addresses))
     }
 
     fn grace(&self) -> Duration {

@@ -12,22 +12,27 @@
 
 pub(crate) mod frame;
 mod parcel;
+mod stripe;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::failure::FailureKind;
 use crate::layout::CHANNELS;
 use crate::segment::{Segment, Verdict};
 use crate::sync::{Ordering, RingError};
-use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, Status};
+use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
 pub(crate) use parcel::Parcel;
 use parcel::Piece;
+use stripe::Stripe;
 
-/// This host's end, kept by its first rank.
+/// This host's end of one connection, kept by its first rank.
 #[derive(Debug)]
 pub(crate) struct Bridge {
     segment: Arc<Segment>,
+    stripe: Stripe,
+    /// This host's other bridges have something to do that they were not told of.
+    calls: bool,
     /// Rounds whose pieces the other hosts have been sent.
     sent: u64,
     /// By rank.
@@ -71,12 +76,13 @@ struct Known {
     status: Status,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Peer {
     /// Rounds that its ranks have arrived at here.
     arrived: u64,
-    /// They have come to the next one, too, but the last one is not open here yet.
-    ahead: bool,
+    /// They have come to these, too, whose pieces come over so many connections; but the round before the first of
+    /// them is not open here yet, or pieces are missing.
+    ahead: VecDeque<usize>,
     is_lost: bool,
 }
 
@@ -89,12 +95,19 @@ pub(crate) type Outbox = Vec<Parcel>;
 pub(crate) struct Wrong(&'static str);
 
 impl Bridge {
-    pub(crate) fn new(segment: Arc<Segment>) -> Self {
+    /// Those of one host, for so many connections to every other one.
+    pub(crate) fn all(segment: &Arc<Segment>, connections: usize) -> Vec<Self> {
+        Stripe::all(connections).map(|stripe| Self::new(segment.clone(), stripe)).collect()
+    }
+
+    fn new(segment: Arc<Segment>, stripe: Stripe) -> Self {
         let hosts = segment.hosts().count() as usize;
         let ranks = vec![Known::default(); segment.size() as usize];
         let peers = vec![Peer::default(); hosts];
         Self {
             segment,
+            stripe,
+            calls: false,
             sent: 0,
             ranks,
             peers,
@@ -113,6 +126,13 @@ impl Bridge {
     pub(crate) fn look(&mut self) -> Outbox {
         let segment = self.segment.clone();
         let mut out: Outbox = (0..self.peers.len()).map(|_| Parcel::default()).collect();
+        if !self.stripe.is_first() {
+            while let Some(round) = self.stripe.announced() {
+                self.send_striped(round, &bulk(&segment, round), &mut out);
+                self.to_all(&mut out, arrival(&segment, round, 0), &[]);
+            }
+            return out;
+        }
         self.tell_members(&mut out);
         while segment.local_rounds() > self.sent {
             self.send_round(&mut out);
@@ -131,18 +151,26 @@ impl Bridge {
     /// As [`look`](Self::look), and how far all ranks here are: for who waits for them.
     pub(crate) fn look_closely(&mut self) -> Outbox {
         let mut out = self.look();
-        for rank in self.own_ranks() {
-            self.tell_status(rank, &mut out);
+        if self.stripe.is_first() {
+            for rank in self.own_ranks() {
+                self.tell_status(rank, &mut out);
+            }
         }
         out
     }
 
-    /// Whether no rank here takes part any more, and all of them have been told so.
+    /// Whether no rank here takes part any more, and the other hosts have been told so.
     pub(crate) fn is_over(&self) -> bool {
         self.own_ranks().into_iter().all(|rank| {
-            let Known { status, .. } = self.ranks[rank as usize];
+            let told = self.ranks[rank as usize].status;
+            let status = if self.stripe.is_first() { told } else { self.segment.status(rank) };
             status.left > 0 || status.lost > 0
         })
+    }
+
+    /// Whether this host's other bridges must look, since this was asked last.
+    pub(crate) fn calls(&mut self) -> bool {
+        std::mem::take(&mut self.calls)
     }
 
     fn own_ranks(&self) -> Vec<u32> {
@@ -304,47 +332,37 @@ impl Bridge {
     }
 
     /// What the ranks here have written for the round that all of them have come to.
-    fn send_round(&self, out: &mut Outbox) {
-        let segment = &self.segment;
-        let (round, layout) = (self.sent as u32, segment.layout());
-        let parity = (round % 2) as usize;
-        for rank in self.own_ranks() {
-            let written = segment.written(rank, parity);
-            let mut piece = |kind: Kind, from: usize, (offset, bytes): (usize, usize), to: Option<u32>| {
-                for start in (0..bytes).step_by(MOST_BYTES) {
-                    let (offset, bytes) = (offset + start, (bytes - start).min(MOST_BYTES));
-                    let header = Header { kind, rank, round, offset: offset as u32, bytes: bytes as u32 };
-                    let piece = Piece::of(segment, from + offset, bytes);
-                    let hosts = (0_u32..).zip(&mut *out).filter(|(host, _)| match to {
-                        Some(to) => *host == to,
-                        None => *host != segment.host(),
-                    });
-                    hosts.for_each(|(_, parcel)| parcel.push_piece(&header, &piece));
-                }
-            };
-            let place = |kind| area(segment, kind, rank, parity).0;
-            piece(Kind::Slot, place(Kind::Slot), (0, written.slot), None);
-            piece(Kind::Behind, place(Kind::Behind), (0, written.behind), None);
-            piece(Kind::Splits, place(Kind::Splits), (0, written.splits), None);
-            let window = place(Kind::Window);
-            piece(Kind::Window, window, (0, written.for_all), None);
-            piece(Kind::Window, layout.partial(parity), (0, written.partial), None);
-            let for_each = if written.is_partial { layout.partial(parity) } else { window };
-            if written.stride > 0 {
-                for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
-                    let bytes = segment.written_for(rank, parity, to).min(written.stride);
-                    let offset = written.stride * to as usize;
-                    if offset + bytes <= layout.window_bytes() {
-                        piece(Kind::Window, for_each, (offset, bytes), Some(segment.hosts().of(to)));
-                    }
-                }
-            }
-            for own in self.own_ranks() {
-                let stretch = written.folded.of(own);
-                piece(Kind::Folded, layout.folded(parity), (stretch.start, stretch.len()), None);
-            }
+    fn send_round(&mut self, out: &mut Outbox) {
+        let (segment, round) = (self.segment.clone(), self.sent);
+        self.send(round, pieces(&small(&segment, round), MOST_BYTES), out);
+        let bulk = bulk(&segment, round);
+        let of = self.stripe.of_round(bulk.iter().map(|stretch| stretch.bytes).sum());
+        if of > 1 {
+            self.stripe.announce(round);
+            self.calls = true;
+            self.send_striped(round, &bulk, out);
+        } else {
+            self.send(round, pieces(&bulk, MOST_BYTES), out);
         }
-        self.to_all(out, Header { round, ..about(Kind::Arrived, segment.rank(), 0) }, &[]);
+        self.to_all(out, arrival(&segment, round, of), &[]);
+    }
+
+    fn send_striped(&self, round: u64, bulk: &[Stretch], out: &mut Outbox) {
+        self.send(round, self.stripe.own(pieces(bulk, STRIPE_BYTES)), out);
+    }
+
+    fn send(&self, round: u64, pieces: impl Iterator<Item = Stretch>, out: &mut Outbox) {
+        let segment = &self.segment;
+        for Stretch { kind, rank, place, offset, bytes, to } in pieces {
+            let header =
+                Header { kind, rank, round: round as u32, offset: offset as u32, bytes: bytes as u32 };
+            let piece = Piece::of(segment, place + offset, bytes);
+            let hosts = (0_u32..).zip(&mut *out).filter(|(host, _)| match to {
+                Some(to) => *host == to,
+                None => *host != segment.host(),
+            });
+            hosts.for_each(|(_, parcel)| parcel.push_piece(&header, &piece));
+        }
     }
 
     /// Takes in what `host` has sent.
@@ -367,15 +385,8 @@ impl Bridge {
             Kind::Slot | Kind::Behind | Kind::Splits | Kind::Window | Kind::Folded => {
                 self.put(host, header, payload)
             }
-            Kind::Arrived => {
-                let peer = &mut self.peers[host as usize];
-                if peer.ahead || header.round != peer.arrived as u32 {
-                    return Err(Wrong("an arrival at another round than the next one"));
-                }
-                peer.ahead = true;
-                self.deliver(host);
-                Ok(())
-            }
+            Kind::Arrived => self.arrive(host, header),
+            _ if !self.stripe.is_first() => Err(Wrong("a frame on a connection for pieces")),
             Kind::Member => {
                 let pid = payload.try_into().map(u32::from_le_bytes).map_err(|_| Wrong("no process id"))?;
                 let known = &mut self.ranks[header.rank as usize];
@@ -414,9 +425,38 @@ impl Bridge {
         }
     }
 
-    fn put(&self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+    /// Whether what a host says of this round comes in its turn. Connections for pieces skip rounds.
+    fn is_next(&self, host: u32, round: u32) -> bool {
         let peer = &self.peers[host as usize];
-        if peer.ahead || header.round != peer.arrived as u32 {
+        let ahead = round.wrapping_sub(peer.arrived as u32);
+        match self.stripe.is_first() {
+            true => peer.ahead.len() < self.stripe.most_ahead() && ahead as usize == peer.ahead.len(),
+            false => ahead <= u32::MAX / 2,
+        }
+    }
+
+    fn arrive(&mut self, host: u32, header: &Header) -> Result<(), Wrong> {
+        let Header { round, offset: of, .. } = *header;
+        if !self.is_next(host, round) {
+            return Err(Wrong("an arrival at another round than the next one"));
+        }
+        let peer = &mut self.peers[host as usize];
+        if self.stripe.is_first() {
+            if !self.stripe.is_possible(of as usize) {
+                return Err(Wrong("an arrival over connections there are not"));
+            }
+            peer.ahead.push_back(of as usize);
+            self.deliver(host);
+        } else {
+            peer.arrived += u64::from(round.wrapping_sub(peer.arrived as u32)) + 1;
+            let are_all = self.stripe.come(host, round);
+            self.calls |= are_all.ok_or(Wrong("pieces of more rounds than can be"))?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+        if !self.is_next(host, header.round) {
             return Err(Wrong("a piece of another round than the next one"));
         }
         let (at, room) = area(&self.segment, header.kind, header.rank, (header.round % 2) as usize);
@@ -433,12 +473,20 @@ impl Bridge {
         let segment = &self.segment;
         let peer = &mut self.peers[host as usize];
         let is_next = |round: u64| round == 0 || segment.meeting().is_open((round - 1) as u32);
-        if !peer.ahead || !is_next(peer.arrived) {
+        let Some(of) = peer.ahead.front().copied() else { return };
+        if !is_next(peer.arrived) || (of > 1 && !self.stripe.have_come(host, peer.arrived as u32)) {
             return;
         }
         segment.arrive_for(segment.hosts().ranks(host), peer.arrived as u32);
         peer.arrived += 1;
-        peer.ahead = false;
+        peer.ahead.pop_front();
+    }
+
+    /// A host will say no more over this connection. Who has said all on the first one has left, or been lost.
+    pub(crate) fn end(&mut self, host: u32) {
+        if self.stripe.is_first() {
+            self.lose(host);
+        }
     }
 
     /// Nothing will come from a host any more: its ranks that had not left are lost.
@@ -458,6 +506,80 @@ impl Bridge {
         let text = format!("host {} sent what can not be: {wrong}", segment.hosts().name(host));
         segment.fail_here(&Verdict::new(FailureKind::Internal, text).blaming([first]));
     }
+}
+
+/// What a rank has written somewhere, for other hosts.
+#[derive(Clone, Copy)]
+struct Stretch {
+    kind: Kind,
+    rank: u32,
+    /// Where its pieces of this kind begin here.
+    place: usize,
+    offset: usize,
+    bytes: usize,
+    /// The only host that needs it.
+    to: Option<u32>,
+}
+
+/// What comes with every round.
+fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
+    let parity = (round % 2) as usize;
+    let of_rank = |rank: &u32| {
+        let (rank, written) = (*rank, segment.written(*rank, parity));
+        let kinds =
+            [(Kind::Slot, written.slot), (Kind::Behind, written.behind), (Kind::Splits, written.splits)];
+        kinds.map(|(kind, bytes)| {
+            let place = area(segment, kind, rank, parity).0;
+            Stretch { kind, rank, place, offset: 0, bytes, to: None }
+        })
+    };
+    segment.hosts().ranks(segment.host()).iter().flat_map(of_rank).collect()
+}
+
+/// What has been staged and folded for it.
+fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
+    let (parity, layout) = ((round % 2) as usize, segment.layout());
+    let own_ranks = segment.hosts().ranks(segment.host());
+    let mut bulk = vec![];
+    for rank in own_ranks.iter().copied() {
+        let written = segment.written(rank, parity);
+        let mut add = |kind, place, offset, bytes, to| {
+            bulk.push(Stretch { kind, rank, place, offset, bytes, to });
+        };
+        let window = layout.window(rank, parity);
+        add(Kind::Window, window, 0, written.for_all, None);
+        add(Kind::Window, layout.partial(parity), 0, written.partial, None);
+        let for_each = if written.is_partial { layout.partial(parity) } else { window };
+        if written.stride > 0 {
+            for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
+                let bytes = segment.written_for(rank, parity, to).min(written.stride);
+                let offset = written.stride * to as usize;
+                if offset + bytes <= layout.window_bytes() {
+                    add(Kind::Window, for_each, offset, bytes, Some(segment.hosts().of(to)));
+                }
+            }
+        }
+        for own in own_ranks {
+            let stretch = written.folded.of(*own);
+            add(Kind::Folded, layout.folded(parity), stretch.start, stretch.len(), None);
+        }
+    }
+    bulk
+}
+
+fn pieces(stretches: &[Stretch], most: usize) -> impl Iterator<Item = Stretch> {
+    stretches.iter().flat_map(move |whole| {
+        (0..whole.bytes).step_by(most).map(move |start| Stretch {
+            offset: whole.offset + start,
+            bytes: (whole.bytes - start).min(most),
+            ..*whole
+        })
+    })
+}
+
+/// That all ranks here have come to a round, whose pieces go over so many connections.
+fn arrival(segment: &Segment, round: u64, of: usize) -> Header {
+    Header { round: round as u32, offset: of as u32, ..about(Kind::Arrived, segment.rank(), 0) }
 }
 
 fn about(kind: Kind, rank: u32, bytes: usize) -> Header {

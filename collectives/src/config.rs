@@ -118,7 +118,7 @@ impl Config {
 }
 
 /// The affinity mask, or less where a cgroup grants less.
-fn usable_cpus() -> u32 {
+pub(crate) fn usable_cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
 }
 

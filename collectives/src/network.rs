@@ -1,6 +1,7 @@
-//! This process's end of the network: one UDP socket, QUIC connections to other processes over it, a stream for each
+//! This process's end of the network: a UDP socket, QUIC connections to other processes over it, a stream for each
 //! communicator on them. One thread drives all of it (`driver.rs`); it exists from the first communicator on that
-//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`).
+//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). Where a
+//! thread may be too slow there are several, each with all of that: several connections to every other process.
 
 pub mod authority;
 pub(crate) mod bell;
@@ -15,16 +16,18 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
 use rustix::net::sockopt;
 
 use crate::bridge::Bridge;
+use crate::config::usable_cpus;
 use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::segment::Segment;
 use authority::Credentials;
-use bell::Heard;
-use driver::{Command, Commands, Driver, Over};
+use bell::{Ears, Heard};
+use driver::{Added, Command, Commands, Driver, Over};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
 pub use link::{Link, NoLink};
@@ -42,6 +45,13 @@ const MOST_DATAGRAM: u16 = 8_952;
 const SOCKET_BUFFER: usize = 16 << 20;
 /// A [`Link`].
 const LINK: &str = "TPURUN_LINK";
+/// How many connections there are between each two processes.
+const CONNECTIONS: &str = "TPURUN_CONNECTIONS";
+const MOST_CONNECTIONS: usize = 16;
+/// More are not made unasked.
+const MANY_CONNECTIONS: usize = 4;
+/// Nor more than one for so many processors, which ranks need, too.
+const CORES: usize = 4;
 
 /// Where a process is reached, and how it is known there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,26 +60,55 @@ pub(crate) struct Address {
     who: Who,
 }
 
+/// The same of a process that takes several connections, each at a port of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Addresses {
+    first: Address,
+    more_ports: Vec<u16>,
+}
+
+impl Addresses {
+    /// Connections that it takes.
+    fn count(&self) -> usize {
+        1 + self.more_ports.len()
+    }
+
+    /// Where it takes each of them.
+    fn each(&self) -> impl Iterator<Item = Address> {
+        let Address { socket, who } = &self.first;
+        let ports = std::iter::once(socket.port()).chain(self.more_ports.iter().copied());
+        ports.map(|port| Address { socket: SocketAddr::new(socket.ip(), port), who: who.clone() })
+    }
+}
+
 /// With the certificate, unless the authority says who it is.
-impl fmt::Display for Address {
+impl fmt::Display for Addresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.socket)?;
-        let Who::Shows(certificate) = &self.who else { return Ok(()) };
+        write!(f, "{}", self.first.socket)?;
+        self.more_ports.iter().try_for_each(|port| write!(f, ",{port}"))?;
+        let Who::Shows(certificate) = &self.first.who else { return Ok(()) };
         write!(f, " ")?;
         certificate.der().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl Address {
+impl Addresses {
     /// Reads what [`Display`](fmt::Display) wrote, of this rank of the world.
     pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
-        let Some((socket, hex)) = text.split_once(' ') else {
-            return Some(Self { socket: text.parse().ok()?, who: Who::Rank(rank) });
+        let (sockets, hex) = text.split_once(' ').map_or((text, None), |(sockets, hex)| (sockets, Some(hex)));
+        let mut sockets = sockets.split(',');
+        let socket = sockets.next()?.parse().ok()?;
+        let more_ports: Vec<u16> = sockets.map(str::parse).collect::<Result<_, _>>().ok()?;
+        let who = match hex {
+            None => Who::Rank(rank),
+            Some(hex) => {
+                let digits: Vec<u32> = hex.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+                let bytes = digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8));
+                Who::Shows(Certificate::from_der(bytes.collect::<Option<Vec<u8>>>()?))
+            }
         };
-        let digits: Vec<u32> = hex.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
-        let bytes = digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8));
-        let certificate = Certificate::from_der(bytes.collect::<Option<Vec<u8>>>()?);
-        Some(Self { socket: socket.parse().ok()?, who: Who::Shows(certificate) })
+        let first = Address { socket, who };
+        (more_ports.len() < MOST_CONNECTIONS).then_some(Self { first, more_ports })
     }
 }
 
@@ -78,19 +117,27 @@ impl Address {
 pub struct Network {
     /// Of the process with this number: one that it forks begins anew.
     running: Mutex<Option<(u32, Arc<Running>)>>,
+    /// How many to each other process, where it does not depend on the environment.
+    connections: Option<usize>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Running {
-    commands: Arc<Commands>,
+    /// Of each thread.
+    drivers: Vec<Arc<Commands>>,
     expected: Expected,
-    address: Address,
+    addresses: Addresses,
 }
 
 impl Network {
     /// Not in use yet.
     pub const fn new() -> Self {
-        Self { running: Mutex::new(None) }
+        Self { running: Mutex::new(None), connections: None }
+    }
+
+    /// With at most so many connections to each other process.
+    pub const fn of_connections(count: usize) -> Self {
+        Self { running: Mutex::new(None), connections: Some(count) }
     }
 
     /// This process's end on a host that others reach at `ip`; `rank` of the world, if an authority has given it
@@ -107,7 +154,7 @@ impl Network {
         {
             return Ok(running.clone());
         }
-        let started = Running::start(ip, rank, credentials()?)?;
+        let started = Running::start(ip, rank, credentials()?, self.connections)?;
         // A fork's copy of its parent's is left alone: its thread is not here.
         std::mem::forget(running.replace((std::process::id(), started.clone())));
         Ok(started)
@@ -116,26 +163,48 @@ impl Network {
 
 impl Running {
     /// Where this process is reached.
-    pub(crate) fn address(&self) -> &Address {
-        &self.address
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
     }
 
-    /// Has `bridge` talk to the other hosts of its communicator, whose first ranks are at `addresses`, by host.
-    pub(crate) fn cross(&self, bridge: Bridge, heard: Heard, id: u64, addresses: Vec<Address>) -> Crossing {
+    /// Has bridges talk to the other hosts of a communicator, whose first ranks are at `addresses`, by host, over as
+    /// many connections as all of them take.
+    pub(crate) fn cross(
+        &self,
+        segment: &Arc<Segment>,
+        ears: Ears,
+        id: u64,
+        addresses: &[Addresses],
+    ) -> Crossing {
         {
             let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-            for address in &addresses {
-                if let Who::Shows(certificate) = &address.who
+            for Addresses { first, .. } in addresses {
+                if let Who::Shows(certificate) = &first.who
                     && !expected.contains(certificate)
                 {
                     expected.push(certificate.clone());
                 }
             }
         }
-        let over = Arc::<Over>::default();
-        let bridge = Box::new(bridge);
-        self.commands.send(Command::Add { id, bridge, heard, addresses, over: over.clone() });
-        Crossing { commands: self.commands.clone(), id, over }
+        let connections = addresses.iter().map(Addresses::count).fold(self.drivers.len(), usize::min);
+        let drivers = &self.drivers[..connections];
+        let mut each: Vec<_> = addresses.iter().map(Addresses::each).collect();
+        let mut heard = Some(Heard::new(ears, segment.clone()));
+        let mut ways = vec![];
+        for (index, bridge) in Bridge::all(segment, connections).into_iter().enumerate() {
+            let calls = if index == 0 { &drivers[1..] } else { &drivers[..1] };
+            let addresses = each.iter_mut().map(|each| each.next().expect("each has so many")).collect();
+            let over = Arc::<Over>::default();
+            let (heard, calls) = (heard.take(), calls.to_vec());
+            let added = Added { id, bridge, heard, addresses, calls, over: over.clone() };
+            ways.push((drivers[index].clone(), over, added));
+        }
+        // The first one last: whom it calls is there then.
+        let ways = ways.into_iter().rev().map(|(driver, over, added)| {
+            driver.send(Command::Add(Box::new(added)));
+            (driver, over)
+        });
+        Crossing { id, ways: ways.collect() }
     }
 }
 
@@ -148,45 +217,98 @@ impl Default for Network {
 /// A communicator's way to other hosts, which ends with this: what was to be told by then is.
 #[derive(Debug)]
 pub struct Crossing {
-    commands: Arc<Commands>,
     id: u64,
-    over: Arc<Over>,
+    /// Over each connection.
+    ways: Vec<(Arc<Commands>, Arc<Over>)>,
 }
 
 impl Crossing {
     /// Waits until all ranks here have left and the other hosts know, at most so long.
     pub(crate) fn wait(self, timeout: Duration) {
-        self.over.wait(timeout);
+        let until = Instant::now() + timeout;
+        for (_, over) in &self.ways {
+            over.wait(until.saturating_duration_since(Instant::now()));
+        }
     }
 }
 
 impl Drop for Crossing {
     fn drop(&mut self) {
-        self.commands.send(Command::Stop(self.id));
+        self.ways.iter().for_each(|(driver, _)| driver.send(Command::Stop(self.id)));
     }
 }
 
 impl Running {
-    fn start(ip: IpAddr, rank: u32, credentials: Option<Credentials>) -> Result<Arc<Self>, Failure> {
-        let refused = |what: &str, error: &dyn fmt::Display| {
-            Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
+    fn start(
+        ip: IpAddr,
+        rank: u32,
+        credentials: Option<Credentials>,
+        connections: Option<usize>,
+    ) -> Result<Arc<Self>, Failure> {
+        let link = given_link()?;
+        let connections = match connections {
+            Some(connections) => connections,
+            None => self::connections(link)?,
         };
-        let socket = UdpSocket::bind((ip, 0)).map_err(|error| refused("open a socket", &error))?;
-        enlarge(&socket);
-        let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
-        let identity = Identity::new(credentials)?;
+        // They share the one there is.
+        let link = link.map(|link| Link { rate: link.rate.div_ceil(connections as u64), ..link });
+        let identity = Arc::new(Identity::new(credentials)?);
         let expected = Expected::default();
-        let address = Address { socket: SocketAddr::new(ip, port), who: identity.known_as(rank) };
-        let mesh = Mesh::new(identity, expected.clone(), None)?;
-        let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
-        let driver = Driver::new(mesh, socket, commands.clone(), given_link()?);
-        let driver = driver.map_err(|error| refused("watch a socket", &error))?;
-        thread::Builder::new()
-            .name("tpurun-net".to_owned())
-            .spawn(move || driver.run())
-            .map_err(|error| refused("start a thread", &error))?;
-        Ok(Arc::new(Self { commands, expected, address }))
+        let (mut drivers, mut ports) = (vec![], vec![]);
+        for _ in 0..connections {
+            let (commands, port) = start_driver(ip, &identity, &expected, link)?;
+            drivers.push(commands);
+            ports.push(port);
+        }
+        let more_ports = ports.split_off(1);
+        let first = Address { socket: SocketAddr::new(ip, ports[0]), who: identity.known_as(rank) };
+        Ok(Arc::new(Self { drivers, expected, addresses: Addresses { first, more_ports } }))
     }
+}
+
+/// A thread and its socket; that has this port.
+fn start_driver(
+    ip: IpAddr,
+    identity: &Arc<Identity>,
+    expected: &Expected,
+    link: Option<Link>,
+) -> Result<(Arc<Commands>, u16), Failure> {
+    let refused = |what: &str, error: &dyn fmt::Display| {
+        Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
+    };
+    let socket = UdpSocket::bind((ip, 0)).map_err(|error| refused("open a socket", &error))?;
+    enlarge(&socket);
+    let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
+    let mesh = Mesh::new(identity.clone(), expected.clone(), None)?;
+    let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
+    let driver = Driver::new(mesh, socket, commands.clone(), link);
+    let driver = driver.map_err(|error| refused("watch a socket", &error))?;
+    thread::Builder::new()
+        .name("tpurun-net".to_owned())
+        .spawn(move || driver.run())
+        .map_err(|error| refused("start a thread", &error))?;
+    Ok((commands, port))
+}
+
+/// How many connections between each two processes a text says.
+///
+/// # Errors
+/// What was expected and given.
+pub fn parse_connections(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=MOST_CONNECTIONS).contains(count));
+    count.ok_or_else(|| format!("expected a number from 1 to {MOST_CONNECTIONS}, given {text:?}"))
+}
+
+/// The number that is given, or what suits the processors here.
+fn connections(link: Option<Link>) -> Result<usize, Failure> {
+    let given = std::env::var(CONNECTIONS).ok().filter(|text| !text.is_empty());
+    let given = given.map(|text| parse_connections(&text)).transpose();
+    let given = given.map_err(|error| invalid_usage!("{CONNECTIONS}: {error}"))?;
+    Ok(given.unwrap_or_else(|| match link {
+        // What is pretended is to be the same everywhere.
+        Some(_) => 1,
+        None => (usable_cpus() as usize / CORES).clamp(1, MANY_CONNECTIONS),
+    }))
 }
 
 /// The link that is to be between hosts, worse than the one there is.

@@ -5,7 +5,7 @@ mod ranks;
 use std::time::Duration;
 
 use ranks::collectives::{chunk, every_collective, me, summed};
-use ranks::hosts::{Memory, on_hosts, some_on_hosts};
+use ranks::hosts::{Memory, on_hosts, on_hosts_over, some_on_hosts};
 use ranks::{Call, config};
 use tpurun_collectives::bootstrap::Store;
 use tpurun_collectives::dtype::{Dtype, ReduceOp};
@@ -23,6 +23,18 @@ fn every_collective_of_all_sizes() {
         on_hosts(hosts, &config(), TIMEOUT, |communicator| {
             // The largest ones go through the windows in several rounds.
             for count in [1, 7, 1000, 600_000] {
+                every_collective(communicator, count, |call| call.run(communicator).unwrap());
+            }
+        });
+    }
+}
+
+/// Large rounds go over all connections that every host takes, small ones over the first.
+#[test]
+fn every_collective_over_several_connections() {
+    for (hosts, connections) in [(&[0, 0, 1, 1][..], &[3, 1, 3, 1][..]), (&[0, 1, 1, 2], &[2, 4, 1, 3])] {
+        on_hosts_over(connections, hosts, &config(), TIMEOUT, |communicator| {
+            for count in [7, 40_000, 600_000] {
                 every_collective(communicator, count, |call| call.run(communicator).unwrap());
             }
         });

@@ -255,6 +255,9 @@ pub(crate) struct Options {
     /// What the network between hosts does to what this one sends: delay, jitter, loss, duplicate, rate
     #[arg(long, value_name = "delay=2ms,loss=1%")]
     pub(crate) link: Option<String>,
+    /// Connections between each two hosts, each with a thread at both ends [default: up to 4, by the cores, or $TPURUN_CONNECTIONS]
+    #[arg(long, value_name = "4")]
+    pub(crate) connections: Option<String>,
     /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
     #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
     pub(crate) on_failure: Option<String>,

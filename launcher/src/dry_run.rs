@@ -53,6 +53,9 @@ pub(crate) fn describe(job: &Job) -> String {
     if let Some(link) = &job.link {
         field("link", format!("{link}, of what ranks here send to other hosts"));
     }
+    if let Some(connections) = job.connections {
+        field("connections", format!("{connections} between each two hosts"));
+    }
     if let Some(Plan { count, node, rendezvous, .. }) = &job.nodes {
         field(
             "node",

@@ -33,6 +33,7 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     variables.extend(job.device.map(|has| ("TPURUN_DEVICE", u32::from(has).to_string())));
     variables.extend(job.hbm.map(|bytes| ("TPURUN_HBM", bytes.to_string())));
     variables.extend(job.link.map(|link| ("TPURUN_LINK", link.to_string())));
+    variables.extend(job.connections.map(|count| ("TPURUN_CONNECTIONS", count.to_string())));
     variables.extend(job.algorithm.map(|algorithm| ("TPURUN_ALGORITHM", algorithm.to_string())));
     variables.extend(job.timeout.map(|timeout| ("TPURUN_TIMEOUT_MS", timeout.as_millis().to_string())));
     named(variables)
@@ -98,7 +99,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 19] = [
+const OURS: [&str; 20] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -113,6 +114,7 @@ const OURS: [&str; 19] = [
     "TPURUN_HOST",
     "TPURUN_ADDRESS",
     "TPURUN_LINK",
+    "TPURUN_CONNECTIONS",
     "TPURUN_RESTART",
     "TPURUN_MARKS_AT",
     BOARD_FD_VAR,

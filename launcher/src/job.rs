@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tpurun_collectives::network::Link;
+use tpurun_collectives::network::{Link, parse_connections};
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::cli::{Cli, Command, Options, TorchrunOptions};
@@ -30,6 +30,7 @@ pub(crate) struct Job {
     pub(crate) hosts: Hosts,
     /// What the network between them is to do to what ranks here send.
     pub(crate) link: Option<Link>,
+    pub(crate) connections: Option<usize>,
     /// How to find the other nodes, when there are any.
     pub(crate) nodes: Option<Plan>,
     /// The scheduler that has placed this tpurun.
@@ -162,7 +163,13 @@ impl Job {
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
         let is_spread =
             nodes.is_some() || remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
-        let link = options.link.as_deref().map(|text| parse_link(text, is_spread)).transpose()?;
+        if !is_spread && (options.link.is_some() || options.connections.is_some()) {
+            let flag = if options.link.is_some() { "--link" } else { "--connections" };
+            return Err(format!("{flag}: expected several hosts, of --hosts or --nnodes, given one"));
+        }
+        let link = options.link.as_deref().map(|text| said("--link", text.parse())).transpose()?;
+        let connections = options.connections.as_deref().map(parse_connections);
+        let connections = connections.map(|read| said("--connections", read)).transpose()?;
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
         let master_port = parse_port(options.torchrun.master_port.as_deref())?;
@@ -176,6 +183,7 @@ impl Job {
             here: 0..ranks,
             hosts: hosts.unwrap_or_default(),
             link,
+            connections,
             wants_server: programs.are_any_forked() || programs.are_several() && python.is_some(),
             programs,
             python,
@@ -345,11 +353,8 @@ fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
     Ok(if count == 1 { Hosts::default() } else { Hosts::pretended(count, ranks) })
 }
 
-fn parse_link(text: &str, is_spread: bool) -> Result<Link, String> {
-    if !is_spread {
-        return Err("--link: expected several hosts, of --hosts or --nnodes, given one".into());
-    }
-    text.parse().map_err(|error| format!("--link: {error}"))
+fn said<T>(flag: &str, read: Result<T, impl std::fmt::Display>) -> Result<T, String> {
+    read.map_err(|error| format!("{flag}: {error}"))
 }
 
 fn parse_policy(options: &Options) -> Result<Policy, String> {
@@ -543,6 +548,14 @@ mod tests {
             (
                 "tpurun -n 4 --link loss=1% true",
                 "--link: expected several hosts, of --hosts or --nnodes, given one",
+            ),
+            (
+                "tpurun -n 4 --connections 2 true",
+                "--connections: expected several hosts, of --hosts or --nnodes, given one",
+            ),
+            (
+                "tpurun -n 4 --hosts 2 --connections 0 true",
+                "--connections: expected a number from 1 to 16, given \"0\"",
             ),
             (
                 "tpurun -n 4 --hosts 2 --link loss=1 true",

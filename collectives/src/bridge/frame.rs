@@ -22,7 +22,8 @@ pub(crate) enum Kind {
     Splits = 3,
     /// A piece of what it has staged.
     Window = 4,
-    /// All ranks of the host have come to the round; their pieces were before this.
+    /// All ranks of the host have come to the round; their pieces were before this. They come over as many connections
+    /// as the offset says, and each says so; those beside the first one say 0.
     Arrived = 5,
     /// A rank is there: its process id.
     Member = 6,
@@ -63,6 +64,8 @@ pub(crate) struct Header {
 pub(crate) const HEADER_BYTES: usize = 20;
 /// Most bytes of a payload: what is larger goes in pieces.
 pub(crate) const MOST_BYTES: usize = 256 << 10;
+/// The same of what goes over several connections, so that each gets as much as the others.
+pub(crate) const STRIPE_BYTES: usize = 64 << 10;
 
 impl Header {
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {

@@ -54,7 +54,7 @@ struct Known {
 /// All of them.
 pub(super) struct Connections {
     endpoint: Endpoint,
-    identity: Identity,
+    identity: Arc<Identity>,
     transport: Arc<TransportConfig>,
     known: BTreeMap<ConnectionHandle, Known>,
     /// Those made from here, which all communicators share.
@@ -71,7 +71,7 @@ pub(super) struct Connections {
 
 impl Connections {
     pub(super) fn new(
-        identity: Identity,
+        identity: Arc<Identity>,
         expected: Expected,
         seed: Option<[u8; 32]>,
     ) -> Result<Self, Failure> {

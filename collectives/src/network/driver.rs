@@ -36,8 +36,23 @@ const FIRST_BELL: u64 = 2;
 
 /// What other threads have it do.
 pub(super) enum Command {
-    Add { id: u64, bridge: Box<Bridge>, heard: Heard, addresses: Vec<Address>, over: Arc<Over> },
+    Add(Box<Added>),
+    /// Another bridge of this host has something for the one here.
+    Look(u64),
     Stop(u64),
+}
+
+/// A communicator, as far as it goes over the connections of one driver.
+pub(super) struct Added {
+    pub(super) id: u64,
+    pub(super) bridge: Bridge,
+    /// What ranks here do, if they say it here.
+    pub(super) heard: Option<Heard>,
+    /// Of the other hosts' first ranks, by host.
+    pub(super) addresses: Vec<Address>,
+    /// Drivers of this host's other bridges that have to know what this one gets or has cut into pieces.
+    pub(super) calls: Vec<Arc<Commands>>,
+    pub(super) over: Arc<Over>,
 }
 
 /// Where they say so.
@@ -70,7 +85,7 @@ impl Commands {
     }
 }
 
-/// Whether a communicator's way to other hosts has ended.
+/// Whether a communicator's way to other hosts over one driver's connections has ended.
 #[derive(Debug, Default)]
 pub(super) struct Over {
     is_over: Mutex<bool>,
@@ -95,7 +110,9 @@ pub(super) struct Driver {
     state: UdpSocketState,
     commands: Arc<Commands>,
     epoll: OwnedFd,
-    bells: HashMap<u64, Bell>,
+    communicators: HashMap<u64, Known>,
+    /// Whose each bell is.
+    bells: HashMap<u64, u64>,
     next_bell: u64,
     received: Vec<BytesMut>,
     sent: Vec<u8>,
@@ -114,9 +131,9 @@ struct Datagram {
     bytes: Vec<u8>,
 }
 
-struct Bell {
-    communicator: u64,
-    heard: Heard,
+struct Known {
+    heard: Option<Heard>,
+    calls: Vec<Arc<Commands>>,
     over: Arc<Over>,
 }
 
@@ -138,6 +155,7 @@ impl Driver {
             state,
             commands,
             epoll,
+            communicators: HashMap::new(),
             bells: HashMap::new(),
             next_bell: FIRST_BELL,
             received: vec![BytesMut::new(); BATCH_SIZE],
@@ -168,8 +186,10 @@ impl Driver {
             self.mesh.settle(now);
             self.mesh.tick(now);
             self.mesh.settle(now);
+            self.call();
             self.send(now);
             self.mesh.settle(now);
+            self.call();
             // A real link keeps what was sent when its process ends.
             let landed = self.link.as_ref().and_then(Flight::last).unwrap_or(now);
             self.over.extend(self.mesh.over().into_iter().map(|id| (landed, id)));
@@ -196,36 +216,51 @@ impl Driver {
     fn obey(&mut self, now: Instant) {
         for command in self.commands.take() {
             match command {
-                Command::Add { id, bridge, heard, addresses, over } => {
-                    let bell = self.next_bell;
-                    self.next_bell += 1;
-                    let event = epoll::EventData::new_u64(bell);
-                    if let Err(error) = epoll::add(&self.epoll, heard.as_fd(), event, epoll::EventFlags::IN) {
-                        // Looks come at intervals, too.
-                        tracing::warn!(%error, "the network thread hears no bell");
-                    }
-                    self.bells.insert(bell, Bell { communicator: id, heard, over });
-                    self.mesh.add(now, id, *bridge, addresses);
-                }
+                Command::Add(added) => self.add(now, *added),
+                Command::Look(id) => self.mesh.rung(now, id),
                 Command::Stop(id) => self.mesh.stop(now, id),
             }
         }
     }
 
+    fn add(&mut self, now: Instant, added: Added) {
+        let Added { id, bridge, heard, addresses, calls, over } = added;
+        if let Some(heard) = &heard {
+            let bell = self.next_bell;
+            self.next_bell += 1;
+            let event = epoll::EventData::new_u64(bell);
+            if let Err(error) = epoll::add(&self.epoll, heard.as_fd(), event, epoll::EventFlags::IN) {
+                // Looks come at intervals, too.
+                tracing::warn!(%error, "the network thread hears no bell");
+            }
+            self.bells.insert(bell, id);
+        }
+        self.communicators.insert(id, Known { heard, calls, over });
+        self.mesh.add(now, id, bridge, addresses);
+    }
+
     fn hear(&mut self, now: Instant, bell: u64) {
-        if let Some(bell) = self.bells.get(&bell) {
-            bell.heard.clear();
-            self.mesh.rung(now, bell.communicator);
+        let Some(id) = self.bells.get(&bell) else { return };
+        if let Some(Known { heard: Some(heard), .. }) = self.communicators.get(id) {
+            heard.clear();
+            self.mesh.rung(now, *id);
+        }
+    }
+
+    /// Has the drivers of other bridges look.
+    fn call(&mut self) {
+        for id in self.mesh.calls() {
+            let called = self.communicators.get(&id).map_or(&[][..], |known| &known.calls);
+            called.iter().for_each(|driver| driver.send(Command::Look(id)));
         }
     }
 
     fn forget(&mut self, id: u64) {
-        let Some(bell) = self.bells.iter().find(|(_, bell)| bell.communicator == id).map(|(bell, _)| *bell)
-        else {
-            return;
-        };
-        let Bell { heard, over, .. } = self.bells.remove(&bell).expect("it was just there");
-        let _ = epoll::delete(&self.epoll, heard.as_fd());
+        let Some(Known { heard, over, .. }) = self.communicators.remove(&id) else { return };
+        self.bells.retain(|_, of| *of != id);
+        if let Some(heard) = heard {
+            let _ = epoll::delete(&self.epoll, heard.as_fd());
+        }
         over.say();
     }
 

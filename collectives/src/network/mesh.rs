@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -39,6 +40,8 @@ pub(super) struct Mesh {
     next_look: Option<Instant>,
     /// Communicators that are over, and nobody has been told.
     over: Vec<u64>,
+    /// Communicators of which this host's other bridges must look, and have not been told.
+    calls: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -101,7 +104,7 @@ impl State {
 
 impl Mesh {
     pub(super) fn new(
-        identity: Identity,
+        identity: Arc<Identity>,
         expected: Expected,
         seed: Option<[u8; 32]>,
     ) -> Result<Self, Failure> {
@@ -113,6 +116,7 @@ impl Mesh {
             readable: BTreeSet::new(),
             next_look: None,
             over: vec![],
+            calls: vec![],
         })
     }
 
@@ -164,6 +168,9 @@ impl Mesh {
                 link.out.extend(parcel.into_chunks());
             }
             communicator.is_quiet = communicator.is_stopped || communicator.bridge.is_over();
+            if communicator.bridge.calls() {
+                self.calls.push(id);
+            }
         }
         for host in 0..communicator.links.len() as u32 {
             self.advance(now, id, host);
@@ -216,6 +223,11 @@ impl Mesh {
     /// Communicators that are over.
     pub(super) fn over(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.over)
+    }
+
+    /// Communicators of which this host's other bridges must look.
+    pub(super) fn calls(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.calls)
     }
 
     fn connect(&mut self, now: Instant, id: u64, host: u32) {
@@ -365,7 +377,7 @@ impl Mesh {
         for stream in gone {
             match self.streams.remove(&stream) {
                 Some(Use::Link { communicator, host }) => {
-                    self.ended(communicator, host);
+                    self.ended(communicator, host, Bridge::lose);
                     let link = self.link(communicator, host);
                     if link.is_some_and(|link| matches!(link.state, State::Greeted(..))) {
                         self.apart(now, communicator, host, why);
@@ -413,12 +425,12 @@ impl Mesh {
     }
 
     /// Nothing more will come from a host.
-    fn ended(&mut self, id: u64, host: u32) {
+    fn ended(&mut self, id: u64, host: u32, end: fn(&mut Bridge, u32)) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let link = &mut communicator.links[host as usize];
         let is_open = matches!(link.state, State::Open(_) | State::Finishing(..));
         if is_open && std::mem::replace(&mut link.is_reading, false) {
-            communicator.bridge.lose(host);
+            end(&mut communicator.bridge, host);
         }
     }
 
@@ -470,11 +482,14 @@ impl Mesh {
             wrong = frames.feed(bytes, |header, payload| bridge.take(host, header, payload)).err();
             wrong.is_none()
         });
+        if bridge.calls() {
+            self.calls.push(id);
+        }
         if let Some(wrong) = wrong {
             bridge.refuse(host, wrong);
             link.is_reading = false;
         } else if flow == Flow::Ended {
-            self.ended(id, host);
+            self.ended(id, host, Bridge::end);
             self.needs_no_more(stream);
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -55,7 +56,7 @@ impl Sky {
     }
 
     /// A process, and where it is reached.
-    pub(super) fn add(&mut self, identity: Identity, expected: Expected, rank: u32) -> Address {
+    pub(super) fn add(&mut self, identity: Arc<Identity>, expected: Expected, rank: u32) -> Address {
         let (socket, who) = (socket(self.meshes.len()), identity.known_as(rank));
         let seed: Vec<u8> = (0..4).flat_map(|_| self.flight.chance.next().to_le_bytes()).collect();
         let seed = seed.try_into().expect("4 times 8");

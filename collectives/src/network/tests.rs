@@ -19,13 +19,14 @@ const ID: u64 = 7;
 /// Two hosts of one rank, as the first rank of one of them sees them.
 fn bridge(rank: u32) -> Bridge {
     let hosts = Hosts::parse("0 1\nn0\nn1", 2).unwrap();
-    Bridge::new(Arc::new(Segment::alone("dp0", 2, 4096).with_hosts(hosts).of_rank(rank)))
+    let segment = Arc::new(Segment::alone("dp0", 2, 4096).with_hosts(hosts).of_rank(rank));
+    Bridge::all(&segment, 1).remove(0)
 }
 
 /// A process with a certificate of its own, and whom it expects.
 fn alone(sky: &mut Sky) -> (Address, Expected) {
     let expected = Expected::default();
-    (sky.add(Identity::new(None).unwrap(), expected.clone(), 0), expected)
+    (sky.add(Identity::new(None).unwrap().into(), expected.clone(), 0), expected)
 }
 
 /// A process of a job with an authority.
@@ -33,7 +34,7 @@ fn ranked(sky: &mut Sky, authority: &Authority, rank: u32) -> Address {
     let key = RankKey::new().unwrap();
     let certificate = authority.certify(rank, key.public()).unwrap();
     let identity = Identity::new(Some(key.certified(authority.certificate(), &certificate))).unwrap();
-    sky.add(identity, Expected::default(), rank)
+    sky.add(identity.into(), Expected::default(), rank)
 }
 
 fn expect(who: &Expected, expected: &[&Address]) {
@@ -242,18 +243,24 @@ proptest! {
     }
 
     #[test]
-    fn addresses_survive(port: u16, certificate in proptest::collection::vec(any::<u8>(), 0..99)) {
+    fn addresses_survive(
+        port: u16,
+        more_ports in proptest::collection::vec(any::<u16>(), 0..MOST_CONNECTIONS),
+        certificate in proptest::collection::vec(any::<u8>(), 0..99),
+    ) {
         let certificate = Certificate::from_der(certificate);
         for who in [Who::Shows(certificate), Who::Rank(7)] {
-            let address = Address { socket: SocketAddr::new(HERE, port), who };
-            prop_assert_eq!(Address::parse(&address.to_string(), 7), Some(address));
+            let first = Address { socket: SocketAddr::new(HERE, port), who };
+            let addresses = Addresses { first, more_ports: more_ports.clone() };
+            prop_assert_eq!(addresses.each().count(), addresses.count());
+            prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
         }
     }
 
     #[test]
-    fn any_text_is_an_address_or_none(text in "[0-9a-f:. ]{0,40}") {
-        if let Some(address) = Address::parse(&text, 7) {
-            prop_assert_eq!(Address::parse(&address.to_string(), 7), Some(address));
+    fn any_text_is_addresses_or_none(text in "[0-9a-f:., ]{0,40}") {
+        if let Some(addresses) = Addresses::parse(&text, 7) {
+            prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
         }
     }
 }

@@ -44,12 +44,23 @@ pub fn on_hosts<T: Send>(
     timeout: Duration,
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
-    let ranks: Vec<usize> = (0..hosts.len()).collect();
-    let created = |created: Result<Communicator, Failure>| body(&created.unwrap());
-    some_on_hosts(&Memory::default(), hosts, &ranks, config, timeout, created)
+    on_hosts_over(&vec![1; hosts.len()], hosts, config, timeout, body)
 }
 
-/// The same of some of the ranks, whether they have come together or not.
+/// The same; `connections` has how many each rank takes from each other one.
+pub fn on_hosts_over<T: Send>(
+    connections: &[usize],
+    hosts: &[usize],
+    config: &Config,
+    timeout: Duration,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let ranks: Vec<usize> = (0..hosts.len()).collect();
+    let created = |created: Result<Communicator, Failure>| body(&created.unwrap());
+    run(connections, &Memory::default(), hosts, &ranks, config, timeout, created)
+}
+
+/// The same over one connection, of some of the ranks, whether they have come together or not.
 pub fn some_on_hosts<T: Send>(
     store: &Memory,
     hosts: &[usize],
@@ -58,7 +69,19 @@ pub fn some_on_hosts<T: Send>(
     timeout: Duration,
     body: impl Fn(Result<Communicator, Failure>) -> T + Sync,
 ) -> Vec<T> {
-    let networks: Vec<Network> = hosts.iter().map(|_| Network::new()).collect();
+    run(&vec![1; hosts.len()], store, hosts, ranks, config, timeout, body)
+}
+
+fn run<T: Send>(
+    connections: &[usize],
+    store: &Memory,
+    hosts: &[usize],
+    ranks: &[usize],
+    config: &Config,
+    timeout: Duration,
+    body: impl Fn(Result<Communicator, Failure>) -> T + Sync,
+) -> Vec<T> {
+    let networks: Vec<Network> = connections.iter().copied().map(Network::of_connections).collect();
     let (networks, body) = (&networks, &body);
     std::thread::scope(|scope| {
         let threads: Vec<_> = ranks

@@ -2,6 +2,7 @@
 //! than the first, or replays the one that a failure printed; `TPURUN_TEST_SEEDS` says how many follow it.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use crate::sync::Arrival;
 
 const PLACES: [&str; 3] = ["0 1\nn0\nn1", "0 0 1 2\nn0\nn1\nn2", "0 1 2 0 3 1\nn0\nn1\nn2\nn3"];
 const ROUNDS: u32 = 6;
-const WINDOW: usize = 64 << 10;
+/// With one connection between hosts, and with several: rounds of most of the lengths there are then go over all.
+const WINDOWS: [usize; 2] = [64 << 10, 600 << 10];
 /// What follows from a silence: proposals, the word of the one who decides, and looks.
 const AFTER: Duration = Duration::from_secs(2);
 
@@ -38,6 +40,10 @@ enum Fault {
     Cut {
         from_ms: u64,
     },
+    /// The same of their last connection alone.
+    CutOne {
+        from_ms: u64,
+    },
     /// A host is gone.
     Gone {
         from_ms: u64,
@@ -47,6 +53,8 @@ enum Fault {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     places: &'static str,
+    /// Between each two hosts.
+    connections: usize,
     link: Link,
     fault: Fault,
 }
@@ -62,41 +70,44 @@ impl Case {
             duplicate: [0, 100_000][chance.below(2) as usize],
             rate: [0, 12_500_000][chance.below(2) as usize],
         };
+        let connections = [1, 1, 2, 3][chance.below(4) as usize];
         let from_ms = chance.below(400);
-        let fault = match chance.below(4) {
+        let fault = match chance.below(5) {
             0 => Fault::Nothing,
             1 => {
                 link.loss = link.loss.min(10_000);
                 Fault::Interruption { from_ms, for_ms: 1 + chance.below(SILENCE.as_millis() as u64 / 4) }
             }
             2 => Fault::Cut { from_ms },
+            3 => Fault::CutOne { from_ms },
             _ => Fault::Gone { from_ms },
         };
-        Self { places, link, fault }
+        Self { places, connections, link, fault }
     }
 }
 
 /// The ranks of one host.
 struct Ranks {
     segment: Arc<Segment>,
+    window: usize,
     own: Vec<u32>,
     /// Rounds that each has come to.
     come: Vec<u32>,
 }
 
 /// What a rank writes for a round.
-fn bytes(rank: u32, round: u32) -> Vec<u8> {
-    let length = [0, 7, 900, WINDOW / 2][((rank + round) % 4) as usize];
+fn bytes(rank: u32, round: u32, window: usize) -> Vec<u8> {
+    let length = [0, 7, 900, window / 2][((rank + round) % 4) as usize];
     (0..length).map(|at| (at as u32 * 31 + rank * 7 + round) as u8).collect()
 }
 
 impl Ranks {
-    fn new(places: &str, host: u32) -> Self {
+    fn new(places: &str, host: u32, window: usize) -> Self {
         let ranks = places.lines().next().unwrap().split(' ').count() as u32;
         let hosts = Hosts::parse(places, ranks).unwrap();
         let (own, first) = (hosts.ranks(host).to_vec(), hosts.first(host));
-        let segment = Segment::alone("dp0", ranks, WINDOW).with_hosts(hosts).of_rank(first);
-        Self { segment: Arc::new(segment), come: vec![0; own.len()], own }
+        let segment = Segment::alone("dp0", ranks, window).with_hosts(hosts).of_rank(first);
+        Self { segment: Arc::new(segment), window, come: vec![0; own.len()], own }
     }
 
     /// Each does the next thing it can. Whether any did.
@@ -115,7 +126,7 @@ impl Ranks {
             self.come[index] += 1;
             moved = true;
         }
-        if self.segment.meeting().has_duty() {
+        if self.segment.meeting().has_duty() && !self.is_failed() {
             self.segment.meeting().open();
             moved = true;
         }
@@ -125,7 +136,7 @@ impl Ranks {
 
     fn come(&self, rank: u32, round: u32) {
         let (segment, parity) = (&self.segment, (round % 2) as usize);
-        let written = bytes(rank, round);
+        let written = bytes(rank, round, self.window);
         segment.region().write(segment.layout().window(rank, parity), &written);
         segment.set_written_by(rank, parity, Written { for_all: written.len(), ..Written::default() }, &[]);
         segment.count_written(|| {});
@@ -136,7 +147,7 @@ impl Ranks {
 
     fn check(&self, round: u32) {
         for rank in self.segment.ranks() {
-            let expected = bytes(rank, round);
+            let expected = bytes(rank, round, self.window);
             let mut found = vec![0; expected.len()];
             let at = self.segment.layout().window(rank, (round % 2) as usize);
             self.segment.region().read(at, &mut found);
@@ -194,19 +205,69 @@ fn run(seed: u64) -> Outcome {
     })
 }
 
+/// The processes of the hosts, each with a mesh for each connection.
+struct Processes {
+    sky: Sky,
+    connections: usize,
+}
+
+impl Processes {
+    fn meshes(&self, host: usize) -> Range<usize> {
+        host * self.connections..(host + 1) * self.connections
+    }
+
+    fn add(&mut self, host: usize, segment: &Arc<Segment>, addresses: &[Address]) {
+        let (now, connections) = (self.sky.now, self.connections);
+        for (index, bridge) in Bridge::all(segment, connections).into_iter().enumerate() {
+            let of_connection = addresses.iter().skip(index).step_by(connections).cloned().collect();
+            self.sky.mesh(host * connections + index).add(now, ID, bridge, of_connection);
+        }
+    }
+
+    /// Has bridges look that others of their hosts call. Whether there were any.
+    fn call(&mut self) -> bool {
+        let (now, connections) = (self.sky.now, self.connections);
+        let mut called = vec![];
+        for (index, mesh) in self.sky.meshes.iter_mut().enumerate() {
+            let calls = mesh.as_mut().is_some_and(|mesh| !mesh.calls().is_empty());
+            let first = index - index % connections;
+            match index == first {
+                _ if !calls => {}
+                true => called.extend(first + 1..first + connections),
+                false => called.push(first),
+            }
+        }
+        called.iter().for_each(|mesh| self.sky.mesh(*mesh).rung(now, ID));
+        !called.is_empty()
+    }
+
+    fn part(&mut self, one: usize, other: usize) {
+        for (one, other) in self.meshes(one).zip(self.meshes(other)) {
+            self.sky.part(one, other);
+        }
+    }
+
+    fn kill(&mut self, host: usize) {
+        self.meshes(host).for_each(|mesh| self.sky.kill(mesh));
+    }
+}
+
 fn run_case(mut sky: Sky, case: Case) -> Outcome {
     sky.links(case.link);
     let began = sky.now;
     let mut hosts: Vec<Option<Ranks>> = vec![];
     let mut addresses: Vec<Address> = vec![];
+    let window = WINDOWS[usize::from(case.connections > 1)];
     for (identity, rank) in identities(case.places) {
-        addresses.push(sky.add(identity, Expected::default(), rank));
-        hosts.push(Some(Ranks::new(case.places, hosts.len() as u32)));
+        let identity = Arc::new(identity);
+        for _ in 0..case.connections {
+            addresses.push(sky.add(identity.clone(), Expected::default(), rank));
+        }
+        hosts.push(Some(Ranks::new(case.places, hosts.len() as u32, window)));
     }
+    let mut processes = Processes { sky, connections: case.connections };
     for (index, ranks) in hosts.iter().enumerate() {
-        let bridge = Bridge::new(ranks.as_ref().unwrap().segment.clone());
-        let now = sky.now;
-        sky.mesh(index).add(now, ID, bridge, addresses.clone());
+        processes.add(index, &ranks.as_ref().unwrap().segment, &addresses);
     }
     let (one, other) = (0, hosts.len() - 1);
     let at = |ms: u64| began + Duration::from_millis(ms);
@@ -215,39 +276,43 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
         Fault::Interruption { from_ms, for_ms } => {
             vec![(at(from_ms), Some(true)), (at(from_ms + for_ms), Some(false))]
         }
-        Fault::Cut { from_ms } => vec![(at(from_ms), Some(true))],
+        Fault::Cut { from_ms } | Fault::CutOne { from_ms } => vec![(at(from_ms), Some(true))],
         Fault::Gone { from_ms } => vec![(at(from_ms), None)],
     };
     let until = began + LONG + AFTER;
     loop {
         while let Some((when, fault)) = faults.first().copied()
-            && when <= sky.now
+            && when <= processes.sky.now
         {
             faults.remove(0);
             match fault {
-                Some(true) => sky.part(one, other),
-                Some(false) => sky.heal(),
+                Some(true) if matches!(case.fault, Fault::CutOne { .. }) => {
+                    let last = |host: usize| (host + 1) * case.connections - 1;
+                    processes.sky.part(last(one), last(other));
+                }
+                Some(true) => processes.part(one, other),
+                Some(false) => processes.sky.heal(),
                 None => {
-                    sky.kill(other);
+                    processes.kill(other);
                     hosts[other] = None;
                 }
             }
         }
-        let mut moved = false;
+        let mut moved = processes.call();
         for (index, ranks) in hosts.iter_mut().enumerate() {
             if let Some(ranks) = ranks
                 && ranks.go_on()
             {
                 moved = true;
-                let now = sky.now;
-                sky.mesh(index).rung(now, ID);
+                let (now, first) = (processes.sky.now, processes.meshes(index).start);
+                processes.sky.mesh(first).rung(now, ID);
             }
         }
         if hosts.iter().flatten().all(|ranks| ranks.is_done() || is_told(ranks)) {
             break;
         }
         let next = faults.first().map_or(until, |(when, _)| *when);
-        if !moved && !sky.step(next) && faults.is_empty() {
+        if !moved && !processes.sky.step(next) && faults.is_empty() {
             break;
         }
     }
@@ -255,17 +320,19 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
     let said: BTreeSet<String> =
         hosts.iter().flatten().filter_map(|ranks| ranks.segment.decided_now()).collect();
     let over = hosts.iter().flatten().all(|ranks| ranks.is_done() || is_told(ranks));
-    assert!(over, "somebody still waits after {:?}: {done:?}, {said:?}", sky.now - began);
+    assert!(over, "somebody still waits after {:?}: {done:?}, {said:?}", processes.sky.now - began);
     match case.fault {
         Fault::Nothing | Fault::Interruption { .. } => {
             assert!(done.iter().all(|done| *done), "{done:?}, {said:?}");
         }
         // Whoever is done needs nobody any more.
         Fault::Gone { .. } => assert!(said.len() <= 1, "{said:?}"),
+        Fault::CutOne { .. } if case.connections > 1 => assert!(said.len() <= 1, "{said:?}"),
         // Each of two decides for itself; who is between them tells both the same.
-        Fault::Cut { .. } => assert!(said.len() <= if hosts.len() == 2 { 2 } else { 1 }, "{said:?}"),
+        Fault::Cut { .. } | Fault::CutOne { .. } => assert!(said.len() <= if hosts.len() == 2 { 2 } else { 1 }, "{said:?}"),
     }
-    Outcome { after: sky.now - began, sent: sky.sent(), done, said }
+    let Sky { now, .. } = processes.sky;
+    Outcome { after: now - began, sent: processes.sky.sent(), done, said }
 }
 
 /// Whether its ranks know why they can not go on, as all others say it.

@@ -1,0 +1,96 @@
+//! Large rounds go between two hosts over several connections, each kept by a thread of its own: encryption and the
+//! handling of packets are what one core can not do fast enough. This host then has one bridge for each of them. The
+//! first one says and hears everything that is small; the pieces of what is large go over all of them in turn.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Rounds of fewer bytes go over the first connection alone: waking other threads takes longer than sending them.
+const LEAST_STRIPED: usize = 256 << 10;
+/// Rounds that a host may have pieces of on the way at a time: it comes to one when it has seen the one before open.
+const MOST_ROUNDS: usize = 2;
+
+/// One of the bridges of a host, which share what they have to send.
+#[derive(Clone, Debug)]
+pub(super) struct Stripe {
+    index: usize,
+    count: usize,
+    common: Arc<Mutex<Common>>,
+}
+
+#[derive(Debug, Default)]
+struct Common {
+    /// By bridge: rounds whose pieces it is to send.
+    striped: Vec<VecDeque<u64>>,
+    /// By host and round: bridges, without the first one, that have got all pieces of theirs.
+    come: BTreeMap<(u32, u32), usize>,
+}
+
+impl Stripe {
+    pub(super) fn all(count: usize) -> impl Iterator<Item = Self> {
+        let common = Common { striped: vec![VecDeque::new(); count], ..Common::default() };
+        let common = Arc::new(Mutex::new(common));
+        (0..count).map(move |index| Self { index, count, common: common.clone() })
+    }
+
+    /// Speaks for its host.
+    pub(super) fn is_first(&self) -> bool {
+        self.index == 0
+    }
+
+    /// Over how many connections a round of so many bytes goes.
+    pub(super) fn of_round(&self, bytes: usize) -> usize {
+        if bytes < LEAST_STRIPED { 1 } else { self.count }
+    }
+
+    /// Rounds that a host may have come to and that can not be counted yet: while pieces of one are on their way, it
+    /// may have seen that open and come to the next.
+    pub(super) fn most_ahead(&self) -> usize {
+        MOST_ROUNDS.min(self.count)
+    }
+
+    /// Whether other hosts may have striped a round so.
+    pub(super) fn is_possible(&self, of: usize) -> bool {
+        of == 1 || of == self.count
+    }
+
+    /// Those of the pieces of a striped round that go over this connection.
+    pub(super) fn own<T>(&self, pieces: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
+        pieces.skip(self.index).step_by(self.count)
+    }
+
+    /// Has the others send their pieces of a round.
+    pub(super) fn announce(&self, round: u64) {
+        self.common().striped.iter_mut().skip(1).for_each(|rounds| rounds.push_back(round));
+    }
+
+    /// The next round that was announced to this one.
+    pub(super) fn announced(&self) -> Option<u64> {
+        self.common().striped[self.index].pop_front()
+    }
+
+    /// This bridge has got all that it gets from a host for a round. Whether the others have, too; `None` when that
+    /// can not be.
+    pub(super) fn come(&self, host: u32, round: u32) -> Option<bool> {
+        let mut common = self.common();
+        let come = common.come.entry((host, round)).or_default();
+        *come += 1;
+        let are_all = *come == self.count - 1;
+        let rounds = common.come.range((host, 0)..=(host, u32::MAX)).count();
+        (rounds <= MOST_ROUNDS).then_some(are_all)
+    }
+
+    /// Whether all the others have got all that they get from a host for a round, which is asked of no more then.
+    pub(super) fn have_come(&self, host: u32, round: u32) -> bool {
+        let mut common = self.common();
+        let have = common.come.get(&(host, round)) == Some(&(self.count - 1));
+        if have {
+            common.come.remove(&(host, round));
+        }
+        have
+    }
+
+    fn common(&self) -> MutexGuard<'_, Common> {
+        self.common.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
