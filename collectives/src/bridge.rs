@@ -24,7 +24,7 @@ use crate::sync::{Ordering, RingError};
 use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
 pub(crate) use parcel::Parcel;
 use parcel::Piece;
-use stripe::Stripe;
+use stripe::{Pieces, Stripe};
 
 /// This host's end of one connection, kept by its first rank.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(crate) struct Bridge {
     stripe: Stripe,
     /// This host's other bridges have something to do that they were not told of.
     calls: bool,
+    /// Nothing is sent any more.
+    is_stopped: bool,
     /// Rounds whose pieces the other hosts have been sent.
     sent: u64,
     /// By rank.
@@ -108,6 +110,7 @@ impl Bridge {
             segment,
             stripe,
             calls: false,
+            is_stopped: false,
             sent: 0,
             ranks,
             peers,
@@ -145,6 +148,9 @@ impl Bridge {
         self.carry_rings(&mut out);
         self.tell_departures(&mut out);
         self.tell_failure(&mut out);
+        if self.is_over() && !self.stripe.close() {
+            self.calls = true;
+        }
         out
     }
 
@@ -159,13 +165,21 @@ impl Bridge {
         out
     }
 
+    /// From the next look on nothing is sent any more, whether ranks have left or not.
+    pub(crate) fn stop(&mut self) {
+        self.is_stopped = true;
+    }
+
     /// Whether no rank here takes part any more, and the other hosts have been told so.
     pub(crate) fn is_over(&self) -> bool {
-        self.own_ranks().into_iter().all(|rank| {
+        if !self.stripe.is_first() {
+            return self.stripe.is_closed();
+        }
+        let has_left = |rank: u32| {
             let told = self.ranks[rank as usize].status;
-            let status = if self.stripe.is_first() { told } else { self.segment.status(rank) };
-            status.left > 0 || status.lost > 0
-        })
+            told.left > 0 || told.lost > 0
+        };
+        self.is_stopped || self.own_ranks().into_iter().all(has_left)
     }
 
     /// Whether this host's other bridges must look, since this was asked last.
@@ -425,14 +439,12 @@ impl Bridge {
         }
     }
 
-    /// Whether what a host says of this round comes in its turn. Connections for pieces skip rounds.
+    /// Whether what a host says of this round comes in its turn. Connections for pieces skip rounds, and count those
+    /// that have come.
     fn is_next(&self, host: u32, round: u32) -> bool {
-        let peer = &self.peers[host as usize];
-        let ahead = round.wrapping_sub(peer.arrived as u32);
-        match self.stripe.is_first() {
-            true => peer.ahead.len() < self.stripe.most_ahead() && ahead as usize == peer.ahead.len(),
-            false => ahead <= u32::MAX / 2,
-        }
+        let Peer { arrived, ahead, .. } = &self.peers[host as usize];
+        let is_next = round.wrapping_sub(*arrived as u32) as usize == ahead.len();
+        !self.stripe.is_first() || ahead.len() < self.stripe.most_ahead() && is_next
     }
 
     fn arrive(&mut self, host: u32, header: &Header) -> Result<(), Wrong> {
@@ -440,15 +452,13 @@ impl Bridge {
         if !self.is_next(host, round) {
             return Err(Wrong("an arrival at another round than the next one"));
         }
-        let peer = &mut self.peers[host as usize];
         if self.stripe.is_first() {
             if !self.stripe.is_possible(of as usize) {
                 return Err(Wrong("an arrival over connections there are not"));
             }
-            peer.ahead.push_back(of as usize);
+            self.peers[host as usize].ahead.push_back(of as usize);
             self.deliver(host);
         } else {
-            peer.arrived += u64::from(round.wrapping_sub(peer.arrived as u32)) + 1;
             let are_all = self.stripe.come(host, round);
             self.calls |= are_all.ok_or(Wrong("pieces of more rounds than can be"))?;
         }
@@ -474,29 +484,52 @@ impl Bridge {
         let peer = &mut self.peers[host as usize];
         let is_next = |round: u64| round == 0 || segment.meeting().is_open((round - 1) as u32);
         let Some(of) = peer.ahead.front().copied() else { return };
-        if !is_next(peer.arrived) || (of > 1 && !self.stripe.have_come(host, peer.arrived as u32)) {
+        if !is_next(peer.arrived) {
             return;
+        }
+        let pieces = if of > 1 { self.stripe.pieces(host, peer.arrived as u32) } else { Pieces::Come };
+        match pieces {
+            Pieces::Come => {}
+            Pieces::Missing => return,
+            Pieces::Lost => return self.miss_pieces(host),
         }
         segment.arrive_for(segment.hosts().ranks(host), peer.arrived as u32);
         peer.arrived += 1;
         peer.ahead.pop_front();
     }
 
-    /// A host will say no more over this connection. Who has said all on the first one has left, or been lost.
+    /// A host will say no more over this connection. Over the first one it has said before who has left; what has not
+    /// come by then over another one will be missed.
     pub(crate) fn end(&mut self, host: u32) {
         if self.stripe.is_first() {
-            self.lose(host);
+            return self.lose(host);
         }
+        self.stripe.gone(host);
+        self.calls = true;
     }
 
     /// Nothing will come from a host any more: its ranks that had not left are lost.
     pub(crate) fn lose(&mut self, host: u32) {
+        if !self.stripe.is_first() {
+            self.end(host);
+        }
         if !std::mem::replace(&mut self.peers[host as usize].is_lost, true) {
             let ranks = self.segment.hosts().ranks(host).iter();
             ranks
                 .filter(|rank| self.segment.left(**rank).is_none())
                 .for_each(|rank| self.segment.mourn(*rank));
         }
+    }
+
+    /// Ranks of a host have come to a round, and may have left since; but a part of what they had for it is lost.
+    fn miss_pieces(&self, host: u32) {
+        let segment = &self.segment;
+        let text = format!(
+            "the connection to host {} was lost before all of its data had come",
+            segment.hosts().name(host)
+        );
+        let blamed = segment.hosts().ranks(host);
+        segment.fail_here(&Verdict::new(FailureKind::RankLost, text).blaming(blamed));
     }
 
     /// What a host sent can not be: the communicator can not go on.

@@ -254,9 +254,15 @@ impl Running {
         let link = link.map(|link| Link { rate: link.rate.div_ceil(connections as u64), ..link });
         let identity = Arc::new(Identity::new(credentials)?);
         let expected = Expected::default();
+        let made: Vec<_> = (0..connections)
+            .map(|_| make_driver(ip, &identity, &expected, link))
+            .collect::<Result<_, Failure>>()?;
         let (mut drivers, mut ports) = (vec![], vec![]);
-        for _ in 0..connections {
-            let (commands, port) = start_driver(ip, &identity, &expected, link)?;
+        for (driver, commands, port) in made {
+            thread::Builder::new()
+                .name("tpurun-net".to_owned())
+                .spawn(move || driver.run())
+                .map_err(|error| refused("start a thread", &error))?;
             drivers.push(commands);
             ports.push(port);
         }
@@ -266,28 +272,24 @@ impl Running {
     }
 }
 
-/// A thread and its socket; that has this port.
-fn start_driver(
+/// What one thread is to drive, where it is told what to do, and the port of its socket.
+fn make_driver(
     ip: IpAddr,
     identity: &Arc<Identity>,
     expected: &Expected,
     link: Option<Link>,
-) -> Result<(Arc<Commands>, u16), Failure> {
-    let refused = |what: &str, error: &dyn fmt::Display| {
-        Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
-    };
+) -> Result<(Driver, Arc<Commands>, u16), Failure> {
     let socket = UdpSocket::bind((ip, 0)).map_err(|error| refused("open a socket", &error))?;
     enlarge(&socket);
     let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
     let mesh = Mesh::new(identity.clone(), expected.clone(), None)?;
     let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
     let driver = Driver::new(mesh, socket, commands.clone(), link);
-    let driver = driver.map_err(|error| refused("watch a socket", &error))?;
-    thread::Builder::new()
-        .name("tpurun-net".to_owned())
-        .spawn(move || driver.run())
-        .map_err(|error| refused("start a thread", &error))?;
-    Ok((commands, port))
+    Ok((driver.map_err(|error| refused("watch a socket", &error))?, commands, port))
+}
+
+fn refused(what: &str, error: &dyn fmt::Display) -> Failure {
+    Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
 }
 
 /// How many connections between each two processes a text says.

@@ -22,8 +22,25 @@ pub(super) struct Stripe {
 struct Common {
     /// By bridge: rounds whose pieces it is to send.
     striped: Vec<VecDeque<u64>>,
-    /// By host and round: bridges, without the first one, that have got all pieces of theirs.
-    come: BTreeMap<(u32, u32), usize>,
+    /// There will be no more of them.
+    is_closed: bool,
+    /// By host and round: bridges that have got all pieces of theirs.
+    come: BTreeMap<(u32, u32), Bridges>,
+    /// By host: bridges that get nothing more from there.
+    gone: BTreeMap<u32, Bridges>,
+}
+
+/// A bit for each.
+type Bridges = u32;
+
+/// What has become of the pieces of a round on the other connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pieces {
+    Missing,
+    /// All have come, which is asked no more.
+    Come,
+    /// Some never will.
+    Lost,
 }
 
 impl Stripe {
@@ -69,25 +86,52 @@ impl Stripe {
         self.common().striped[self.index].pop_front()
     }
 
+    /// The first one announces nothing more. Whether it had said so before.
+    pub(super) fn close(&self) -> bool {
+        std::mem::replace(&mut self.common().is_closed, true)
+    }
+
+    /// Whether this one has nothing more to send.
+    pub(super) fn is_closed(&self) -> bool {
+        let common = self.common();
+        common.is_closed && common.striped[self.index].is_empty()
+    }
+
     /// This bridge has got all that it gets from a host for a round. Whether the others have, too; `None` when that
     /// can not be.
     pub(super) fn come(&self, host: u32, round: u32) -> Option<bool> {
         let mut common = self.common();
         let come = common.come.entry((host, round)).or_default();
-        *come += 1;
-        let are_all = *come == self.count - 1;
+        *come |= self.own_bit();
+        let are_all = *come == self.others();
         let rounds = common.come.range((host, 0)..=(host, u32::MAX)).count();
         (rounds <= MOST_ROUNDS).then_some(are_all)
     }
 
-    /// Whether all the others have got all that they get from a host for a round, which is asked of no more then.
-    pub(super) fn have_come(&self, host: u32, round: u32) -> bool {
+    /// This bridge gets nothing more from a host.
+    pub(super) fn gone(&self, host: u32) {
+        *self.common().gone.entry(host).or_default() |= self.own_bit();
+    }
+
+    /// Whether all the others have got what they get from a host for a round.
+    pub(super) fn pieces(&self, host: u32, round: u32) -> Pieces {
         let mut common = self.common();
-        let have = common.come.get(&(host, round)) == Some(&(self.count - 1));
-        if have {
+        let come = common.come.get(&(host, round)).copied().unwrap_or(0);
+        if come == self.others() {
             common.come.remove(&(host, round));
+            return Pieces::Come;
         }
-        have
+        let gone = common.gone.get(&host).copied().unwrap_or(0);
+        if gone & !come == 0 { Pieces::Missing } else { Pieces::Lost }
+    }
+
+    fn own_bit(&self) -> Bridges {
+        1 << self.index
+    }
+
+    /// All but the first one.
+    fn others(&self) -> Bridges {
+        ((1 << self.count) - 1) & !1
     }
 
     fn common(&self) -> MutexGuard<'_, Common> {

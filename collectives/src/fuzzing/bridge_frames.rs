@@ -53,7 +53,8 @@ fn run(bytes: &[u8]) {
                 stream = [&header.encode()[..], &payload].concat();
             }
         }
-        let taken = frames[connection][host].feed(&stream, |header, payload| bridge.take(host as u32, header, payload));
+        let taken = frames[connection][host]
+            .feed(&stream, |header, payload| bridge.take(host as u32, header, payload));
         if let Err(wrong) = taken {
             bridge.refuse(host as u32, wrong);
             return;
@@ -80,9 +81,8 @@ fn seeds() -> Vec<Vec<u8>> {
         let header = Header { kind, rank, round: 0, offset: 0, bytes: payload.len() as u32 };
         [&header.encode()[..], payload].concat()
     };
-    let arrived = |rank, of| {
-        Header { kind: Kind::Arrived, rank, round: 0, offset: of, bytes: 0 }.encode().to_vec()
-    };
+    let arrived =
+        |rank, of| Header { kind: Kind::Arrived, rank, round: 0, offset: of, bytes: 0 }.encode().to_vec();
     // Connection, host, action, then bytes for its stream, at most 64 of them.
     let sent_over = |connection: u8, host: u8, bytes: Vec<u8>| {
         let chunk = |bytes: &[u8]| [&[connection, host, 2][..], bytes, &vec![0; 64 - bytes.len()]].concat();

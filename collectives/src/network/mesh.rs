@@ -152,6 +152,7 @@ impl Mesh {
     pub(super) fn stop(&mut self, now: Instant, id: u64) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         communicator.is_stopped = true;
+        communicator.bridge.stop();
         self.look(now, id, Bridge::look_closely);
     }
 
@@ -167,7 +168,7 @@ impl Mesh {
             for (link, parcel) in communicator.links.iter_mut().zip(out) {
                 link.out.extend(parcel.into_chunks());
             }
-            communicator.is_quiet = communicator.is_stopped || communicator.bridge.is_over();
+            communicator.is_quiet = communicator.bridge.is_over();
             if communicator.bridge.calls() {
                 self.calls.push(id);
             }

@@ -13,6 +13,7 @@ use super::super::tls::{Expected, Identity};
 use super::super::{Address, SILENCE};
 use super::ID;
 use crate::bridge::Bridge;
+use crate::bridge::frame::Status;
 use crate::failure::FailureKind;
 use crate::hosts::Hosts;
 use crate::segment::crossing::Written;
@@ -57,6 +58,8 @@ struct Case {
     connections: usize,
     link: Link,
     fault: Fault,
+    /// Whoever has seen the last round leaves at once.
+    leaves: bool,
 }
 
 impl Case {
@@ -82,7 +85,7 @@ impl Case {
             3 => Fault::CutOne { from_ms },
             _ => Fault::Gone { from_ms },
         };
-        Self { places, connections, link, fault }
+        Self { places, connections, link, fault, leaves: chance.below(2) == 0 }
     }
 }
 
@@ -93,6 +96,7 @@ struct Ranks {
     own: Vec<u32>,
     /// Rounds that each has come to.
     come: Vec<u32>,
+    leaves: bool,
 }
 
 /// What a rank writes for a round.
@@ -102,12 +106,13 @@ fn bytes(rank: u32, round: u32, window: usize) -> Vec<u8> {
 }
 
 impl Ranks {
-    fn new(places: &str, host: u32, window: usize) -> Self {
+    fn new(case: Case, host: u32) -> Self {
+        let (places, window) = (case.places, WINDOWS[usize::from(case.connections > 1)]);
         let ranks = places.lines().next().unwrap().split(' ').count() as u32;
         let hosts = Hosts::parse(places, ranks).unwrap();
         let (own, first) = (hosts.ranks(host).to_vec(), hosts.first(host));
         let segment = Segment::alone("dp0", ranks, window).with_hosts(hosts).of_rank(first);
-        Self { segment: Arc::new(segment), window, come: vec![0; own.len()], own }
+        Self { segment: Arc::new(segment), window, come: vec![0; own.len()], own, leaves: case.leaves }
     }
 
     /// Each does the next thing it can. Whether any did.
@@ -124,6 +129,12 @@ impl Ranks {
             }
             self.come(rank, come);
             self.come[index] += 1;
+            moved = true;
+        }
+        if self.leaves && self.is_done() {
+            let status = Status { left: u64::from(ROUNDS) + 1, ..Status::default() };
+            self.own.iter().for_each(|rank| self.segment.put_status(*rank, &status));
+            self.leaves = false;
             moved = true;
         }
         if self.segment.meeting().has_duty() && !self.is_failed() {
@@ -257,13 +268,12 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
     let began = sky.now;
     let mut hosts: Vec<Option<Ranks>> = vec![];
     let mut addresses: Vec<Address> = vec![];
-    let window = WINDOWS[usize::from(case.connections > 1)];
     for (identity, rank) in identities(case.places) {
         let identity = Arc::new(identity);
         for _ in 0..case.connections {
             addresses.push(sky.add(identity.clone(), Expected::default(), rank));
         }
-        hosts.push(Some(Ranks::new(case.places, hosts.len() as u32, window)));
+        hosts.push(Some(Ranks::new(case, hosts.len() as u32)));
     }
     let mut processes = Processes { sky, connections: case.connections };
     for (index, ranks) in hosts.iter().enumerate() {
@@ -328,8 +338,11 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
         // Whoever is done needs nobody any more.
         Fault::Gone { .. } => assert!(said.len() <= 1, "{said:?}"),
         Fault::CutOne { .. } if case.connections > 1 => assert!(said.len() <= 1, "{said:?}"),
-        // Each of two decides for itself; who is between them tells both the same.
-        Fault::Cut { .. } | Fault::CutOne { .. } => assert!(said.len() <= if hosts.len() == 2 { 2 } else { 1 }, "{said:?}"),
+        // Each of two decides for itself; who is between them, and has not left, tells both the same.
+        Fault::Cut { .. } | Fault::CutOne { .. } => {
+            let is_between = hosts.len() > 2 && !(case.leaves && done.contains(&true));
+            assert!(said.len() <= if is_between { 1 } else { 2 }, "{said:?}");
+        }
     }
     let Sky { now, .. } = processes.sky;
     Outcome { after: now - began, sent: processes.sky.sent(), done, said }
