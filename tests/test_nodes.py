@@ -1,6 +1,8 @@
 """Jobs of several hosts, with a tpurun on each: network namespaces, or only pretended."""
 
+import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -293,6 +295,49 @@ def test_pretended_hosts_on_a_bad_network(start, script):
     assert done.shown_by_rank() == {rank: ["all is well"] for rank in range(4)}
     # Many more than 100 times there and back, one after the other.
     assert time.time() - began > 100 * 2 * 0.002
+
+
+def test_every_host_shows_all_ranks(hosts, run):
+    program = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("tpu_dist")
+dist.all_reduce(torch.ones(8))
+print("ready", flush=True)
+while dist.get_rank() == 3:
+    pass
+dist.all_reduce(torch.ones(9))
+"""
+    jobs = run(hosts(2), 2, program)
+    for job in jobs:
+        job.read_until("ready")
+
+    def status(job: Job) -> dict:
+        asked = [TPURUN, "status", "--json", job.run_dir]
+        return json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+
+    def until(job: Job, is_it: Callable[[dict], bool]) -> dict:
+        deadline = time.monotonic() + 60
+        while not is_it(seen := status(job)):
+            assert time.monotonic() < deadline, seen
+        return seen
+
+    for job in jobs:
+        both = ["waiting", "running"]
+        seen = until(job, lambda seen: [row["state"] for row in seen["classes"]] == both)
+        waiting, running = seen["classes"]
+        assert (waiting["ranks"], running["ranks"], seen["silent"]) == ("0-2", "3", [])
+        assert waiting["operation"].startswith("all_reduce#1 (f32[9]") and running["completed"] == [1, 1]
+        assert list(range(4)) in [group["members"] for group in seen["communicators"]]
+        assert running["cpu_percent"] > waiting["cpu_percent"]
+        assert waiting["for_ms"] < 60_000
+    agent = json.loads((jobs[1].run_dir / "job.json").read_text())["agent_pid"]
+    jobs[1].signal(signal.SIGSTOP, agent)
+    assert status(jobs[0])["silent"] == [{"host": "n1", "ranks": "2-3"}]
+    jobs[1].signal(signal.SIGCONT, agent)
+    until(jobs[0], lambda seen: seen["silent"] == [])
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.wait().code for job in jobs] == [143, 143]
 
 
 def test_large_tensors_take_all_connections(start, script):

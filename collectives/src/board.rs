@@ -39,6 +39,8 @@ pub const MAX_DIMS: usize = 6;
 pub const NAME_BYTES: usize = 32;
 /// Bytes kept of a call site.
 pub const SITE_BYTES: usize = 96;
+/// So long a look at the board asks for what other hosts know.
+const WATCHED_NS: u64 = 300_000_000;
 /// Ranks that one board can hold.
 pub const MAX_RANKS: u32 = 65_536;
 
@@ -108,6 +110,17 @@ impl Board {
     pub fn from_env() -> Option<Board> {
         let fd = crate::region::inherited(BOARD_FD_VAR)?;
         Board::open(fd).ok()
+    }
+
+    /// Asks for what ranks on other hosts do, too, for a while from now; `now_ns` is [`now_ns`].
+    pub fn watch(&self, now_ns: u64) {
+        self.store(HEADER_WATCHED, now_ns + WATCHED_NS);
+    }
+
+    /// Whether somebody has asked for that a while ago at most.
+    pub fn is_watched(&self, now_ns: u64) -> bool {
+        // Whatever is written there, it is over soon.
+        self.load(HEADER_WATCHED).checked_sub(now_ns).is_some_and(|left| (1..=WATCHED_NS).contains(&left))
     }
 
     /// Ranks of the world.
@@ -225,6 +238,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TPUBRD\0\x02");
 const HEADER_WORDS: usize = 8;
 const HEADER_MAGIC: usize = 0;
 const HEADER_WORLD: usize = 1;
+const HEADER_WATCHED: usize = 2;
 
 const SLOT_HEADER_WORDS: usize = 8;
 const SLOT_PID: usize = 0;

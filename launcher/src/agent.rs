@@ -10,6 +10,7 @@ mod recorder;
 mod start;
 mod suspicion;
 mod timings;
+mod watchers;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -239,6 +240,7 @@ impl Agent {
         }
         let ranks = &self.ranks;
         self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
+        self.show_watchers(now);
         match self.others {
             Some(_) => self.look_with_others(now),
             None => self.judge_waits(&self.views(), now),

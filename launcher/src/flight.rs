@@ -6,6 +6,7 @@
 
 pub(crate) mod capture;
 pub(crate) mod dump;
+pub(crate) mod elsewhere;
 pub(crate) mod live;
 pub(crate) mod notice;
 pub(crate) mod processes;

@@ -27,7 +27,7 @@ fn trace(flight: &Flight) -> Trace {
     let mut tracks = Tracks::default();
     for rank in flight.ranks.iter().filter(|rank| !rank.lanes.is_empty()) {
         let process = tracks.next();
-        packets.push(describe(rank_track(rank, process)));
+        packets.push(describe(rank_track(flight, rank, process)));
         for lane in &rank.lanes {
             add_lane(&mut packets, &mut tracks, process, &View { flight, rank, lane, flows: &flows });
         }
@@ -73,11 +73,12 @@ fn clocks(flight: &Flight) -> TracePacket {
     TracePacket { data: Some(Data::ClockSnapshot(snapshot)), ..TracePacket::default() }
 }
 
-fn rank_track(rank: &RankFlight, uuid: u64) -> TrackDescriptor {
+fn rank_track(flight: &Flight, rank: &RankFlight, uuid: u64) -> TrackDescriptor {
+    // Perfetto tells processes apart by it, and hosts may have the same.
+    let is_alone = flight.ranks.iter().filter(|other| other.pid == rank.pid).count() == 1;
     let program = rank.program.as_ref().map(|program| format!(" {program}")).unwrap_or_default();
     let process = ProcessDescriptor {
-        // Perfetto tells processes apart by it.
-        pid: Some(rank.pid.unwrap_or(NO_PID + rank.rank as i32)),
+        pid: Some(rank.pid.filter(|_| is_alone).unwrap_or(NO_PID + rank.rank as i32)),
         process_name: Some(format!("rank {}{program}", rank.rank)),
         legacy_sort_index: Some(rank.rank as i32),
     };

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 pub(crate) use crate::error_record::ErrorRecord;
+use crate::flight::elsewhere::ELSEWHERE;
 use crate::flight::notice::{FLIGHT, JOB_FILE};
 use crate::timings;
 
@@ -115,6 +116,7 @@ fn open_named(dir: &Path) -> io::Result<PathBuf> {
     if dir.join(MARKER).exists() {
         let _ = fs::remove_dir_all(dir.join(STACKS));
         let _ = fs::remove_file(dir.join(STACKS_FILE));
+        let _ = fs::remove_dir_all(dir.join(ELSEWHERE));
         for entry in fs::read_dir(dir)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();

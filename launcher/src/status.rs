@@ -14,8 +14,8 @@ use serde::Serialize;
 use crate::cli::StatusOptions;
 use crate::flight::capture;
 use crate::flight::dump;
-use crate::flight::live::Live;
-use crate::flight::notice::{self, Run};
+use crate::flight::live::{self, Live};
+use crate::flight::notice::{self, NodeRanks, Run};
 use crate::flight::processes::{self, Story};
 use crate::flight::{Communicator, Flight, JobFacts};
 use crate::job::parse_duration;
@@ -54,10 +54,9 @@ fn watch(run: &Run, every: Duration, screen: &mut Screen<'_>) -> Result<(), Stri
     let mut pause = every.min(FIRST_SAMPLE);
     while !live.ends_within(pause) {
         pause = every;
-        let mut now = live.take();
-        now.measure_since(&before);
-        before = now.clone();
-        if screen.show(&Picture::of_running(run, now))? == Reader::Left {
+        let (now, all) = live.take_since(&before);
+        before = now;
+        if screen.show(&Picture::of_running(run, all))? == Reader::Left {
             return Ok(());
         }
     }
@@ -75,10 +74,14 @@ fn show_ended(run: &Run, screen: &mut Screen<'_>) -> Result<(), String> {
 struct Picture<'a> {
     format: u32,
     job: &'a JobFacts,
+    #[serde(skip)]
+    hosts: usize,
     is_running: bool,
     /// Of the job; null while it runs, and when its agent was killed.
     exit: Option<i64>,
     ran_ms: u64,
+    /// Those of other nodes that do not say what their ranks do.
+    silent: Vec<NodeRanks>,
     /// Where the rest of this comes from: `asked` is now, else the dump.
     reason: String,
     taken_unix_ns: u64,
@@ -97,10 +100,10 @@ struct RankRow {
 }
 
 impl<'a> Picture<'a> {
-    fn of_running(run: &'a Run, flight: Flight) -> Picture<'a> {
+    fn of_running(run: &'a Run, (flight, silent): (Flight, Vec<NodeRanks>)) -> Picture<'a> {
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         let ran_ms = now_ms.saturating_sub(run.notice.job.started_unix_ms);
-        Picture { is_running: true, ran_ms, ..Picture::new(run, flight) }
+        Picture { is_running: true, ran_ms, silent, ..Picture::new(run, flight) }
     }
 
     fn of_ended(run: &'a Run, story: Story, dump: Option<Flight>) -> Picture<'a> {
@@ -114,9 +117,11 @@ impl<'a> Picture<'a> {
         Picture {
             format: flight.format,
             job: &run.notice.job,
+            hosts: run.notice.others.len().max(1),
             is_running: false,
             exit: None,
             ran_ms: 0,
+            silent: vec![],
             reason: flight.reason.to_string(),
             taken_unix_ns: flight.taken_unix_ns,
             classes: rows(&flight, Grouping::Class),
@@ -135,7 +140,8 @@ impl<'a> Picture<'a> {
         };
         let JobFacts { run, ranks, host, command, .. } = self.job;
         let plural = if *ranks == 1 { "" } else { "s" };
-        report::clip(&format!("{run}  {what}  {ranks} rank{plural} on {host}: {}", command.join(" ")))
+        let place = if self.hosts > 1 { format!("{} hosts", self.hosts) } else { host.clone() };
+        report::clip(&format!("{run}  {what}  {ranks} rank{plural} on {place}: {}", command.join(" ")))
     }
 
     /// What the table is, where that is not now.
@@ -143,6 +149,10 @@ impl<'a> Picture<'a> {
         let after_ms = (self.taken_unix_ns / 1_000_000).saturating_sub(self.job.started_unix_ms);
         let after = report::clock(Duration::from_millis(after_ms));
         match self.reason.as_str() {
+            _ if !self.silent.is_empty() => {
+                let silent = live::names(&self.silent);
+                Some(format!("No word from {silent}: what is shown of these is old, or nothing."))
+            }
             _ if self.is_running => None,
             capture::NO_DUMP => Some("No dump: one is written when a job fails or is stopped.".into()),
             reason => Some(format!("The last dump, {after} after the start ({}):", report::clip(reason))),

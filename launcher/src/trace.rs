@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use crate::cli::{TraceFormat, TraceOptions};
 use crate::flight::Flight;
 use crate::flight::dump::{self, DOCUMENT, TRACE};
-use crate::flight::live::Live;
+use crate::flight::live::{self, Live};
 use crate::flight::notice::{self, Run};
 use crate::perfetto;
 use crate::run_dir;
@@ -53,7 +53,13 @@ pub(crate) fn run(options: &TraceOptions, python: Option<&str>) -> Result<ExitCo
 fn flight(run: &Run) -> Result<Flight, String> {
     if run.is_running() {
         match Live::open(run) {
-            Ok(live) => return Ok(live.take()),
+            Ok(live) => {
+                let (flight, silent) = live.take_all();
+                if !silent.is_empty() {
+                    eprintln!("tpurun: no word from {}: not in the trace, or old", live::names(&silent));
+                }
+                return Ok(flight);
+            }
             Err(error) if run.is_running() => return Err(error),
             Err(_) => {}
         }

@@ -12,6 +12,7 @@ use tpurun_collectives::FailureKind;
 use tpurun_collectives::board::{self, RankView};
 
 use super::looks::Looks;
+use super::watchers::Watchers;
 use super::{Agent, Phase, Why};
 use crate::cluster;
 use crate::hosts::{self, Hosts};
@@ -28,6 +29,7 @@ use crate::verdict::{self, Cause, Verdict};
 pub(super) struct Others {
     nodes: Nodes,
     pub(super) looks: Looks,
+    pub(super) watchers: Watchers,
     /// Waits for better until then, or for node 0's word.
     proposal: Option<(Told, Instant)>,
     /// Ranks here hear of it then.
@@ -71,6 +73,7 @@ impl Others {
         let count = nodes.count() as usize;
         Others {
             looks: Looks::new(nodes.ranks()),
+            watchers: Watchers::default(),
             nodes,
             proposal: None,
             proven: None,
@@ -157,6 +160,19 @@ impl Agent {
                 nodes.tell_but(&Frame::Suspects { node: of, lines: lines.clone() }, Some(node));
                 others.looks.keep_suspects(of, lines);
                 self.note_suspects();
+            }
+            Frame::Watched { by } if may_tell_of(by) => {
+                if is_node_0 {
+                    nodes.tell_but(&Frame::Watched { by }, Some(node));
+                }
+                others.watchers.come(by, Instant::now());
+            }
+            Frame::Flight { of, to, document } if may_tell_of(of) && to == nodes.node => {
+                let ranks = nodes.ranks_of(of);
+                others.watchers.keep(self.run_dir.path(), of, ranks, document);
+            }
+            Frame::Flight { of, to, document } if is_node_0 && may_tell_of(of) && to < nodes.count() => {
+                nodes.tell_if_idle(to, &Frame::Flight { of, to, document });
             }
             Frame::Done if is_node_0 => others.done[node as usize] = true,
             Frame::Over if !is_node_0 => others.is_over = true,

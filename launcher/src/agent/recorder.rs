@@ -7,8 +7,10 @@ use super::Agent;
 use crate::flight::Flight;
 use crate::flight::capture::{self, Known};
 use crate::flight::dump::Writing;
-use crate::flight::notice::Notice;
+use crate::flight::notice::{NodeRanks, Notice};
 use crate::flight::processes::RankStory;
+use crate::nodes::Nodes;
+use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
 
 /// What the agent remembers for it.
@@ -44,7 +46,8 @@ impl Agent {
     pub(super) fn publish(&mut self) {
         let (run, programs) = (self.run_dir.id(), &self.job.programs);
         let (board_fd, age) = (self.board_fd.as_raw_fd(), self.started.elapsed());
-        let notice = Notice::of_this_agent(&run, self.job.ranks, programs, board_fd, age);
+        let others = self.others.as_ref().map_or_else(Vec::new, |others| others_of(others.nodes()));
+        let notice = Notice::of_this_agent(&run, self.job.ranks, programs, board_fd, age, others);
         if let Err(error) = notice.write(self.run_dir.path()) {
             self.say(&format!("tpurun status will not find this job: cannot write its job.json: {error}"));
         }
@@ -60,13 +63,17 @@ impl Agent {
 
     /// None where no rank has used the backend: then there is nothing to look at.
     fn flight(&self, reason: &'static str) -> Option<Flight> {
+        self.look(reason).filter(|flight| flight.ranks.iter().any(|rank| !rank.lanes.is_empty()))
+    }
+
+    /// What all ranks here do, and what is known of others; None before they start.
+    pub(super) fn look(&self, reason: &'static str) -> Option<Flight> {
         let notice = self.recorder.notice.as_ref()?;
         let stories: Vec<RankStory> = self.ranks.iter().map(story).collect();
         let server = self.server.as_ref().map(|server| server.pid);
         let parents: Vec<i32> = server.into_iter().chain([notice.job.agent_pid]).collect();
         let known = Known { notice, stories: &stories, parents: &parents };
-        let flight = capture::take(&self.board, &known, reason);
-        flight.ranks.iter().any(|rank| !rank.lanes.is_empty()).then_some(flight)
+        Some(capture::take(&self.board, &known, reason))
     }
 
     /// Waits for the files.
@@ -79,6 +86,14 @@ impl Agent {
             dump => self.recorder.dump = dump,
         }
     }
+}
+
+fn others_of(nodes: &Nodes) -> Vec<Option<NodeRanks>> {
+    let of_node = |node: u32| {
+        let ranks = nodes.ranks_of(node).collect::<RankSet>().to_string();
+        (node != nodes.node).then(|| NodeRanks { host: nodes.host(node).to_owned(), ranks })
+    };
+    (0..nodes.count()).map(of_node).collect()
 }
 
 fn story(rank: &Rank) -> RankStory {

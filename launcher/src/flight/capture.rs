@@ -192,7 +192,15 @@ mod tests {
     fn notice(ranks: u32) -> Notice {
         let job = JobFacts { ranks, ..JobFacts::default() };
         let boot_id = String::new();
-        Notice { format: FORMAT, job, agent_start_ticks: 0, boot_id, board_fd: 0, programs: Vec::new() }
+        Notice {
+            format: FORMAT,
+            job,
+            agent_start_ticks: 0,
+            boot_id,
+            board_fd: 0,
+            programs: Vec::new(),
+            others: vec![],
+        }
     }
 
     fn taken(board: &Board, stories: &[RankStory], parents: &[i32]) -> Flight {

@@ -1,15 +1,17 @@
-//! A running job seen from outside: its board is read where it lies, and its agent is not asked.
+//! A running job seen from outside: its board is read where it lies, and its agent is not asked. What ranks of other
+//! nodes do, their agents tell the one here while the board says that somebody looks.
 
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tpurun_collectives::board::Board;
+use tpurun_collectives::board::{self, Board};
 
 use crate::flight::Flight;
 use crate::flight::capture::{self, Known};
-use crate::flight::notice::Run;
+use crate::flight::elsewhere;
+use crate::flight::notice::{NodeRanks, Run};
 use crate::flight::processes;
 
 /// A job whose board is mapped.
@@ -32,7 +34,7 @@ impl<'a> Live<'a> {
         Ok(Live { run, board, agent })
     }
 
-    /// What the ranks are doing now.
+    /// What the ranks of this node are doing now.
     pub(crate) fn take(&self) -> Flight {
         let story = processes::story(&self.run.dir, self.board.world());
         let notice = &self.run.notice;
@@ -42,13 +44,53 @@ impl<'a> Live<'a> {
         capture::take(&self.board, &known, "asked")
     }
 
-    /// The same, with what each rank has used of the CPU for a fifth of a second.
-    pub(crate) fn take_measured(&self) -> Flight {
-        let before = self.take();
+    /// What all ranks are doing, those of other nodes as they say in time; and the nodes that do not.
+    pub(crate) fn take_all(&self) -> (Flight, Vec<NodeRanks>) {
+        self.with_others(self.take())
+    }
+
+    /// The same, with what each rank has used of the CPU for a fifth of a second, or since it was told last.
+    pub(crate) fn take_measured(&self) -> (Flight, Vec<NodeRanks>) {
+        // The other nodes measure from here, too.
+        let (before, _) = self.take_all();
         self.ends_within(SAMPLE);
+        self.take_since(&before).1
+    }
+
+    /// What the ranks of this node are doing, with what they have used of the CPU since; and all ranks, as above.
+    pub(crate) fn take_since(&self, before: &Flight) -> (Flight, (Flight, Vec<NodeRanks>)) {
         let mut flight = self.take();
-        flight.measure_since(&before);
-        flight
+        flight.measure_since(before);
+        (flight.clone(), self.with_others(flight))
+    }
+
+    fn with_others(&self, mut flight: Flight) -> (Flight, Vec<NodeRanks>) {
+        self.await_others(flight.taken_ns);
+        let mut silent = vec![];
+        for (node, other) in (0..).zip(&self.run.notice.others) {
+            let Some(other) = other else { continue };
+            let said = elsewhere::read(&self.run.dir, node);
+            if !said.as_ref().is_some_and(|said| is_since(said, flight.taken_ns)) {
+                silent.push(other.clone());
+            }
+            if let Some(said) = said {
+                flight.add(said);
+            }
+        }
+        (flight, silent)
+    }
+
+    /// Waits until all other nodes have said something since, though not for long.
+    fn await_others(&self, since_ns: u64) {
+        let has_said =
+            |node: u32| elsewhere::read(&self.run.dir, node).is_some_and(|said| is_since(&said, since_ns));
+        while (0..).zip(&self.run.notice.others).any(|(node, other)| other.is_some() && !has_said(node)) {
+            let now_ns = board::now_ns();
+            self.board.watch(now_ns);
+            if now_ns >= since_ns + PATIENCE_NS || self.ends_within(LOOK) {
+                return;
+            }
+        }
     }
 
     /// Waits this long, or until the job has ended; says whether it has.
@@ -58,4 +100,19 @@ impl<'a> Live<'a> {
     }
 }
 
+/// As in `n1 (ranks 4-7), n2 (ranks 8-11)`.
+pub(crate) fn names(nodes: &[NodeRanks]) -> String {
+    let names = nodes.iter().map(|node| format!("{} (ranks {})", node.host, node.ranks));
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// Not before, nor of another boot.
+fn is_since(said: &Flight, since_ns: u64) -> bool {
+    (since_ns..=board::now_ns()).contains(&said.taken_ns)
+}
+
 const SAMPLE: Duration = Duration::from_millis(200);
+/// Between two looks whether others have said something.
+const LOOK: Duration = Duration::from_millis(50);
+/// Agents notice within a tenth of a second that somebody looks, here and then there.
+const PATIENCE_NS: u64 = 1_000_000_000;

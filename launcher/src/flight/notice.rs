@@ -28,6 +28,17 @@ pub(crate) struct Notice {
     pub(crate) board_fd: i32,
     /// Roles and their ranks in a job of several programs.
     pub(crate) programs: Vec<ProgramRanks>,
+    /// Of a job of several nodes, those of other agents than this one, by number; None is this one.
+    #[serde(default)]
+    pub(crate) others: Vec<Option<NodeRanks>>,
+}
+
+/// A node whose ranks another agent has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeRanks {
+    pub(crate) host: String,
+    /// As `4-7`.
+    pub(crate) ranks: String,
 }
 
 /// One role of a job of several programs.
@@ -53,6 +64,7 @@ impl Notice {
         programs: &Programs,
         board_fd: i32,
         age: Duration,
+        others: Vec<Option<NodeRanks>>,
     ) -> Notice {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let started = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
@@ -71,6 +83,7 @@ impl Notice {
             boot_id: boot_id(),
             board_fd,
             programs: if programs.are_several() { programs.iter().map(role).collect() } else { Vec::new() },
+            others,
         }
     }
 
@@ -264,6 +277,7 @@ mod tests {
                 ProgramRanks { name: "learner".into(), ranks: "0".into() },
                 ProgramRanks { name: "actor".into(), ranks: "1-3".into() },
             ],
+            others: vec![],
         };
         fs::create_dir(root.join(run)).unwrap();
         notice.write(&root.join(run)).unwrap();

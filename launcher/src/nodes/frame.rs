@@ -59,6 +59,10 @@ mod archived {
         Deadlock(Proof),
         /// Ranks of this node that keep others waiting, with the line that a timeout adds for each.
         Suspects { node: u32, lines: Vec<(u32, String)> },
+        /// Somebody looks at the job on this node, and is to see the ranks of all.
+        Watched { by: u32 },
+        /// What the ranks of a node do, for another one: a document of the flight recorder, by way of node 0.
+        Flight { of: u32, to: u32, document: Vec<u8> },
         /// To node 0: all ranks here have ended well.
         Done,
         /// By node 0: all ranks have.

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TransportConfig, VarInt};
@@ -19,6 +20,8 @@ use super::{NodeEvent, SILENCE};
 /// To one node.
 pub(super) struct Link {
     frames: mpsc::UnboundedSender<Vec<u8>>,
+    /// So many are not on their way yet.
+    waiting: Arc<AtomicUsize>,
     writer: JoinHandle<()>,
 }
 
@@ -31,11 +34,15 @@ impl Link {
         events: mpsc::Sender<NodeEvent>,
     ) -> Link {
         let (frames, mut queue) = mpsc::unbounded_channel::<Vec<u8>>();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let written = waiting.clone();
         let writer = tokio::spawn(async move {
             while let Some(bytes) = queue.recv().await {
                 if send.write_all(&bytes).await.is_err() {
                     return;
                 }
+                // It protects nothing.
+                written.fetch_sub(1, Ordering::Relaxed);
             }
             // Until the other end has it all.
             if send.finish().is_ok() {
@@ -43,12 +50,18 @@ impl Link {
             }
         });
         tokio::spawn(read(node, receive, events));
-        Link { frames, writer }
+        Link { frames, waiting, writer }
     }
 
     pub(super) fn send(&self, bytes: Vec<u8>) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         // Who is gone is told of by the reader.
         let _ = self.frames.send(bytes);
+    }
+
+    /// Whether what is sent now does not wait, nor make others wait, behind what was sent before.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) == 0
     }
 
     /// Waits until the other end has everything.

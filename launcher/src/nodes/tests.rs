@@ -240,6 +240,8 @@ fn seeds_are_frames() {
                 text: "deadlock: ranks wait for each other in a circle".into(),
             }),
         ),
+        ("watched", Frame::Watched { by: 1 }),
+        ("flight", Frame::Flight { of: 1, to: 0, document: b"{\"format\":1}".to_vec() }),
         ("suspects", Frame::Suspects { node: 1, lines: vec![(3, "rank 3 (pid 7) is sleeping".into())] }),
     ];
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/node_frame");

@@ -8,7 +8,8 @@ use crate::flight::{Outcome, RankState, Wait};
 fn run() -> Run {
     let job = samples::flight().job;
     let (agent_start_ticks, boot_id) = (1, String::new());
-    let notice = Notice { format: 1, job, agent_start_ticks, boot_id, board_fd: 3, programs: Vec::new() };
+    let notice =
+        Notice { format: 1, job, agent_start_ticks, boot_id, board_fd: 3, programs: vec![], others: vec![] };
     Run { dir: "/nowhere".into(), notice }
 }
 

@@ -1,0 +1,75 @@
+//! Lets who looks at a job on one host see the ranks of all: while somebody does, the agents of the other nodes send
+//! theirs what their own boards say, and it keeps that where `tpurun status` finds it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tpurun_collectives::board;
+
+use super::Agent;
+use crate::flight::Flight;
+use crate::flight::elsewhere::{self, Writing};
+use crate::nodes::Frame;
+
+/// What an agent remembers for it.
+#[derive(Debug, Default)]
+pub(super) struct Watchers {
+    /// Nodes where somebody looks, until then.
+    nodes: BTreeMap<u32, Instant>,
+    /// What the ranks had used of the CPU when they were told last.
+    before: Option<Flight>,
+    /// What other nodes have sent, on its way to a file each.
+    writing: BTreeMap<u32, Writing>,
+}
+
+impl Watchers {
+    /// Somebody looks at the job on that node.
+    pub(super) fn come(&mut self, node: u32, now: Instant) {
+        self.nodes.insert(node, now + WANTED_FOR);
+    }
+
+    /// Keeps what another node says of its own ranks.
+    pub(super) fn keep(&mut self, run_dir: &Path, node: u32, ranks: Range<u32>, document: Vec<u8>) {
+        // The next one comes soon.
+        if self.writing.get(&node).is_some_and(|writing| !writing.is_finished()) {
+            return;
+        }
+        // Where there can be no thread, nothing is shown.
+        if let Ok(writing) = Writing::start(run_dir, node, ranks, document) {
+            self.writing.insert(node, writing);
+        }
+    }
+}
+
+impl Agent {
+    /// Says what the ranks here do, where somebody wants to see it, and asks for that if somebody looks here.
+    pub(super) fn show_watchers(&mut self, now: Instant) {
+        let is_watched = self.board.is_watched(board::now_ns());
+        let Some(others) = &mut self.others else { return };
+        if is_watched {
+            others.nodes().tell(&Frame::Watched { by: others.nodes().node });
+        }
+        others.watchers.nodes.retain(|_, until| now < *until);
+        if others.watchers.nodes.is_empty() {
+            return;
+        }
+        let Some(mut flight) = self.look("asked") else { return };
+        let here = &self.job.here;
+        flight.ranks.retain(|rank| here.contains(&rank.rank));
+        let Some(others) = &mut self.others else { return };
+        if let Some(before) = &others.watchers.before {
+            flight.measure_since(before);
+        }
+        others.watchers.before = Some(flight.used());
+        let Some(document) = elsewhere::document(flight) else { return };
+        let of = others.nodes().node;
+        for to in others.watchers.nodes.keys().copied() {
+            others.nodes().tell_if_idle(to, &Frame::Flight { of, to, document: document.clone() });
+        }
+    }
+}
+
+/// After a word that somebody looks, which comes ten times a second.
+const WANTED_FOR: Duration = Duration::from_millis(300);
