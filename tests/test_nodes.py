@@ -322,8 +322,8 @@ dist.all_reduce(torch.ones(9))
             assert time.monotonic() < deadline, seen
         return seen
 
+    both = ["waiting", "running"]
     for job in jobs:
-        both = ["waiting", "running"]
         seen = until(job, lambda seen: [row["state"] for row in seen["classes"]] == both)
         waiting, running = seen["classes"]
         assert (waiting["ranks"], running["ranks"], seen["silent"]) == ("0-2", "3", [])
@@ -331,7 +331,7 @@ dist.all_reduce(torch.ones(9))
         assert list(range(4)) in [group["members"] for group in seen["communicators"]]
         assert running["cpu_percent"] > waiting["cpu_percent"]
         assert waiting["for_ms"] < 60_000
-    agent = json.loads((jobs[1].run_dir / "job.json").read_text())["agent_pid"]
+    agent = json.loads((jobs[1].run_dir / "job.json").read_text())["job"]["agent_pid"]
     jobs[1].signal(signal.SIGSTOP, agent)
     assert status(jobs[0])["silent"] == [{"host": "n1", "ranks": "2-3"}]
     jobs[1].signal(signal.SIGCONT, agent)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import TPURUN, free_rendezvous
+from jobs import TPURUN, Finished, free_rendezvous
 from slurm import NotHere, slurm
 
 PROGRAM = """
@@ -51,6 +51,31 @@ def test_tasks_of_a_scheduler_become_one_job(start, script, tmp_path):
     assert "3 ranks of 5, node 0 of 2 (host n0)" in done[0].err
     assert [one.out for one in done[1:3]] == ["", ""], "who follows says nothing"
     assert not list((tmp_path / "home" / ".tpurun").iterdir()), "the token is gone"
+
+
+def test_programs_of_a_step(start, script, tmp_path):
+    """Ranks are numbered over all nodes: those of the first program end where the step says nothing of it."""
+    common, at = step(tmp_path, 2, "1,2"), free_rendezvous()
+    names = ("TPURUN_PROGRAM", "ROLE_RANK", "WORLD_SIZE")
+    program = f"import os; print(*(os.environ[name] for name in {names}))"
+    first, second = script(program, "first.py"), script(program, "second.py")
+
+    def run(*words: str | Path) -> list[Finished]:
+        tasks = [("0", "0"), ("1", "0"), ("1", "1")]
+        jobs = []
+        for node, task in tasks:
+            own = {"SLURM_NODEID": node, "SLURM_LOCALID": task, "SLURMD_NODENAME": f"n{node}"}
+            jobs.append(start("--rdzv", at, *words, env=common | own))
+        return [job.wait() for job in jobs]
+
+    done = run("-n", "2", first, ":", second)
+    assert [one.code for one in done] == [0] * 3, done
+    lines = {rank: line for one in done for rank, (line,) in one.shown_by_rank().items()}
+    assert lines == {0: "first 0 3", 1: "first 1 3", 2: "second 0 3"}
+    wrong = run(first, ":", second)
+    assert all(one.code == 2 for one in wrong), wrong
+    said = "-n: expected 3, the ranks of all nodes together, given 2 in all programs"
+    assert all(said in one.err for one in wrong[:2]), wrong
 
 
 def test_who_follows_ends_as_the_job_does(start, script, tmp_path):

@@ -117,6 +117,35 @@ def test_a_host_that_ssh_does_not_know_stops_the_others(begin):
     assert "host n7.invalid: ssh ended with code 255: no connection, or it was lost" in done.err, done.err
 
 
+ROLES = """
+import os
+import torch
+import torch.distributed as dist
+import tpurun
+
+dist.init_process_group("tpu_dist")
+own, ranks = torch.ones(1), torch.ones(1)
+dist.all_reduce(ranks)
+dist.all_reduce(own, group=tpurun.program().group)
+sizes = {name: len(program.ranks) for name, program in tpurun.programs().items()}
+print(tpurun.program().name, int(own), int(ranks), sizes, os.environ["LOCAL_RANK"], os.environ["ROLE_RANK"])
+dist.destroy_process_group()
+"""
+
+
+def test_programs_go_on_over_the_hosts(start, script):
+    learner, actor = script(ROLES, "learner.py"), script(ROLES, "actor.py")
+    done = finish(start("--hosts", "localhost:1,localhost:3", "-n", "2", learner, ":", "-n", "2", actor))
+    assert done.code == 0, done.err
+    sizes = {"learner": 2, "actor": 2}
+    assert sorted(re.findall(r"^[^|]*\| (.*)$", done.out, re.MULTILINE)) == [
+        f"actor 2 4 {sizes} 1 0",
+        f"actor 2 4 {sizes} 2 1",
+        f"learner 2 4 {sizes} 0 0",
+        f"learner 2 4 {sizes} 0 1",
+    ]
+
+
 def test_what_is_on_no_command_line(begin, script):
     """The token, the environment and the program go over ssh, not beside it."""
     job = begin("n0,n1", script(WAITING), "--secret", env={"API_KEY": "sesame"})

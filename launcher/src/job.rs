@@ -104,6 +104,12 @@ impl Job {
         let ranks = hosts.iter().map(|host| host.ranks.end).max().unwrap_or(self.ranks);
         (self.ranks, self.here, self.hosts) = (ranks, here, hosts);
         self.programs.resize(ranks);
+        if self.programs.ranks() != ranks {
+            let wanted = self.programs.ranks();
+            return Err(format!(
+                "-n: expected {ranks}, the ranks of all nodes together, given {wanted} in all programs"
+            ));
+        }
         self.check_size()
     }
 
@@ -121,6 +127,13 @@ impl Job {
             options.module = true;
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
+        let several = match &cli.job_file {
+            Some(file) if file.programs.len() > 1 => Some(file.programs.clone()),
+            None if !cli.others.is_empty() => Some(typed_programs(&options, words.clone(), &cli.others)?),
+            _ => None,
+        };
+        let total =
+            several.as_ref().map(|several| several.iter().map(|given| given.ranks.unwrap_or(1)).sum());
         let mut cluster = match options.torchrun.nnodes {
             None => cluster::detect(&cluster::environment)?,
             Some(_) => None,
@@ -131,11 +144,17 @@ impl Job {
             let is_placed = cluster.as_ref().is_some_and(|cluster| cluster.ranks.is_some());
             if !is_placed {
                 cluster = None;
-                remote = Some(parse_remote(&named, &options)?);
+                remote = Some(parse_remote(&named, &options, total)?);
             }
         }
         if options.ssh.is_some() && remote.is_none() && cluster.is_none() {
             return Err("--ssh: expected --hosts with the names of hosts, given none".into());
+        }
+        // Each node would have to say which ranks of which program are its own.
+        let is_of_nodes =
+            options.torchrun.nnodes.as_deref().and_then(parse_count).is_some_and(|nodes| nodes > 1);
+        if several.is_some() && is_of_nodes {
+            return Err("--nnodes: expected one program, given several, which --hosts or srun place".into());
         }
         let nodes = parse_nodes(&options, cluster.as_ref(), &cluster::environment)?;
         let placed = cluster.as_ref().and_then(|cluster| cluster.ranks);
@@ -146,20 +165,21 @@ impl Job {
             options.ranks = options.ranks.or(Some(cluster.tasks.to_string()));
         }
         let policy = parse_policy(&options)?;
-        let mut given = match &cli.job_file {
-            Some(file) => file.programs.clone(),
-            None => typed_programs(&options, words, &cli.others)?,
+        let mut given = match (several, &cli.job_file) {
+            (Some(several), _) => several,
+            (None, Some(file)) => file.programs.clone(),
+            (None, None) => vec![typed_program(&options, words)?],
         };
         if let Some(max) = policy.ranks() {
             fit_elastic(&mut given, max)?;
         }
         let start = if options.spawn { Start::Spawn } else { Start::ForkServer };
         let programs = Programs::new(given, start)?;
-        let ranks = programs.ranks();
-        if (nodes.is_some() || remote.is_some()) && programs.are_several() {
-            let flag = if remote.is_some() { "--hosts" } else { "--nnodes" };
-            return Err(format!("{flag}: expected one program, given several"));
-        }
+        // On this node, until all have come.
+        let ranks = match (&nodes, &cluster) {
+            (Some(_), Some(cluster)) if programs.are_several() => cluster.ranks.unwrap_or(cluster.tasks),
+            _ => programs.ranks(),
+        };
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
         let is_spread =
             nodes.is_some() || remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
@@ -300,7 +320,7 @@ fn refuse_recovery(options: &Options, given: &str) -> Result<(), String> {
 }
 
 /// Hosts that are named, as `list` has them.
-fn parse_remote(list: &str, options: &Options) -> Result<Remote, String> {
+fn parse_remote(list: &str, options: &Options, total: Option<u32>) -> Result<Remote, String> {
     refuse_recovery(options, "--hosts of several names")?;
     if options.ssh.as_deref().is_some_and(|words| words.trim().is_empty()) {
         return Err("--ssh: expected a command such as \"ssh -p 2222\", given nothing".into());
@@ -308,7 +328,10 @@ fn parse_remote(list: &str, options: &Options) -> Result<Remote, String> {
     let torchrun = &options.torchrun;
     let is_placed = torchrun.rendezvous.is_some() || torchrun.master_addr.is_some();
     Ok(Remote {
-        hosts: remote::parse(list, options.ranks.as_deref())?,
+        hosts: remote::parse(
+            list,
+            total.map(|total| total.to_string()).or(options.ranks.clone()).as_deref(),
+        )?,
         rendezvous: is_placed.then(|| rendezvous(torchrun, None)).transpose()?,
         ssh: options.ssh.clone(),
         has_token_file: options.token_file.is_some(),
@@ -539,7 +562,14 @@ mod tests {
                 "tpurun --hosts n0,n1 --max-restarts 1 true",
                 "--max-restarts: expected one host; not yet with --hosts of several names",
             ),
-            ("tpurun --hosts n0,n1 true : true", "--hosts: expected one program, given several"),
+            (
+                "tpurun --hosts n0,n1,n2 true : true",
+                "-n: expected at least 3, one rank for each of --hosts, given 2",
+            ),
+            (
+                "tpurun --nnodes 2 --node-rank 1 --rdzv n0:1 true : true",
+                "--nnodes: expected one program, given several, which --hosts or srun place",
+            ),
             ("tpurun --ssh rsh true", "--ssh: expected --hosts with the names of hosts, given none"),
             (
                 "tpurun --hosts n0,n1 --ssh= true",

@@ -56,7 +56,11 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
     }
     let nodes = nodes?;
     let parts = nodes.table.iter().map(|node| (node.host.clone(), node.address.clone(), node.ranks));
-    job.spread(Hosts::new(parts), nodes.ranks_of(nodes.node))?;
+    if let Err(error) = job.spread(Hosts::new(parts), nodes.ranks_of(nodes.node)) {
+        // The others find the same, as soon as they have been told of all nodes.
+        nodes.close().await;
+        return Err(error);
+    }
     Ok(Some(nodes))
 }
 
