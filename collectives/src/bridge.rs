@@ -127,6 +127,15 @@ impl Bridge {
 
     /// Looks at what has happened here, and says what the other hosts must know of it.
     pub(crate) fn look(&mut self) -> Outbox {
+        self.look_at(|now, told| (now.left, now.lost) != (told.left, told.lost))
+    }
+
+    /// The same, and how far all ranks here are: for who waits for them.
+    pub(crate) fn look_closely(&mut self) -> Outbox {
+        self.look_at(|now, told| now != told)
+    }
+
+    fn look_at(&mut self, is_news: fn(&Status, &Status) -> bool) -> Outbox {
         let segment = self.segment.clone();
         let mut out: Outbox = (0..self.peers.len()).map(|_| Parcel::default()).collect();
         if !self.stripe.is_first() {
@@ -136,6 +145,9 @@ impl Bridge {
             }
             return out;
         }
+        // Before the rest: what a rank has sent before it left is there, too, then.
+        let ranks: Vec<(u32, Status)> =
+            self.own_ranks().into_iter().map(|rank| (rank, segment.status(rank))).collect();
         self.tell_members(&mut out);
         while segment.local_rounds() > self.sent {
             self.send_round(&mut out);
@@ -146,21 +158,16 @@ impl Bridge {
         }
         // Before anybody is said to have left: what a rank has sent stays good.
         self.carry_rings(&mut out);
-        self.tell_departures(&mut out);
+        for (rank, status) in ranks {
+            let told = &mut self.ranks[rank as usize].status;
+            if is_news(&status, told) {
+                *told = status;
+                self.to_all(&mut out, about(Kind::Status, rank, Status::BYTES), &status.encode());
+            }
+        }
         self.tell_failure(&mut out);
         if self.is_over() && !self.stripe.close() {
             self.calls = true;
-        }
-        out
-    }
-
-    /// As [`look`](Self::look), and how far all ranks here are: for who waits for them.
-    pub(crate) fn look_closely(&mut self) -> Outbox {
-        let mut out = self.look();
-        if self.stripe.is_first() {
-            for rank in self.own_ranks() {
-                self.tell_status(rank, &mut out);
-            }
         }
         out
     }
@@ -205,23 +212,6 @@ impl Bridge {
                 self.ranks[rank as usize].is_there = true;
                 self.to_all(out, about(Kind::Member, rank, 4), &pid.to_le_bytes());
             }
-        }
-    }
-
-    fn tell_departures(&mut self, out: &mut Outbox) {
-        for rank in self.own_ranks() {
-            let (now, told) = (self.segment.status(rank), self.ranks[rank as usize].status);
-            if (now.left, now.lost) != (told.left, told.lost) {
-                self.tell_status(rank, out);
-            }
-        }
-    }
-
-    fn tell_status(&mut self, rank: u32, out: &mut Outbox) {
-        let status = self.segment.status(rank);
-        if self.ranks[rank as usize].status != status {
-            self.ranks[rank as usize].status = status;
-            self.to_all(out, about(Kind::Status, rank, Status::BYTES), &status.encode());
         }
     }
 
