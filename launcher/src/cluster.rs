@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::hosts::shares;
 use crate::nodes::random_id;
 use crate::remote;
 
@@ -29,6 +30,15 @@ pub(crate) struct Cluster {
     pub(crate) token_file: Option<PathBuf>,
     /// Whether what all nodes write is shown in one place.
     pub(crate) is_one_terminal: bool,
+}
+
+impl Cluster {
+    /// How many of the ranks of all nodes are on this one. The sum may be another: each node knows its own alone.
+    pub(crate) fn own_ranks(&self, all: u32) -> u32 {
+        let tasks =
+            if self.scheduler == GKE { shares(all, self.nodes).nth(self.node as usize) } else { None };
+        self.ranks.or(tasks).unwrap_or(self.tasks).max(1)
+    }
 }
 
 /// The variables of this process.
@@ -121,7 +131,7 @@ fn gke(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
     let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let Some(head) = names.first() else { return Ok(None) };
     Ok(Some(Cluster {
-        scheduler: "GKE",
+        scheduler: GKE,
         nodes: names.len() as u32,
         node: number("TPU_WORKER_ID", lookup)?,
         rendezvous: format!("{head}:{GKE_PORT}"),
@@ -179,6 +189,7 @@ fn is_host(text: &str) -> bool {
 /// Two jobs on the same first node rarely want the same one; below what systems give out by themselves.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u32 = 10_000;
+const GKE: &str = "GKE";
 const GKE_PORT: u16 = 29_400;
 
 #[cfg(test)]
@@ -202,6 +213,18 @@ mod tests {
         ("SLURM_PROCID", "9"),
         ("HOME", "/home/me"),
     ];
+
+    #[test]
+    fn ranks_of_all_nodes_are_shared_where_nobody_counts_tasks() {
+        let gke = |node: &str| {
+            let variables = [("TPU_WORKER_HOSTNAMES", "a,b,c"), ("TPU_WORKER_ID", node)];
+            gke(&lookup(&variables)).unwrap().unwrap().own_ranks(8)
+        };
+        assert_eq!(["0", "1", "2"].map(gke), [3, 3, 2]);
+        let srun = detect(&lookup(&STEP)).unwrap().unwrap();
+        assert_eq!(srun.own_ranks(8), 3);
+        assert_eq!(Cluster { ranks: Some(5), ..srun }.own_ranks(8), 5);
+    }
 
     #[test]
     fn a_task_of_srun_knows_its_place() {

@@ -127,6 +127,11 @@ impl Job {
             options.module = true;
             words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
         }
+        if let Some(file) = &cli.job_file
+            && let [only] = &file.programs[..]
+        {
+            options.ranks = options.ranks.or(only.ranks.map(|ranks| ranks.to_string()));
+        }
         let several = match &cli.job_file {
             Some(file) if file.programs.len() > 1 => Some(file.programs.clone()),
             None if !cli.others.is_empty() => Some(typed_programs(&options, words.clone(), &cli.others)?),
@@ -167,7 +172,11 @@ impl Job {
         let policy = parse_policy(&options)?;
         let mut given = match (several, &cli.job_file) {
             (Some(several), _) => several,
-            (None, Some(file)) => file.programs.clone(),
+            (None, Some(file)) => {
+                let placed = options.ranks.as_deref().map(parse_ranks).transpose()?;
+                let placed = |only: &Given| Given { ranks: placed.or(only.ranks), ..only.clone() };
+                file.programs.iter().map(placed).collect()
+            }
             (None, None) => vec![typed_program(&options, words)?],
         };
         if let Some(max) = policy.ranks() {
@@ -177,7 +186,7 @@ impl Job {
         let programs = Programs::new(given, start)?;
         // On this node, until all have come.
         let ranks = match (&nodes, &cluster) {
-            (Some(_), Some(cluster)) if programs.are_several() => cluster.ranks.unwrap_or(cluster.tasks),
+            (Some(_), Some(cluster)) if programs.are_several() => cluster.own_ranks(programs.ranks()),
             _ => programs.ranks(),
         };
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;

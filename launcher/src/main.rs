@@ -132,7 +132,9 @@ fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> 
 fn hand_over(cli: &Cli) -> Result<(), String> {
     let options = &cli.options;
     let is_placed = options.torchrun.nnodes.is_some() || options.hosts.is_some();
-    let words = match cluster::srun(&cluster::environment, options.ranks.is_some()) {
+    // Those of several programs are of all nodes.
+    let gives_ranks = options.ranks.is_some() && cli.others.is_empty();
+    let words = match cluster::srun(&cluster::environment, gives_ranks) {
         Some(words) if !is_placed => words,
         _ => return Ok(()),
     };

@@ -161,10 +161,10 @@ impl Nodes {
             .for_each(|(_, link)| link.send(bytes.clone()));
     }
 
-    /// Tells one node, by way of node 0 if need be, unless the way there is busy.
-    pub(crate) fn tell_if_idle(&self, node: u32, frame: &Frame) {
+    /// Tells one node, by way of node 0 if need be, unless too much waits on the way there.
+    pub(crate) fn tell_if_room(&self, node: u32, frame: &Frame) {
         let link = self.links.get(&node).or_else(|| self.links.get(&0));
-        if let Some(link) = link.filter(|link| link.is_idle()) {
+        if let Some(link) = link.filter(|link| link.has_room()) {
             link.send(frame.encode());
         }
     }

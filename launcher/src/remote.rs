@@ -113,9 +113,9 @@ fn place(node: u32, nodes: u32, ranks: u32, rendezvous: &str) -> String {
 pub(crate) fn placed(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
     let Some(text) = lookup(PLACE) else { return Ok(None) };
     let mut parts = text.splitn(4, ',');
-    let mut number = || parts.next().and_then(|part| part.parse().ok());
+    let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
     let numbers = (number(), number(), number());
-    let (Some(node), Some(nodes), Some(ranks), Some(rendezvous)) =
+    let (Some(node), Some(nodes), Some(ranks @ 1..), Some(rendezvous)) =
         (numbers.0, numbers.1, numbers.2, parts.next())
     else {
         return Err(format!("{PLACE}: expected to be set by tpurun itself, given {text}"));

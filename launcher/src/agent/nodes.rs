@@ -176,7 +176,7 @@ impl Agent {
                 others.watchers.keep(self.run_dir.path(), of, ranks, document);
             }
             Frame::Flight { of, to, document } if is_node_0 && may_tell_of(of) && to < nodes.count() => {
-                nodes.tell_if_idle(to, &Frame::Flight { of, to, document });
+                nodes.tell_if_room(to, &Frame::Flight { of, to, document });
             }
             Frame::Done if is_node_0 => others.done[node as usize] = true,
             Frame::Over if !is_node_0 => others.is_over = true,

@@ -66,7 +66,7 @@ impl Agent {
         let Some(document) = elsewhere::document(flight) else { return };
         let of = others.nodes().node;
         for to in others.watchers.nodes.keys().copied() {
-            others.nodes().tell_if_idle(to, &Frame::Flight { of, to, document: document.clone() });
+            others.nodes().tell_if_room(to, &Frame::Flight { of, to, document: document.clone() });
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{NodeEvent, SILENCE};
 /// To one node.
 pub(super) struct Link {
     frames: mpsc::UnboundedSender<Vec<u8>>,
-    /// So many are not on their way yet.
+    /// So many bytes are not on their way yet.
     waiting: Arc<AtomicUsize>,
     writer: JoinHandle<()>,
 }
@@ -42,7 +42,7 @@ impl Link {
                     return;
                 }
                 // It protects nothing.
-                written.fetch_sub(1, Ordering::Relaxed);
+                written.fetch_sub(bytes.len(), Ordering::Relaxed);
             }
             // Until the other end has it all.
             if send.finish().is_ok() {
@@ -54,14 +54,14 @@ impl Link {
     }
 
     pub(super) fn send(&self, bytes: Vec<u8>) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
         // Who is gone is told of by the reader.
         let _ = self.frames.send(bytes);
     }
 
-    /// Whether what is sent now does not wait, nor make others wait, behind what was sent before.
-    pub(super) fn is_idle(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) == 0
+    /// Whether so little waits to be sent that something large may, too, and what comes behind it is not late.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) < MOST_WAITING
     }
 
     /// Waits until the other end has everything.
@@ -235,4 +235,5 @@ impl ServerCertVerifier for AnyCertificate {
 
 /// Another version speaks another one.
 const PROTOCOL: &[u8] = b"tpurun-nodes/1";
+const MOST_WAITING: usize = 1 << 20;
 const MOST_STREAMS: u32 = 1 << 17;
