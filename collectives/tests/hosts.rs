@@ -272,7 +272,7 @@ fn who_is_not_there_when_all_come_together_is_named_on_all_hosts() {
     let texts = std::thread::scope(|scope| {
         // Rank 3 says where it is, and is not heard of again.
         scope.spawn(|| store.set("tpurun/place/1/3", &store.get("tpurun/place/1/2").unwrap()));
-        some_on_hosts(&store, &[0, 0, 1, 1], &[0, 1, 2], &config(), timeout, |created| {
+        some_on_hosts(&[1; 4], &store, &[0, 0, 1, 1], &[0, 1, 2], &config(), timeout, |created| {
             let failure = created.unwrap_err();
             assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Timeout, &[3][..]), "{failure}");
             failure.to_string()

@@ -57,22 +57,11 @@ pub fn on_hosts_over<T: Send>(
 ) -> Vec<T> {
     let ranks: Vec<usize> = (0..hosts.len()).collect();
     let created = |created: Result<Communicator, Failure>| body(&created.unwrap());
-    run(connections, &Memory::default(), hosts, &ranks, config, timeout, created)
+    some_on_hosts(connections, &Memory::default(), hosts, &ranks, config, timeout, created)
 }
 
-/// The same over one connection, of some of the ranks, whether they have come together or not.
+/// The same of some of the ranks, whether they have come together or not.
 pub fn some_on_hosts<T: Send>(
-    store: &Memory,
-    hosts: &[usize],
-    ranks: &[usize],
-    config: &Config,
-    timeout: Duration,
-    body: impl Fn(Result<Communicator, Failure>) -> T + Sync,
-) -> Vec<T> {
-    run(&vec![1; hosts.len()], store, hosts, ranks, config, timeout, body)
-}
-
-fn run<T: Send>(
     connections: &[usize],
     store: &Memory,
     hosts: &[usize],
