@@ -1,6 +1,7 @@
 //! A running job seen from outside: its board is read where it lies, and its agent is not asked. What ranks of other
 //! nodes do, their agents tell the one here while the board says that somebody looks.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -64,33 +65,34 @@ impl<'a> Live<'a> {
         (flight.clone(), self.with_others(flight))
     }
 
+    /// Adds what other nodes say of their ranks: since this was taken, for which it waits, though not for long; else
+    /// what they have said last.
     fn with_others(&self, mut flight: Flight) -> (Flight, Vec<NodeRanks>) {
-        self.await_others(flight.taken_ns);
-        let mut silent = vec![];
-        for (node, other) in (0..).zip(&self.run.notice.others) {
-            let Some(other) = other else { continue };
-            let said = elsewhere::read(&self.run.dir, node);
-            if !said.as_ref().is_some_and(|said| is_since(said, flight.taken_ns)) {
-                silent.push(other.clone());
+        let since_ns = flight.taken_ns;
+        let others = (0..).zip(&self.run.notice.others);
+        let others: Vec<(u32, &NodeRanks)> =
+            others.filter_map(|(node, other)| Some((node, other.as_ref()?))).collect();
+        let mut said: BTreeMap<u32, Flight> = BTreeMap::new();
+        let silent = loop {
+            let is_silent = |said: Option<&Flight>| said.is_none_or(|said| !is_since(said, since_ns));
+            for (node, _) in &others {
+                if is_silent(said.get(node)) {
+                    said.extend(elsewhere::read(&self.run.dir, *node).map(|said| (*node, said)));
+                }
             }
-            if let Some(said) = said {
-                flight.add(said);
-            }
-        }
-        (flight, silent)
-    }
-
-    /// Waits until all other nodes have said something since, though not for long.
-    fn await_others(&self, since_ns: u64) {
-        let has_said =
-            |node: u32| elsewhere::read(&self.run.dir, node).is_some_and(|said| is_since(&said, since_ns));
-        while (0..).zip(&self.run.notice.others).any(|(node, other)| other.is_some() && !has_said(node)) {
+            let silent = others.iter().filter(|(node, _)| is_silent(said.get(node)));
+            let silent: Vec<NodeRanks> = silent.map(|(_, other)| (*other).clone()).collect();
             let now_ns = board::now_ns();
-            self.board.watch(now_ns);
-            if now_ns >= since_ns + PATIENCE_NS || self.ends_within(LOOK) {
-                return;
+            if silent.is_empty() || now_ns >= since_ns + PATIENCE_NS {
+                break silent;
             }
-        }
+            self.board.watch(now_ns);
+            if self.ends_within(LOOK) {
+                break silent;
+            }
+        };
+        said.into_values().for_each(|said| flight.add(said));
+        (flight, silent)
     }
 
     /// Waits this long, or until the job has ended; says whether it has.
