@@ -16,8 +16,10 @@ class NotAllowed(Exception):
 
 
 @contextmanager
-def namespaces(count: int, mtu: int = 1500) -> Iterator[list[str]]:
-    """Their names; number i has the address 10.77.0.(i + 1). `mtu` is of the links, in bytes."""
+def namespaces(count: int, mtu: int = 1500, rate: str | None = None) -> Iterator[list[str]]:
+    """Their names; number i has the address 10.77.0.(i + 1). `mtu` is of the links, in bytes; `rate` is
+    what each host sends at most, in tc's units (`5gbit`).
+    """
     # A namespace that was removed is gone a moment later.
     stem = f"t{os.getpid()}n{next(_numbers)}"
     bridge = f"{stem}b"
@@ -37,6 +39,9 @@ def namespaces(count: int, mtu: int = 1500) -> Iterator[list[str]]:
             _ip("-n", name, "link", "set", "eth0", "mtu", str(mtu))
             for device in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", device, "up")
+            if rate is not None:
+                bucket = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"]
+                _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *bucket)
         yield names
     finally:
         for words in reversed(made):

@@ -186,3 +186,26 @@ def test_a_host_that_is_unplugged_ends_as_the_others_say(begin, script, reached)
     done = finish(job)
     assert done.code == 1
     assert "host n2 (node 1) is gone" in done.err, done.err
+
+
+AGAIN = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+ranks = torch.ones(1)
+dist.all_reduce(ranks)
+if dist.get_rank() == 2 and os.environ["TPURUN_RESTART"] == "0":
+    raise ValueError("once")
+dist.barrier()
+print("well with", int(ranks))
+"""
+
+
+def test_all_hosts_start_again_and_say_so_once(start, script):
+    done = finish(start("--hosts", "localhost:1,localhost:2", "--max-restarts", "1", script(AGAIN)))
+    assert done.code == 0, done.err
+    said = re.findall(r"^tpurun: restart 1 of 1: (.*)$", done.err, re.MULTILINE)
+    assert len(said) == 1 and "raised ValueError: once" in said[0], done.err
+    assert sorted(text for _, text in lines(done)) == ["well with 3"] * 2, done.out

@@ -1,6 +1,7 @@
 //! The supervisor of the ranks of this host: starts them, shows what they write, decides why the job failed,
 //! and leaves no process behind. One thread, one loop; what it decides is in `verdict.rs`.
 
+mod again;
 mod deliver;
 mod finish;
 mod lives;
@@ -198,8 +199,9 @@ impl Agent {
         let phase = match &self.phase {
             Phase::Settling { until } => Some(*until),
             Phase::Stopping(stopping) => Some(stopping.kill_at),
-            Phase::Clearing(clearing) => Some(clearing.until),
-            Phase::Starting | Phase::Running => None,
+            Phase::Clearing(clearing) if !clearing.is_clear => Some(clearing.until),
+            // Of a world that is gone from here it is known when it is gone from everywhere.
+            Phase::Starting | Phase::Running | Phase::Clearing(_) => None,
         };
         let proposal = self.others.as_ref().and_then(nodes::Others::next_deadline);
         let deadlines =
@@ -276,11 +278,8 @@ impl Agent {
                 }
             }
             Asked::FrontDied => self.stop(Why::FrontDied, Duration::ZERO),
+            Asked::Stop(signal) if self.interrupt_restart(signal) => self.tell_stop(signal),
             Asked::Stop(signal) => match &mut self.phase {
-                Phase::Stopping(stopping) if matches!(stopping.why, Why::Restart(..)) => {
-                    let before = std::mem::replace(&mut stopping.why, Why::Asked(signal));
-                    self.call_off_restart(&before, signal);
-                }
                 Phase::Stopping(stopping) => {
                     stopping.kill_at = Instant::now();
                     stopping.is_hurried = true;

@@ -161,7 +161,8 @@ impl Job {
         if several.is_some() && is_of_nodes {
             return Err("--nnodes: expected one program, given several, which --hosts or srun place".into());
         }
-        let nodes = parse_nodes(&options, cluster.as_ref(), &cluster::environment)?;
+        let policy = parse_policy(&options)?;
+        let nodes = parse_nodes(&options, cluster.as_ref(), policy.max_restarts, &cluster::environment)?;
         let placed = cluster.as_ref().and_then(|cluster| cluster.ranks);
         let named = remote.as_ref().map(|remote| remote.hosts.iter().map(|host| host.ranks).sum());
         if let Some(ranks) = placed.or(named) {
@@ -169,7 +170,6 @@ impl Job {
         } else if let Some(cluster) = &cluster {
             options.ranks = options.ranks.or(Some(cluster.tasks.to_string()));
         }
-        let policy = parse_policy(&options)?;
         let mut given = match (several, &cli.job_file) {
             (Some(several), _) => several,
             (None, Some(file)) => {
@@ -280,6 +280,7 @@ fn threads_per_rank(cores: usize, ranks: u32) -> usize {
 fn parse_nodes(
     options: &Options,
     cluster: Option<&Cluster>,
+    max_restarts: u32,
     lookup: cluster::Lookup<'_>,
 ) -> Result<Option<Plan>, String> {
     let torchrun = &options.torchrun;
@@ -310,16 +311,15 @@ fn parse_nodes(
         token: Source::find(options.token_file.as_deref(), cluster.and_then(|one| one.token_file.clone()))?,
         patience: patience.transpose()?.unwrap_or(RENDEZVOUS_PATIENCE),
         is_one_terminal: cluster.is_some_and(|cluster| cluster.is_one_terminal),
+        max_restarts,
     }))
 }
 
 /// What does not work on several hosts yet.
 fn refuse_recovery(options: &Options, given: &str) -> Result<(), String> {
-    let max_restarts = options.torchrun.max_restarts.as_deref();
     for (is_given, flag) in [
         (options.elastic.is_some(), "--elastic"),
         (options.on_failure.as_deref().is_some_and(|policy| policy != "stop"), "--on-failure"),
-        (max_restarts.is_some_and(|most| most != "0"), "--max-restarts"),
     ] {
         if is_given {
             return Err(format!("{flag}: expected one host; not yet with {given}"));
@@ -555,8 +555,8 @@ mod tests {
                 "--rdzv: expected HOST:PORT with a port from 1 to 65535, given n0:x",
             ),
             (
-                "tpurun --nnodes 2 --node-rank 1 --rdzv n0 --max-restarts 2 true",
-                "--max-restarts: expected one host; not yet with --nnodes 2",
+                "tpurun --nnodes 2 --node-rank 1 --rdzv n0 --on-failure continue true",
+                "--on-failure: expected one host; not yet with --nnodes 2",
             ),
             (
                 "tpurun --nnodes 2 --node-rank 1 --rdzv n0 true",
@@ -568,8 +568,8 @@ mod tests {
                 "--hosts: expected names, or a number of pretended hosts from 1 to 4, given 5",
             ),
             (
-                "tpurun --hosts n0,n1 --max-restarts 1 true",
-                "--max-restarts: expected one host; not yet with --hosts of several names",
+                "tpurun --hosts n0,n1 --elastic 1:2 true",
+                "--elastic: expected one host; not yet with --hosts of several names",
             ),
             (
                 "tpurun --hosts n0,n1,n2 true : true",

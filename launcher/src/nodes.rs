@@ -43,6 +43,8 @@ pub(crate) struct Plan {
     pub(crate) patience: Duration,
     /// Whether what all nodes write is shown in one place.
     pub(crate) is_one_terminal: bool,
+    /// The same on all nodes.
+    pub(crate) max_restarts: u32,
 }
 
 /// Something came from another node.
@@ -144,6 +146,13 @@ impl Nodes {
     pub(crate) fn store_is_at(&self, port: u16) {
         if let Store::Here(at) = &self.store {
             at.send_replace(Some(SocketAddr::from(([127, 0, 0, 1], port))));
+        }
+    }
+
+    /// There is no store until the next one listens.
+    pub(crate) fn store_is_gone(&self) {
+        if let Store::Here(at) = &self.store {
+            at.send_replace(None);
         }
     }
 

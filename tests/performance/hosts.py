@@ -1,8 +1,8 @@
 """All-reduce between hosts that are network namespaces of this machine, on this backend and on Gloo in turn.
 
 `python -m tests.performance.hosts` measures 2 hosts x 2 ranks and 4 x 2, as root. Ours is encrypted, that of
-Gloo plain
-TCP; both have the same link, and all hosts share the cores of this machine.
+Gloo plain TCP; both have the same link, and all hosts share the cores of this machine. Without `--rate` the
+link is as fast as the cores, and they are all that is measured.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PORT = 29_400
 LIMIT_S = 600
 
 
-def measure(hosts: int, ranks: int, mtu: int, options: list[str]) -> int:
+def measure(hosts: int, ranks: int, mtu: int, rate: str | None, options: list[str]) -> int:
     """Runs `tpurun bench` on so many hosts with so many ranks each; node 0 prints. Returns its exit code."""
-    with namespaces(hosts, mtu) as names:
+    with namespaces(hosts, mtu, rate) as names:
         environment = os.environ | {
             "TPURUN_TOKEN": secrets.token_hex(24),
             # Which it would find by the name of the machine.
@@ -60,15 +60,19 @@ def main() -> int:
     parser.add_argument("--collectives", default="all_reduce")
     parser.add_argument("--seconds", default="4")
     parser.add_argument("--mtu", type=int, default=1500, help="of the link, in bytes [default: 1500]")
+    parser.add_argument(
+        "--rate", help="what a host sends at most, as in `5gbit` [default: what the cores give]"
+    )
     parser.add_argument("--alone", action="store_true", help="without Gloo")
     given = parser.parse_args()
     options = ["--collectives", given.collectives, "--sizes", given.sizes, "--seconds", given.seconds]
     options += [] if given.alone else ["--against", "gloo"]
     for shape in given.shape.split(","):
         hosts, ranks = (int(number) for number in shape.split("x"))
-        print(f"{hosts} hosts of {ranks} ranks, MTU {given.mtu}", flush=True)
+        link = f"MTU {given.mtu}" + (f", {given.rate}" if given.rate else "")
+        print(f"{hosts} hosts of {ranks} ranks, {link}", flush=True)
         try:
-            code = measure(hosts, ranks, given.mtu, options)
+            code = measure(hosts, ranks, given.mtu, given.rate, options)
         except NotAllowed as why:
             print(f"network namespaces: {why}", file=sys.stderr)
             return 2

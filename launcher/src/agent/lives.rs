@@ -4,19 +4,17 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tpurun_collectives::board::Board;
 
-use super::start::{QUEUED_CHUNKS, new_output, queued_answers};
-use super::{Agent, Clearing, Phase, Receivers, Stopping, Why, signal_word};
+use super::nodes::{self, Others};
+use super::start::{QUEUED_CHUNKS, new_output, queued_answers, unborn};
+use super::{Agent, Clearing, Phase, Receivers, Stopping, Why};
 use crate::control_server::ControlServer;
 use crate::kill;
 use crate::losses::Losses;
 use crate::policy::{Census, Tolerance};
-use crate::ranks::Rank;
-use crate::supervisor::Spread;
 use crate::verdict::{self, Cause, Verdict};
 use crate::watch::Watch;
 
@@ -76,7 +74,7 @@ impl Agent {
         if self.others.is_some() {
             return self.propose(&verdict);
         }
-        let why = match self.job.policy.next_world(&self.census_with(&verdict), self.restarts) {
+        let why = match self.next_world(&verdict) {
             None => Why::Failed(Box::new(verdict)),
             Some(ranks) => Why::Restart(Box::new(verdict), ranks),
         };
@@ -99,7 +97,7 @@ impl Agent {
     }
 
     /// A culprit that is still there is as good as lost; one that only left early did nothing wrong by itself.
-    fn census_with(&self, verdict: &Verdict) -> Census {
+    pub(super) fn census_with(&self, verdict: &Verdict) -> Census {
         let mut census = self.census();
         let is_alive = verdict.culprit.is_some_and(|rank| self.ranks[rank as usize].is_alive());
         census.lost += u32::from(is_alive);
@@ -119,20 +117,12 @@ impl Agent {
             }
             _ => {}
         }
-        match &self.phase {
-            Phase::Clearing(clearing) if clearing.is_clear => self.begin_again(rx).await,
-            Phase::Clearing(clearing) if Instant::now() >= clearing.until => self.on_cleared(false),
+        let Phase::Clearing(Clearing { is_clear, until, .. }) = self.phase else { return };
+        match is_clear {
+            true if self.is_turn() => self.begin_again(rx).await,
+            false if Instant::now() >= until => self.on_cleared(false),
             _ => {}
         }
-    }
-
-    /// What the ranks were stopped for is not reported any more, but not forgotten either.
-    pub(super) fn call_off_restart(&mut self, why: &Why, signal: Signal) {
-        if let Why::Restart(verdict, _) = why {
-            let after = self.headline(verdict);
-            self.say(&format!("{}: no restart after this: {after}", signal_word(signal)));
-        }
-        self.running().keys().for_each(|pid| kill::ask_group_to_end(*pid));
     }
 
     /// All ranks have ended, some of them too soon.
@@ -173,15 +163,12 @@ impl Agent {
     /// What can not be ended would meet its successor: then there is none.
     pub(super) fn on_cleared(&mut self, is_clear: bool) {
         match std::mem::replace(&mut self.phase, Phase::Starting) {
-            Phase::Clearing(clearing) if is_clear => {
+            Phase::Clearing(clearing) => {
                 self.phase = Phase::Clearing(Clearing { is_clear, ..clearing });
-            }
-            Phase::Clearing(Clearing { mut stopping, .. }) => {
-                if let Why::Restart(verdict, _) = stopping.why {
-                    stopping.why = Why::Failed(verdict);
+                match is_clear {
+                    true => self.tell_cleared(),
+                    false => self.call_off_everywhere(&self.leftover()),
                 }
-                self.phase = Phase::Stopping(stopping);
-                self.say("no restart: some processes of the ranks do not end");
             }
             phase => self.phase = phase,
         }
@@ -216,7 +203,9 @@ impl Agent {
             _ => String::new(),
         };
         let text = format!("restart {number} of {}{with}: {why}", policy.max_restarts);
-        self.say(&text);
+        if !self.others.as_ref().is_some_and(Others::is_said_by_node_0) {
+            self.say(&text);
+        }
         let details = json!({
             "restart": number, "of": policy.max_restarts, "ranks": ranks,
             "culprit": verdict.culprit, "why": why,
@@ -227,16 +216,20 @@ impl Agent {
 
     /// Nothing of what the ranks shared, wrote or were sent reaches their successors.
     fn renew(&mut self, rx: &mut Receivers, ranks: u32) -> io::Result<()> {
+        self.others.iter_mut().for_each(Others::renew);
         (self.board, self.board_fd) = Board::create(ranks)?;
-        self.job.resize(ranks);
+        if ranks != self.job.ranks {
+            self.job.resize(ranks);
+        }
         (self.tx.chunks, rx.chunks) = mpsc::channel(QUEUED_CHUNKS);
         (self.tx.control, rx.control) = mpsc::channel(QUEUED_CHUNKS);
         if self.server.is_none() && self.job.wants_server {
             (self.tx.server, rx.server) = mpsc::channel(queued_answers(&self.job));
         }
-        self.control = ControlServer::new(ranks, self.control.take_identities(), Spread::default());
+        let spread = self.others.as_ref().map(|others| nodes::spread(others.nodes())).unwrap_or_default();
+        self.control = ControlServer::new(ranks, self.control.take_identities(), spread);
         self.output = new_output(&self.job, &self.run_dir);
-        self.ranks = vec![Rank::Unborn; ranks as usize];
+        self.ranks = unborn(&self.job);
         self.open_streams = vec![0; ranks as usize];
         self.failures.clear();
         self.left.clear();
@@ -247,6 +240,7 @@ impl Agent {
         self.stacks.clear();
         self.due.clear();
         self.suspicion = Default::default();
+        self.views_elsewhere.clear();
         Ok(())
     }
 }

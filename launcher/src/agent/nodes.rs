@@ -11,6 +11,7 @@ use serde_json::json;
 use tpurun_collectives::FailureKind;
 use tpurun_collectives::board::{self, RankView};
 
+use super::again::Turn;
 use super::looks::Looks;
 use super::watchers::Watchers;
 use super::{Agent, Phase, Why};
@@ -34,6 +35,7 @@ pub(super) struct Others {
     proposal: Option<(Told, Instant)>,
     /// Ranks here hear of it then.
     proven: Option<(Proof, Instant)>,
+    pub(super) turn: Turn,
     /// By node: all its ranks have ended well.
     done: Vec<bool>,
     /// Node 0 says that all ranks have ended well.
@@ -78,6 +80,7 @@ impl Others {
         Others {
             looks: Looks::new(nodes.ranks()),
             watchers: Watchers::default(),
+            turn: Turn::new(nodes.count()),
             nodes,
             proposal: None,
             proven: None,
@@ -86,6 +89,14 @@ impl Others {
             stands: false,
             is_said_by_node_0: false,
         }
+    }
+
+    /// Nothing of what was said of its ranks is true of those that follow them.
+    pub(super) fn forget_world(&mut self) {
+        self.looks = Looks::new(self.nodes.ranks());
+        (self.proposal, self.proven) = (None, None);
+        self.done.fill(false);
+        (self.stands, self.is_said_by_node_0) = (false, false);
     }
 
     pub(super) fn nodes(&self) -> &Nodes {
@@ -135,6 +146,8 @@ impl Agent {
             |rank: u32| rank < nodes.ranks() && (!is_node_0 || nodes.ranks_of(node).contains(&rank));
         let may_tell_of = |of: u32| of < nodes.count() && of != nodes.node && (!is_node_0 || of == node);
         match frame {
+            Frame::Begun if is_node_0 => others.turn.begun(node),
+            _ if others.turn.is_stale(node, &frame) => {}
             Frame::Ended { code, signal, left } if may_speak_of(left.rank) => {
                 let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
                 nodes.tell_but(&Frame::Ended { code, signal, left: left.clone() }, Some(node));
@@ -145,10 +158,16 @@ impl Agent {
                 self.lose_here(rank, FailureKind::from_code(kind), &text);
             }
             Frame::Proposed(told) if is_node_0 => self.consider(told),
-            Frame::Stands(told) if !is_node_0 => {
+            Frame::Stands { told, again } if !is_node_0 => {
                 let is_one_terminal = self.job.nodes.as_ref().is_some_and(|plan| plan.is_one_terminal);
                 others.is_said_by_node_0 = is_one_terminal && !others.stands;
-                self.obey(told);
+                self.obey(told, again);
+            }
+            Frame::Cleared if is_node_0 => others.turn.cleared(node),
+            Frame::Again if !is_node_0 => others.turn.come(),
+            Frame::NoRestart { why } => {
+                nodes.tell_but(&Frame::NoRestart { why: why.clone() }, Some(node));
+                self.call_off(&why.replace(char::is_control, " "));
             }
             Frame::Stop { signal } => {
                 nodes.tell_but(&Frame::Stop { signal }, Some(node));
@@ -196,7 +215,7 @@ impl Agent {
     }
 
     fn on_stop_elsewhere(&mut self, node: u32, signal: Signal) {
-        if !matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
+        if !self.interrupt_restart(signal) && !matches!(self.phase, Phase::Stopping(_)) {
             let host = self.host_of_node(node).to_owned();
             self.say(&format!("{} on host {host}: stopping", super::signal_word(signal)));
             self.stop(Why::Asked(signal), self.job.stop_grace);
@@ -211,8 +230,15 @@ impl Agent {
     fn on_node_gone(&mut self, node: u32, why: &str) {
         let Some(others) = &mut self.others else { return };
         others.looks.expect_no_answer(node);
+        others.turn.node_is_gone();
         let was_done = others.done[node as usize] || others.is_over;
         self.run_dir.event("node gone", json!({"node": node, "why": why}));
+        if self.is_restarting() {
+            let host = self.host_of_node(node);
+            let why = format!("host {host} (node {node}) is gone: {why}");
+            return if self.is_node_0() { self.call_off_everywhere(&why) } else { self.call_off(&why) };
+        }
+        let Some(others) = &self.others else { return };
         if was_done || matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
             return;
         }
@@ -234,7 +260,7 @@ impl Agent {
             why: vec![],
             last_line: None,
         };
-        if self.is_node_0() { self.consider(told) } else { self.obey(told) }
+        if self.is_node_0() { self.consider(told) } else { self.obey(told, false) }
     }
 
     fn is_node_0(&self) -> bool {
@@ -330,7 +356,7 @@ impl Agent {
     fn consider(&mut self, told: Told) {
         let Some(others) = &mut self.others else { return };
         if !told.is_echo {
-            return self.obey(told);
+            return self.obey(told, true);
         }
         others.proposal.get_or_insert((told, Instant::now() + BETTER));
     }
@@ -339,23 +365,29 @@ impl Agent {
     pub(super) fn look_at_proposal(&mut self, now: Instant) {
         let Some(others) = &mut self.others else { return };
         if let Some((told, _)) = others.proposal.take_if(|(_, until)| now >= *until) {
-            self.obey(told);
+            let is_node_0 = others.nodes.is_first();
+            self.obey(told, is_node_0);
         }
     }
 
-    /// Ends the job for this reason; node 0 tells the others.
-    fn obey(&mut self, told: Told) {
+    /// Ends the world for this reason; node 0 tells the others. Another one may follow if node 0 says so.
+    fn obey(&mut self, told: Told, may_begin_again: bool) {
         let Some(others) = &mut self.others else { return };
         others.proposal = None;
         if std::mem::replace(&mut others.stands, true) {
             return;
         }
-        if others.nodes.is_first() {
-            others.nodes.tell(&Frame::Stands(told.clone()));
-        }
         let culprit = told.culprit.filter(|rank| (*rank as usize) < self.ranks.len());
-        let verdict = Verdict::plain(culprit, Cause::Told(told), Instant::now());
-        self.stop(Why::Failed(Box::new(verdict)), self.job.failure_grace);
+        let verdict = Box::new(Verdict::plain(culprit, Cause::Told(told.clone()), Instant::now()));
+        let next_world = self.next_world(&verdict).filter(|_| may_begin_again);
+        if let Some(others) = self.others.as_ref().filter(|others| others.nodes.is_first()) {
+            others.nodes.tell(&Frame::Stands { told, again: next_world.is_some() });
+        }
+        let why = match next_world {
+            Some(ranks) => Why::Restart(verdict, ranks),
+            None => Why::Failed(verdict),
+        };
+        self.stop(why, self.job.failure_grace);
     }
 
     /// All ranks here have ended well: the others hear of it, and node 0 when all have.

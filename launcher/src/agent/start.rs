@@ -80,7 +80,6 @@ impl Agent {
         let (server_tx, server) = mpsc::channel(queued_answers(&job));
         let identities = Identities::new(nodes.as_ref().map(|nodes| nodes.credentials().clone()));
         let events = nodes.as_mut().map_or_else(|| mpsc::channel(1).1, Nodes::take_events);
-        let unborn = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
         let now = Instant::now();
         let spread = nodes.as_ref().map(nodes::spread).unwrap_or_default();
         let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file(), job.hosts.clone());
@@ -95,7 +94,7 @@ impl Agent {
             screen,
             control: ControlServer::new(job.ranks, identities, spread),
             server: None,
-            ranks: (0..job.ranks).map(unborn).collect(),
+            ranks: unborn(&job),
             open_streams: vec![0; job.ranks as usize],
             phase: Phase::Starting,
             failures: Vec::new(),
@@ -337,6 +336,12 @@ impl Agent {
         let of_rank = environment::of_rank(&self.job, rank, &self.run_dir.error_file(rank));
         of_rank.into_iter().chain(environment::of_marks(marks)).collect()
     }
+}
+
+/// Before any of them is started.
+pub(super) fn unborn(job: &Job) -> Vec<Rank> {
+    let here = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
+    (0..job.ranks).map(here).collect()
 }
 
 /// What shows and logs the output of one world.

@@ -190,7 +190,7 @@ async fn greet(incoming: Incoming, plan: &Plan, token: &Token) -> Result<Guest, 
     let connection = incoming.await.map_err(|error| link::why(&error))?;
     let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| link::why(&error))?;
     let hello = link::read_frame(&mut receive, MOST_BEFORE).await?;
-    let Frame::Hello { version, node: number, nodes, code } = hello else {
+    let Frame::Hello { version, node: number, nodes, max_restarts, code } = hello else {
         return Err("it did not say who it is".into());
     };
     let reason = if !token.is_known_to(&connection, End::Connects, &code) {
@@ -199,6 +199,8 @@ async fn greet(incoming: Incoming, plan: &Plan, token: &Token) -> Result<Guest, 
         format!("tpurun {version}, expected {VERSION}")
     } else if nodes != plan.count {
         format!("--nnodes {nodes}, expected {}", plan.count)
+    } else if max_restarts != plan.max_restarts {
+        format!("--max-restarts {max_restarts}, expected {}", plan.max_restarts)
     } else if number == 0 || number >= plan.count {
         format!("--node-rank {number}, expected 1 to {}", plan.count - 1)
     } else {

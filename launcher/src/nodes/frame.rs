@@ -28,7 +28,7 @@ mod archived {
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) enum Frame {
         /// The first one, to node 0: who comes, and its code.
-        Hello { version: String, node: u32, nodes: u32, code: [u8; 32] },
+        Hello { version: String, node: u32, nodes: u32, max_restarts: u32, code: [u8; 32] },
         /// The answer, with the code of node 0.
         Accepted { code: [u8; 32] },
         /// Instead of it: why not.
@@ -43,8 +43,16 @@ mod archived {
         Lost { rank: u32, kind: u32, text: String },
         /// To node 0: why the job fails, as far as this node knows.
         Proposed(Told),
-        /// By node 0: why the job has failed.
-        Stands(Told),
+        /// By node 0: why the job has failed, and whether all ranks are started again.
+        Stands { told: Told, again: bool },
+        /// To node 0: nothing is left here of the ranks that have failed.
+        Cleared,
+        /// By node 0: nor anywhere; the next world begins.
+        Again,
+        /// To node 0: what comes from here from now on is of that world.
+        Begun,
+        /// There is no next world; why.
+        NoRestart { why: String },
         /// Somebody asked for the end, by this signal.
         Stop { signal: i32 },
         /// To node 0: ranks here have waited for a while.

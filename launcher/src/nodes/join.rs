@@ -127,7 +127,8 @@ async fn show_token(
         connection.open_bi().await.map_err(|error| Trouble::NotYet(link::why(&error)))?;
     let no_keys = || Trouble::Never("a connection without keys".into());
     let code = token.code(connection, End::Connects).ok_or_else(no_keys)?;
-    let hello = Frame::Hello { version: VERSION.into(), node: plan.node, nodes: plan.count, code };
+    let Plan { node, count: nodes, max_restarts, .. } = *plan;
+    let hello = Frame::Hello { version: VERSION.into(), node, nodes, max_restarts, code };
     link::write_frame(&mut send, &hello).await.map_err(Trouble::NotYet)?;
     match link::read_frame(&mut receive, MOST_BEFORE).await {
         Ok(Frame::Accepted { code }) if token.is_known_to(connection, End::Listens, &code) => {

@@ -16,6 +16,7 @@ fn plan(count: u32, node: u32, at: &str, token: &str) -> Plan {
         token,
         patience: Duration::from_secs(10),
         is_one_terminal: false,
+        max_restarts: 0,
     }
 }
 
@@ -214,7 +215,10 @@ fn seeds_are_frames() {
         messages: vec![Crossing::new(7, 0, 1, between)],
     };
     let frames = [
-        ("hello", Frame::Hello { version: "0.1.0".into(), node: 1, nodes: 2, code: [7; 32] }),
+        (
+            "hello",
+            Frame::Hello { version: "0.1.0".into(), node: 1, nodes: 2, max_restarts: 3, code: [7; 32] },
+        ),
         ("join", Frame::Join { node: node.clone(), keys: vec![vec![4; 65]] }),
         (
             "welcome",
@@ -227,7 +231,9 @@ fn seeds_are_frames() {
         ),
         ("ended", Frame::Ended { code: Some(0), signal: None, left: says }),
         ("lost", Frame::Lost { rank: 1, kind: 3, text: "rank 1 was killed by SIGKILL".into() }),
+        ("stands", Frame::Stands { told: told.clone(), again: true }),
         ("proposed", Frame::Proposed(told)),
+        ("no_restart", Frame::NoRestart { why: "host n1 (node 1) is gone".into() }),
         ("over", Frame::Over),
         ("look", Frame::Look { number: 7 }),
         ("seen", Frame::Seen { number: 7, node: 1, said }),
