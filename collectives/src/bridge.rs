@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::failure::FailureKind;
-use crate::layout::CHANNELS;
+use crate::layout::{CHANNELS, TURNS};
 use crate::segment::{Segment, Verdict};
 use crate::sync::{Ordering, RingError};
 use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
@@ -459,7 +459,7 @@ impl Bridge {
         if !self.is_next(host, header.round) {
             return Err(Wrong("a piece of another round than the next one"));
         }
-        let (at, room) = area(&self.segment, header.kind, header.rank, (header.round % 2) as usize);
+        let (at, room) = area(&self.segment, header.kind, header.rank, header.round.into());
         let offset = header.offset as usize;
         if offset.checked_add(payload.len()).is_none_or(|end| end > room) {
             return Err(Wrong("a piece that does not fit where it belongs"));
@@ -552,7 +552,7 @@ fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
         let kinds =
             [(Kind::Slot, written.slot), (Kind::Behind, written.behind), (Kind::Splits, written.splits)];
         kinds.map(|(kind, bytes)| {
-            let place = area(segment, kind, rank, parity).0;
+            let place = area(segment, kind, rank, round).0;
             Stretch { kind, rank, place, offset: 0, bytes, to: None }
         })
     };
@@ -571,8 +571,9 @@ fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
         };
         let window = layout.window(rank, parity);
         add(Kind::Window, window, 0, written.for_all, None);
-        add(Kind::Window, layout.partial(parity), 0, written.partial, None);
-        let for_each = if written.is_partial { layout.partial(parity) } else { window };
+        let partial = layout.partial(turn(round));
+        add(Kind::Window, partial, 0, written.partial, None);
+        let for_each = if written.is_partial { partial } else { window };
         if written.stride > 0 {
             for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
                 let bytes = segment.written_for(rank, parity, to).min(written.stride);
@@ -584,7 +585,7 @@ fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
         }
         for own in own_ranks {
             let stretch = written.folded.of(*own);
-            add(Kind::Folded, layout.folded(parity), stretch.start, stretch.len(), None);
+            add(Kind::Folded, layout.folded(turn(round)), stretch.start, stretch.len(), None);
         }
     }
     bulk
@@ -600,6 +601,10 @@ fn pieces(stretches: &[Stretch], most: usize) -> impl Iterator<Item = Stretch> {
     })
 }
 
+fn turn(round: u64) -> usize {
+    (round % TURNS as u64) as usize
+}
+
 /// That all ranks here have come to a round, whose pieces go over so many connections.
 fn arrival(segment: &Segment, round: u64, of: usize) -> Header {
     Header { round: round as u32, offset: of as u32, ..about(Kind::Arrived, segment.rank(), 0) }
@@ -610,13 +615,13 @@ fn about(kind: Kind, rank: u32, bytes: usize) -> Header {
 }
 
 /// Where a rank's pieces of this kind lie, and how much room they have.
-fn area(segment: &Segment, kind: Kind, rank: u32, parity: usize) -> (usize, usize) {
-    let layout = segment.layout();
+fn area(segment: &Segment, kind: Kind, rank: u32, round: u64) -> (usize, usize) {
+    let (parity, layout) = ((round % 2) as usize, segment.layout());
     match kind {
         Kind::Slot => (layout.slot(rank, parity), crate::layout::SLOT_BYTES),
         Kind::Behind => (layout.behind(rank, parity), crate::match_key::OFFERS_BYTES),
         Kind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
-        Kind::Folded => (layout.folded(parity), layout.window_bytes()),
+        Kind::Folded => (layout.folded(turn(round)), layout.window_bytes()),
         _ => (layout.window(rank, parity), layout.window_bytes()),
     }
 }

@@ -78,8 +78,8 @@ impl<'a> Flat<'a> {
             self.keep_own();
             return Ok(());
         }
-        if folds_together(self.schedule) && is_scattered(self.segment, self.op) {
-            return self.run_scattered(lane, meet);
+        if folds_together(self.schedule) && is_halved(self.segment, self.op) {
+            return self.run_halved(lane, meet);
         }
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;
@@ -89,7 +89,7 @@ impl<'a> Flat<'a> {
         let same = folds_together(self.schedule) && !self.segment.is_bridged();
         let together = same.then(|| lane.parity());
         while round < rounds {
-            let parity = lane.parity();
+            let (parity, turn) = (lane.parity(), lane.turn());
             let window = together.unwrap_or(parity);
             let offset = round as usize * self.stretch;
             let steps: Vec<&Step> = self.steps().collect();
@@ -117,7 +117,7 @@ impl<'a> Flat<'a> {
                     Step::Fetch { from, block, .. } if run.len() == 1 => {
                         self.fetch(*from, *block, offset, parity);
                     }
-                    Step::Fetch { block, .. } => self.fold(run, *block, offset, parity),
+                    Step::Fetch { block, .. } => self.fold(run, *block, offset, turn),
                     Step::Send { .. } | Step::Receive { .. } => {
                         unreachable!(
                             "flat schedules have no messages: the planner and this file belong together"
@@ -130,38 +130,69 @@ impl<'a> Flat<'a> {
         Ok(())
     }
 
-    /// A fold of which each host does a part: what is staged for one meeting is whole at the next, so each carries
-    /// the stretches of one round to where they are folded, and those of the round before to all.
-    fn run_scattered(&self, lane: &mut Lane, mut meet: Meet<'_>) -> Result<(), Failure> {
-        let rounds = self.rounds() + 1;
+    /// A fold in two halves. While a round is on its way between hosts, the stretch of the next one is staged and
+    /// folded over the ranks of this host, and what the round before has brought is taken: the links wait for neither.
+    ///
+    /// Where each host does a part of the second half, what is staged for one meeting is whole at the next, so each
+    /// carries the stretches of one round to where they are folded, and those of the round before to all.
+    fn run_halved(&self, lane: &mut Lane, mut meet: Meet<'_>) -> Result<(), Failure> {
+        let is_scattered = is_scattered(self.segment, self.op);
+        let rounds = self.rounds() + u32::from(is_scattered);
         let mut before = Gathered::default();
+        // Which stretch of the result is whole, and where.
+        let mut whole = None;
+        self.stage_half(lane, 0, lane.turn());
         for round in 0..rounds {
             let offset = round as usize * self.stretch;
+            let turn = lane.turn();
             meet.fold_bytes = self.left(offset);
-            let stretches = Gathered::among(meet.fold_bytes, self.segment.size());
-            meet.between = Between {
-                scattered: (meet.fold_bytes > 0).then_some(stretches.stride),
-                for_each: None,
-                gathered: std::mem::replace(&mut before, stretches),
-            };
-            let parity = lane.parity();
-            for step in self.steps() {
-                match step {
-                    Step::Publish { block } if meet.fold_bytes > 0 => {
-                        self.publish(*block, offset, parity, lane.staged_mut());
-                    }
-                    Step::Meet { .. } if round == 0 => {
-                        lane.match_keys(&meet, rounds)?;
-                    }
-                    Step::Meet { .. } => lane.meet_again(&meet)?,
-                    Step::Fetch { from, block, .. } if round > 0 => {
-                        self.fetch(*from, *block, offset - self.stretch, parity);
-                    }
-                    _ => {}
-                }
+            if is_scattered {
+                let stretches = Gathered::among(meet.fold_bytes, self.segment.size());
+                meet.between = Between {
+                    scattered: (meet.fold_bytes > 0).then_some(stretches.stride),
+                    for_each: None,
+                    gathered: std::mem::replace(&mut before, stretches),
+                };
+            }
+            if round == 0 {
+                lane.match_keys(&meet, rounds)?;
+                // What was staged for the operation before may be on its way until now.
+                self.stage_half(lane, self.stretch, turn + 1);
+            } else {
+                lane.come(&meet)?;
+                self.stage_half(lane, offset + self.stretch, turn + 1);
+                self.fetch_folded(whole.take());
+                lane.await_others(&meet)?;
+            }
+            whole = match is_scattered {
+                true => offset.checked_sub(self.stretch),
+                false => Some(offset),
+            }
+            .map(|offset| (offset, turn));
+        }
+        self.fetch_folded(whole);
+        Ok(())
+    }
+
+    /// Stages a stretch for the round of this turn, if there is one.
+    fn stage_half(&self, lane: &Lane, offset: usize, turn: usize) {
+        let bytes = self.left(offset);
+        if bytes == 0 {
+            return;
+        }
+        let at = self.segment.layout().window(self.segment.rank(), turn % 2);
+        self.op.inputs.stage(0, offset, bytes, self.segment.region(), at);
+        self.traffic.stage(bytes);
+        lane.staged_half(self.op, turn, bytes);
+    }
+
+    fn fetch_folded(&self, whole: Option<(usize, usize)>) {
+        let Some((offset, turn)) = whole else { return };
+        for step in self.steps() {
+            if let Step::Fetch { block, .. } = step {
+                self.fetch(Source::Folded, *block, offset, turn);
             }
         }
-        Ok(())
     }
 
     /// What this rank gives to itself goes through no window. Begins only once the keys have matched.
@@ -260,18 +291,20 @@ impl<'a> Flat<'a> {
         staged.each[self.slot(block)] = bytes;
     }
 
-    fn fetch(&self, from: Source, block: Block, offset: usize, parity: usize) {
+    fn fetch(&self, from: Source, block: Block, offset: usize, turn: usize) {
         let chunk = self.output_chunk(block);
         let bytes = self.op.outputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
         let at = match from {
-            Source::Rank(rank) => self.segment.layout().window(rank, parity) + self.slot(block) * self.stride,
-            Source::Folded => self.segment.layout().folded(parity),
+            Source::Rank(rank) => {
+                self.segment.layout().window(rank, turn % 2) + self.slot(block) * self.stride
+            }
+            Source::Folded => self.segment.layout().folded(turn),
         };
         self.op.outputs.fetch(chunk, offset, bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
     }
 
-    fn fold(&self, run: &[&Step], block: Block, offset: usize, parity: usize) {
+    fn fold(&self, run: &[&Step], block: Block, offset: usize, turn: usize) {
         let ranks = run.iter().filter_map(|step| match step {
             Step::Fetch { from: Source::Rank(rank), .. } => Some(*rank),
             _ => None,
@@ -281,12 +314,12 @@ impl<'a> Flat<'a> {
         if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
             let at = second.bytes_for(at);
-            let sources: Vec<usize> = partials(self.segment, parity).map(|start| start + at).collect();
+            let sources: Vec<usize> = partials(self.segment, turn).map(|start| start + at).collect();
             self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), &sources);
             self.traffic.fold_staged(bytes, sources.len());
             return;
         }
-        fold_windows(self.segment, self.op, ranks, (parity, at), offset..offset + bytes, self.traffic);
+        fold_windows(self.segment, self.op, ranks, (turn % 2, at), offset..offset + bytes, self.traffic);
     }
 }
 

@@ -22,7 +22,7 @@ use crate::board::{Recording, WaitKind};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
-use crate::layout::LINE;
+use crate::layout::{LINE, TURNS};
 use crate::mapped::{self, Mapped, Mapping};
 use crate::match_key::{self, Offer, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
@@ -318,6 +318,11 @@ impl Lane {
         (self.round % 2) as usize
     }
 
+    /// Which of the places for what is folded for other hosts it uses.
+    pub(crate) fn turn(&self) -> usize {
+        turn_of(self.round)
+    }
+
     /// The first meeting of an operation: compares the keys.
     pub(crate) fn match_keys(&mut self, meet: &Meet<'_>, rounds: u32) -> Result<Agreed, Failure> {
         self.offer_keys(meet, rounds)?;
@@ -382,6 +387,16 @@ impl Lane {
     fn meet(&mut self, meet: &Meet<'_>, about: About) -> Result<(), Failure> {
         self.arrive(meet, about)?;
         self.wait(meet, about)
+    }
+
+    /// The first half of a later meeting: nothing is waited for.
+    pub(crate) fn come(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
+        self.arrive(meet, About::Data).map(drop)
+    }
+
+    /// The second half of it.
+    pub(crate) fn await_others(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
+        self.wait(meet, About::Data)
     }
 
     /// The last to arrive does what is to be done for all.
@@ -682,6 +697,10 @@ impl Lane {
         };
         segment.meeting().is_poisoned().then(|| segment.failure().unwrap_or_else(unsaid))
     }
+}
+
+fn turn_of(round: u32) -> usize {
+    round as usize % TURNS
 }
 
 /// One of so many pieces of `bytes`, which begin at cache lines.

@@ -27,7 +27,7 @@ use crate::match_key::OFFERS_BYTES;
 use crate::segment::crossing::WRITTEN_WORDS;
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
@@ -46,6 +46,8 @@ pub(crate) const SLOT_BYTES: usize = 384;
 /// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
 pub(crate) const P2P_CHANNEL: u32 = 6;
 pub(crate) const CHANNELS: u32 = P2P_CHANNEL + 1;
+/// Rounds for which what is folded for other hosts has places of its own.
+pub(crate) const TURNS: usize = 4;
 /// All rings of a segment may take this much address space (not memory: untouched pages cost nothing).
 const RINGS_BUDGET: usize = 1 << 31;
 /// The text all ranks raise is cut to this.
@@ -155,13 +157,14 @@ impl Layout {
         self.windows() + (parity * self.ranks + self.nth(rank)) * self.window_bytes
     }
 
-    pub(crate) fn folded(&self, parity: usize) -> usize {
-        self.folded_start() + parity * self.window_bytes
+    /// Results, of rounds in [`TURNS`] turns; on one host of two parities.
+    pub(crate) fn folded(&self, turn: usize) -> usize {
+        self.folded_start() + turn % TURNS * self.window_bytes
     }
 
     /// What all ranks of this host together have for the others.
-    pub(crate) fn partial(&self, parity: usize) -> usize {
-        self.folded_start() + (2 + parity) * self.window_bytes
+    pub(crate) fn partial(&self, turn: usize) -> usize {
+        self.folded(0) + (TURNS + turn % TURNS) * self.window_bytes
     }
 
     /// The counters of the ring from `from` to `to` on `channel`; its bytes follow at [`ring_data`](Self::ring_data).
@@ -231,7 +234,7 @@ impl Layout {
     }
 
     fn ledger_start(&self) -> usize {
-        self.folded_start() + 4 * self.window_bytes
+        self.folded_start() + 2 * TURNS * self.window_bytes
     }
 
     fn rings(&self) -> usize {
@@ -303,8 +306,8 @@ mod tests {
                     }
                 }
             }
-            areas.extend((0..2).map(|parity| (layout.folded(parity), layout.window_bytes())));
-            areas.extend((0..2).map(|parity| (layout.partial(parity), layout.window_bytes())));
+            areas.extend((0..TURNS).map(|turn| (layout.folded(turn), layout.window_bytes())));
+            areas.extend((0..TURNS).map(|turn| (layout.partial(turn), layout.window_bytes())));
             areas.sort_unstable();
             for pair in areas.windows(2) {
                 assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?} overlap with {ranks} ranks");

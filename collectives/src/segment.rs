@@ -119,6 +119,7 @@ const H_BELL: usize = 840;
 const H_MOVES: usize = 896;
 const H_DECIDED: usize = 960;
 const H_READY: usize = 1024;
+const H_STAGED: usize = 1088;
 const H_HOSTS: usize = 40;
 /// In the count of those attached: the communicator will not come to be.
 const CLOSED: u32 = 1 << 31;

@@ -18,7 +18,7 @@ use crate::segment::Segment;
 use crate::segment::crossing::Written;
 use crate::splits;
 
-use super::{About, Lane, Meet, cut};
+use super::{About, Lane, Meet, cut, turn_of};
 
 /// What is smaller is folded at once between hosts: it takes longer to send it than to fold it.
 pub(super) const LEAST_HALVED: usize = 16 << 10;
@@ -80,12 +80,12 @@ pub(crate) fn is_halved(segment: &Segment, op: &Op) -> bool {
     sends_less || (op.kind != OpKind::ReduceScatter && is_scattered(segment, op))
 }
 
-/// Where the partial results of all hosts are at a round of this parity.
-pub(crate) fn partials(segment: &Segment, parity: usize) -> impl Iterator<Item = usize> {
+/// Where the partial results of all hosts are at a round of this turn.
+pub(crate) fn partials(segment: &Segment, turn: usize) -> impl Iterator<Item = usize> {
     let (hosts, layout) = (segment.hosts(), segment.layout());
     (0..hosts.count()).map(move |host| match host == segment.host() {
-        true => layout.partial(parity),
-        false => layout.window(hosts.first(host), parity),
+        true => layout.partial(turn),
+        false => layout.window(hosts.first(host), turn % 2),
     })
 }
 
@@ -115,10 +115,9 @@ impl Lane {
                 let parts = Gathered { stride, bytes: meet.fold_bytes };
                 staged.each = segment.ranks().map(|rank| parts.of(rank).len()).collect();
             }
-            stretches = match for_each {
-                Some(stride) => (0..).step_by(stride).zip(staged.each.iter().copied()).collect(),
-                None => vec![(0, meet.fold_bytes)],
-            };
+            if let Some(stride) = for_each {
+                stretches.extend((0..).step_by(stride).zip(staged.each.iter().copied()));
+            }
             (written.for_all, written.stride) = (0, 0);
             match scattered.or(for_each) {
                 _ if !is_first => {}
@@ -135,15 +134,27 @@ impl Lane {
         segment.set_written(parity, written, &staged.each);
         segment.count_written(|| {
             let Some((first, _)) = halves else { return };
-            let layout = segment.layout();
-            let ranks = segment.hosts().ranks(segment.host());
             for (offset, bytes) in stretches {
-                let windows = ranks.iter().map(|rank| layout.window(*rank, parity) + offset);
-                let out = layout.partial(parity) + offset * first.widening();
-                segment.region().fold(first, windows, out, bytes / first.dtype().size());
-                self.shared.traffic.fold_staged(bytes, ranks.len());
+                self.fold_here(first, self.turn(), offset, bytes);
             }
         });
+    }
+
+    /// The first half of a fold of so many bytes that this rank has staged for the round of this turn, if it is the
+    /// last one here to do so. That round may begin later.
+    pub(crate) fn staged_half(&self, op: &Op, turn: usize, bytes: usize) {
+        let first = op.reduction(self.segment.size()).first_half();
+        self.segment.count_staged(turn % 2, || self.fold_here(first, turn, 0, bytes));
+    }
+
+    /// The first half of a fold, over the windows of this host.
+    fn fold_here(&self, first: Reduction, turn: usize, offset: usize, bytes: usize) {
+        let (segment, layout) = (&self.segment, self.segment.layout());
+        let ranks = segment.hosts().ranks(segment.host());
+        let windows = ranks.iter().map(|rank| layout.window(*rank, turn % 2) + offset);
+        let out = layout.partial(turn) + offset * first.widening();
+        segment.region().fold(first, windows, out, bytes / first.dtype().size());
+        self.shared.traffic.fold_staged(bytes, ranks.len());
     }
 
     /// The two halves of a fold between hosts, where it is done so.
@@ -169,10 +180,10 @@ impl Lane {
 
     /// A piece of the second half of a fold: over what each host has made of its ranks' windows.
     pub(super) fn fold_hosts(&self, meet: &Meet<'_>, second: Reduction, (piece, of): (u32, u32), round: u32) {
-        let parity = (round % 2) as usize;
+        let turn = turn_of(round);
         let (segment, layout) = (&self.segment, self.segment.layout());
         let Some(stride) = meet.between.scattered else {
-            self.fold_partials(second, cut(meet.fold_bytes, piece, of), parity, layout.folded(parity));
+            self.fold_partials(second, cut(meet.fold_bytes, piece, of), turn, layout.folded(turn));
             return;
         };
         let stretches = Gathered { stride, bytes: meet.fold_bytes };
@@ -180,16 +191,16 @@ impl Lane {
             let Range { start, end } = stretches.of(*rank);
             let part = cut(end - start, piece, of);
             // It is whole at the next meeting.
-            let out = layout.folded(1 - parity);
-            self.fold_partials(second, start + part.start..start + part.end, parity, out);
+            let out = layout.folded(turn + 1);
+            self.fold_partials(second, start + part.start..start + part.end, turn, out);
         }
     }
 
-    fn fold_partials(&self, second: Reduction, stretch: Range<usize>, parity: usize, folded: usize) {
+    fn fold_partials(&self, second: Reduction, stretch: Range<usize>, turn: usize, folded: usize) {
         let segment = &self.segment;
         let count = stretch.len() / second.out().size();
         let at = second.bytes_for(stretch.start);
-        let sources = partials(segment, parity).map(|start| start + at);
+        let sources = partials(segment, turn).map(|start| start + at);
         segment.region().fold(second, sources, folded + stretch.start, count);
         self.shared.traffic.fold_staged(stretch.len(), segment.hosts().count() as usize);
     }

@@ -11,7 +11,8 @@ use crate::layout::{FAILURE_TEXT_BYTES, SLOT_BYTES};
 use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
 
 use super::{
-    H_DECIDED, H_HOSTS, H_LOCAL, H_MOVES, H_READY, H_RUNG, M_ARRIVED, M_CLOSED, M_LEFT, M_PID, Segment,
+    H_DECIDED, H_HOSTS, H_LOCAL, H_MOVES, H_READY, H_RUNG, H_STAGED, M_ARRIVED, M_CLOSED, M_LEFT, M_PID,
+    Segment,
 };
 
 /// What a rank has written for a round, in bytes from the beginning of each place.
@@ -91,6 +92,17 @@ impl Segment {
             // Release, and acquire by the bridge: as above.
             self.ready().store(count / ranks, Ordering::Release);
             self.ring_bridge();
+        }
+    }
+
+    /// Says that this rank has staged its stretch of a fold for the next round of this parity. The last one here does
+    /// what takes all of them. A rank may be a round ahead of the others, and so each parity has a count.
+    pub(crate) fn count_staged(&self, parity: usize, last: impl FnOnce()) {
+        let ranks = self.hosts.ranks(self.host()).len() as u64;
+        let count: &AtomicU64 = self.region().at(self.layout().header() + H_STAGED + 8 * parity);
+        // Acquire and release, through all of them: what the ranks here have staged.
+        if count.fetch_add(1, Ordering::AcqRel).wrapping_add(1).is_multiple_of(ranks) {
+            last();
         }
     }
 
