@@ -34,8 +34,10 @@ const MIN_PART: usize = 4 << 10;
 /// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 8 to
 /// 64 ranks on 2 cores.
 const MIN_SHARED: usize = 64 << 10;
-/// As above, of what is the same for all ranks, and fewer pages for each.
-const MIN_SHARED_COMMON: usize = 2 << 20;
+/// As above, of what is folded for all ranks, and fewer pages for each.
+const MIN_SHARED_FOLD: usize = 2 << 20;
+/// As above, of what all get from one rank.
+const MIN_SHARED_BROADCAST: usize = 512 << 10;
 /// Pieces of one rank's tensors: what has more is staged.
 const MAX_PIECES: usize = 4096;
 /// Words of a description before its pieces: how many inputs and outputs, and how many of them are a chunk.
@@ -133,13 +135,17 @@ impl Mapping {
 
 /// Whether every rank does its share of it.
 pub(crate) fn is_for_all(op: &Op, ranks: u32, cpus: u32) -> bool {
-    let least = if is_common(op.kind) { MIN_SHARED_COMMON } else { MIN_SHARED };
+    let least = match op.kind {
+        kind if is_common(kind) => MIN_SHARED_FOLD,
+        OpKind::Broadcast => MIN_SHARED_BROADCAST,
+        _ => MIN_SHARED,
+    };
     ranks > cpus && op.inputs.total().max(op.outputs.total()) >= least
 }
 
 /// Whether what moves is no rank's own: it is cut for all of them.
 fn is_common(kind: OpKind) -> bool {
-    matches!(kind, OpKind::AllReduce | OpKind::Reduce | OpKind::Broadcast)
+    matches!(kind, OpKind::AllReduce | OpKind::Reduce)
 }
 
 /// Whether a result could be written over an input that is still needed. What a rank gives to itself may stay
@@ -240,7 +246,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// Does the share of this rank: of what each gives or takes its own, of what is the same for all a stretch.
+    /// Does the share of this rank: of what each gives or takes its own, of what is folded for all a stretch.
     pub(crate) fn run_share(&self, segment: &Segment, op: &Op, traffic: &Counter) -> Result<(), Failure> {
         let (me, ranks) = (segment.rank(), segment.size());
         let (piece, of) = if is_common(op.kind) { (me, ranks) } else { (0, 1) };
@@ -398,9 +404,14 @@ fn tasks(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Result<Plan,
             parts.extend(owners.map(|of| (vec![input(of, 0)], all().map(|r| output(r, of)).collect())));
         }
         OpKind::Gather => parts.extend(owners.map(|of| (vec![input(of, 0)], vec![output(root, of)]))),
-        OpKind::Broadcast => {
+        // Read once by who does it for all; each for itself writes nothing but its own pages.
+        OpKind::Broadcast if owners.len() == tensors.len() => {
             let others = all().filter(|r| *r != root).map(|r| output(r, 0)).collect();
             parts.push((vec![input(root, 0)], others));
+        }
+        OpKind::Broadcast => {
+            let own = owners.filter(|to| *to != root);
+            parts.extend(own.map(|to| (vec![input(root, 0)], vec![output(to, 0)])));
         }
         OpKind::Scatter => parts.extend(owners.map(|to| (vec![input(root, to)], vec![output(to, 0)]))),
         OpKind::AllToAll => {

@@ -63,6 +63,27 @@ fn large_folds_are_shared_among_hosts() {
     }
 }
 
+/// Folds stage ahead, and take what is whole later than other operations: neither may touch what those before or
+/// behind still need.
+#[test]
+fn large_operations_follow_each_other() {
+    let window = (4 << 20) / size_of::<i64>();
+    for hosts in [&[0, 0, 1, 1][..], &[0, 1, 1, 2]] {
+        on_hosts(hosts, &config(), TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            let one = window + 9;
+            for count in [4 * window + 5, 3 * window, window + 1, 2 * window] {
+                let sum = Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![vec![0; count]]);
+                assert!(sum.run(communicator).unwrap() == [summed(ranks, 0, count)], "{count} on {hosts:?}");
+                let outputs = vec![vec![0; one]; ranks as usize];
+                let all = Call::new(OpKind::AllGather, vec![chunk(rank, count, one)], outputs);
+                let expected: Vec<_> = (0..ranks).map(|rank| chunk(rank, count, one)).collect();
+                assert!(all.run(communicator).unwrap() == expected, "{count} on {hosts:?}");
+            }
+        });
+    }
+}
+
 /// What hosts send each other of small floats is wider than these, so that a result is rounded once.
 #[test]
 fn small_floats_are_rounded_once() {
