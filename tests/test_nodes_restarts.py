@@ -194,3 +194,32 @@ def test_nodes_must_agree_on_restarts(start, script):
     assert refused.code == 2 and "node 0 refuses this node: --max-restarts 2, expected 0" in refused.err
     jobs[0].signal(signal.SIGINT)
     assert jobs[0].wait().code == 128 + signal.SIGINT
+
+
+# Imported by a fork server: until its agent has been told that the first world is over.
+LATE = """
+import glob, time
+
+while not any('"stop"' in open(path).read() for path in glob.glob("tpurun-runs/*/events.jsonl")):
+    time.sleep(0.01)
+"""
+
+
+def test_a_node_whose_ranks_were_not_born_begins_with_the_others(start, script, tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    program = """
+import os
+
+life, rank = os.environ["TPURUN_RESTART"], os.environ["RANK"]
+if (life, rank) == ("0", "0"):
+    raise ValueError("at once")
+print("life", life, flush=True)
+"""
+    started = commands(PRETENDED[:2], 1, "--max-restarts", "1", script(program))
+    jobs = [
+        start(command=[*command[:1], *late, *command[1:]], env={**env, "PYTHONPATH": str(tmp_path)})
+        for (command, env), late in zip(started, ([], ["--preload", "late"]), strict=True)
+    ]
+    done = [job.wait() for job in jobs]
+    assert [one.code for one in done] == [0, 0], done
+    assert shown(done) == {0: ["life 1"], 1: ["life 1"]}

@@ -7,8 +7,9 @@
 //! with the same keys before it and the same text in its mouth.
 //!
 //! A piece of round k may be written as soon as it comes: its host has come to round k, so it has opened round
-//! k - 1, and for that every rank here has come to round k - 1 and has read what was there from round k - 2. That
-//! its ranks have arrived is counted only once round k - 1 is open here.
+//! k - 1, and for that every rank here has come to round k - 1 and has read what was there from round k - 2; results
+//! of a fold, which are read later, have places for four rounds. That its ranks have arrived is counted only once
+//! round k - 1 is open here.
 
 pub(crate) mod frame;
 mod parcel;

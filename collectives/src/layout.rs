@@ -13,8 +13,8 @@
 //! splits      element counts per peer               two per rank
 //! written     what other hosts are to be sent       two per rank
 //! windows     staged bytes of this rank             two per rank
-//! folded      the result of a fold                  two
-//! partial     what a host's ranks make together     two
+//! folded      the result of a fold                  four (two where no other host is)
+//! partial     what a host's ranks make together     four
 //! ledger      messages pending, (from, to)
 //! rings       byte rings, (channel, from, to)
 //! ```

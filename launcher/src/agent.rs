@@ -141,7 +141,7 @@ struct Stopping {
     asked_at: Instant,
     kill_at: Instant,
     victims: Vec<u32>,
-    is_killing: bool,
+    killing_since: Option<Instant>,
     /// Asked more than once: nothing is waited for any more.
     is_hurried: bool,
 }
@@ -224,11 +224,14 @@ impl Agent {
         match &mut self.phase {
             Phase::Settling { until } if now >= *until || !is_anybody_alive => self.decide(),
             Phase::Stopping(stopping) if now >= stopping.kill_at => {
-                stopping.is_killing = true;
+                let since = *stopping.killing_since.get_or_insert(now);
                 stopping.kill_at = now + KILL_EVERY;
                 match (&stopping.why, &self.server) {
                     (Why::Restart(..), Some(server)) => kill::kill_descendants_but(server.pid),
                     _ => kill::kill_descendants(self.cgroup.as_ref()),
+                }
+                if matches!(stopping.why, Why::Restart(..)) && now >= since + lives::CLEARED_WITHIN {
+                    self.call_off_everywhere(&self.leftover());
                 }
             }
             _ => {}
@@ -301,6 +304,7 @@ impl Agent {
                 self.timings.reached_at(Step::PythonStarted, python_ns);
                 self.timings.reached_at(Step::TorchImported, torch_ns);
                 self.timings.reached(Step::ServerReady);
+                self.server.iter_mut().for_each(|server| server.is_ready = true);
                 self.start_store().await;
             }
             ServerEvent::Refuse { reason, quiet } => {
@@ -437,7 +441,7 @@ impl Agent {
             asked_at: now,
             kill_at: now + grace,
             victims,
-            is_killing: false,
+            killing_since: None,
             is_hurried: is_urgent,
         });
         if !is_urgent {

@@ -41,6 +41,8 @@ pub(crate) struct ForkServer {
     pub(crate) pid: i32,
     /// Else it only holds the store.
     pub(crate) forks: bool,
+    /// Has imported what it should, and reads what it is told.
+    pub(crate) is_ready: bool,
 }
 
 impl ForkServer {
@@ -75,7 +77,7 @@ impl ForkServer {
         ours.set_nonblocking(true)?;
         let (read_half, socket) = UnixStream::from_std(ours)?.into_split();
         tokio::spawn(read_events(read_half, events));
-        Ok(ForkServer { socket, pid, forks })
+        Ok(ForkServer { socket, pid, forks, is_ready: false })
     }
 
     /// Asks for the rendezvous store; answered by [`ServerEvent::Store`].

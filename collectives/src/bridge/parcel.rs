@@ -37,8 +37,9 @@ impl Piece {
 }
 
 /// Bytes of a segment, which nobody writes until the other hosts have received them: the ranks here write there
-/// again two rounds later, and for that all hosts have come to the round between, and so have received this one. What
-/// QUIC sends once more after that is thrown away at the other end, whatever it says then.
+/// again two rounds later, or four where they are ahead by one, and for that all hosts have come to a round between,
+/// and so have received this one. What QUIC sends once more after that is thrown away at the other end, whatever it
+/// says then.
 struct Stretch {
     segment: Arc<Segment>,
     at: usize,

@@ -2,7 +2,8 @@
 //!
 //! Node 0 says with its verdict whether there is a next world. Every node ends its ranks and says that nothing is
 //! left of them; once all have, node 0 says that the next world begins. Frames keep their order on the way to node 0
-//! and from there, so that what a node sends before it says that it has begun is of the world before, and is dropped.
+//! and from there, so that what a node says of ranks before it says that it has begun is of the world before, and is
+//! dropped.
 
 use rustix::process::Signal;
 
@@ -101,9 +102,10 @@ impl Agent {
         }
     }
 
-    /// Why this world has failed, and that another one follows it if one can.
+    /// Of how many ranks the world is that follows one which has failed, if one does.
     pub(super) fn next_world(&self, verdict: &Verdict) -> Option<u32> {
-        let may_come = self.others.as_ref().is_none_or(|others| others.turn.may_come());
+        let is_ending = matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_));
+        let may_come = !is_ending && self.others.as_ref().is_none_or(|others| others.turn.may_come());
         self.job.policy.next_world(&self.census_with(verdict), self.restarts).filter(|_| may_come)
     }
 
@@ -126,7 +128,7 @@ impl Agent {
     /// There is no next world, for this reason.
     pub(super) fn call_off(&mut self, why: &str) {
         if self.end_with_this_world().is_some() {
-            self.say(&format!("no restart: {why}"));
+            self.say_once(&format!("no restart: {why}"));
         }
     }
 
@@ -136,7 +138,7 @@ impl Agent {
         let Some(stopping) = self.end_with_this_world() else { return false };
         if let Why::Failed(verdict) = std::mem::replace(&mut stopping.why, Why::Asked(signal)) {
             let after = self.headline(&verdict);
-            self.say(&format!("{}: no restart after this: {after}", signal_word(signal)));
+            self.say_once(&format!("{}: no restart after this: {after}", signal_word(signal)));
         }
         self.running().keys().for_each(|pid| kill::ask_group_to_end(*pid));
         true

@@ -100,7 +100,7 @@ impl Agent {
             Why::FrontDied => 1,
             Why::Asked(signal) => {
                 let ran_for = report::clock(self.started.elapsed());
-                let how = if stopping.is_killing { "killed" } else { "stopped" };
+                let how = if stopping.killing_since.is_some() { "killed" } else { "stopped" };
                 let victims = stopping.victims.len();
                 let run = self.run_dir.shown().display().to_string();
                 self.say(&format!(

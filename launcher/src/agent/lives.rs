@@ -15,6 +15,7 @@ use crate::control_server::ControlServer;
 use crate::kill;
 use crate::losses::Losses;
 use crate::policy::{Census, Tolerance};
+use crate::ranks::Rank;
 use crate::verdict::{self, Cause, Verdict};
 use crate::watch::Watch;
 
@@ -141,7 +142,10 @@ impl Agent {
         let Phase::Stopping(stopping) = std::mem::replace(&mut self.phase, Phase::Starting) else { return };
         let until = Instant::now() + CLEARED_WITHIN;
         self.phase = Phase::Clearing(Clearing { stopping, until, is_clear: false });
+        let is_anybody_born = self.job.here.clone().any(|rank| self.ranks[rank as usize] != Rank::Unborn);
         match &self.server {
+            // On other nodes ranks were started sooner: it goes on, and forks those that follow.
+            Some(server) if !server.is_ready && !is_anybody_born => self.on_cleared(true),
             // When it is gone, its end is reported, too.
             Some(server) if server.forks && self.job.programs.are_all_forked() => {
                 drop(server.clear().await);
@@ -192,7 +196,7 @@ impl Agent {
                 self.output.mark_logs(&text);
                 self.start().await;
             }
-            Err(error) => self.on_not_started(0, &format!("the board: {error}")),
+            Err(error) => self.on_not_started(self.job.here.start, &format!("the board: {error}")),
         }
     }
 
@@ -203,9 +207,7 @@ impl Agent {
             _ => String::new(),
         };
         let text = format!("restart {number} of {}{with}: {why}", policy.max_restarts);
-        if !self.others.as_ref().is_some_and(Others::is_said_by_node_0) {
-            self.say(&text);
-        }
+        self.say_once(&text);
         let details = json!({
             "restart": number, "of": policy.max_restarts, "ranks": ranks,
             "culprit": verdict.culprit, "why": why,
@@ -246,4 +248,4 @@ impl Agent {
 }
 
 /// Processes that take longer wait for a device.
-const CLEARED_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const CLEARED_WITHIN: Duration = Duration::from_secs(5);

@@ -231,6 +231,9 @@ impl Agent {
         let Some(others) = &mut self.others else { return };
         others.looks.expect_no_answer(node);
         others.turn.node_is_gone();
+        if node == 0 {
+            others.is_said_by_node_0 = false;
+        }
         let was_done = others.done[node as usize] || others.is_over;
         self.run_dir.event("node gone", json!({"node": node, "why": why}));
         if self.is_restarting() {
@@ -261,6 +264,13 @@ impl Agent {
             last_line: None,
         };
         if self.is_node_0() { self.consider(told) } else { self.obey(told, false) }
+    }
+
+    /// A line that node 0 says for all nodes where people read what all of them write.
+    pub(super) fn say_once(&mut self, line: &str) {
+        if !self.others.as_ref().is_some_and(Others::is_said_by_node_0) {
+            self.say(line);
+        }
     }
 
     fn is_node_0(&self) -> bool {

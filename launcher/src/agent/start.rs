@@ -127,8 +127,11 @@ impl Agent {
         if !self.job.wants_server {
             return self.spawn_ranks();
         }
-        if self.server.is_some() {
-            return self.start_store().await;
+        match &self.server {
+            Some(server) if server.is_ready => return self.start_store().await,
+            // It says when it is.
+            Some(_) => return,
+            None => {}
         }
         let variables = self.common_variables();
         let (job, events) = (&self.job, self.tx.server.clone());
@@ -205,7 +208,7 @@ impl Agent {
             return;
         }
         let Some(port) = port else {
-            return self.on_not_started(0, &format!("the rendezvous store: {reason}"));
+            return self.on_not_started(self.job.here.start, &format!("the rendezvous store: {reason}"));
         };
         self.timings.reached(Step::StoreReady);
         self.phase = Phase::Running;
@@ -242,7 +245,7 @@ impl Agent {
     pub(super) async fn on_refusal(&mut self, is_quiet: bool) {
         match &mut self.server {
             Some(server) if self.job.programs.are_several() && !is_quiet => {
-                server.forks = false;
+                (server.forks, server.is_ready) = (false, true);
                 self.start_store().await;
             }
             _ => self.fall_back(),
@@ -270,7 +273,9 @@ impl Agent {
                 self.lead_to_store(port);
                 environment::of_store(port, false)
             }
-            Err(error) => return self.on_not_started(0, &format!("no free port: {error}")),
+            Err(error) => {
+                return self.on_not_started(self.job.here.start, &format!("no free port: {error}"));
+            }
         };
         let ranks: Vec<u32> = self.job.here.clone().collect();
         self.spawn_with_store(&ranks, store);
