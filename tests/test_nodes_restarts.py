@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from jobs import Finished, Job
+from jobs import Job
 from nodes import Node, commands
 from test_nodes import shown
+from test_restarts import STUBBORN, restarts_of
 
 NODES = 3
 PRETENDED = [Node([], f"n{node}", "127.0.0.1") for node in range(NODES)]
@@ -58,10 +59,6 @@ RAISED = 'if rank == 2: raise ValueError(f"the end of life {life}")'
 LEFT = "if rank == 2: os._exit(0)"
 
 
-def restarts_of(done: Finished) -> list[dict]:
-    return [event for event in done.events if event["event"] == "restart"]
-
-
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
@@ -97,28 +94,6 @@ def test_the_last_restart_ends_with_one_report(begin):
         assert [restart["restart"] for restart in restarts_of(one)] == [1, 2]
 
 
-# In its first life rank 2 will not go: its node is in the middle of a restart for as long as it takes.
-STUBBORN = """
-import os, signal
-import torch.distributed as dist
-
-def refuse(number, frame):
-    print("not yet", flush=True)
-
-is_first = os.environ["TPURUN_RESTART"] == "0"
-if is_first and os.environ["RANK"] == "2":
-    signal.signal(signal.SIGTERM, refuse)
-dist.init_process_group("tpu_dist")
-dist.barrier()
-if is_first:
-    if dist.get_rank() == 5:
-        raise ValueError("once")
-    while True:
-        signal.pause()
-print("well", flush=True)
-"""
-
-
 @pytest.fixture
 def restarting(begin) -> Callable[..., list[Job]]:
     """A job that waits for a rank of its first life to go."""
@@ -134,7 +109,7 @@ def restarting(begin) -> Callable[..., list[Job]]:
 def test_nodes_wait_for_who_will_not_go(restarting):
     done = [job.wait() for job in restarting()]
     assert [one.code for one in done] == [0] * NODES, done
-    assert shown(done)[2] == ["not yet", "well"] and shown(done)[0] == ["well"]
+    assert shown(done)[3] == ["not yet", "well"] and shown(done)[0] == ["well"]
 
 
 @pytest.mark.parametrize("node", range(NODES))

@@ -105,7 +105,8 @@ def test_64_ranks_are_back_in_3_seconds(run, script):
     assert seconds < RESTARTED_IN_S * done.patience, f"{seconds:.2f} s, patience {done.patience:.1f}"
 
 
-# In its first life rank 1 will not go, so that the job is in the middle of a restart for as long as it takes.
+# In its first life the last rank fails and the one in the middle will not go, so that the job is in the
+# middle of a restart for as long as it takes.
 STUBBORN = """
 import os, signal, subprocess
 import torch.distributed as dist
@@ -114,13 +115,14 @@ def refuse(number, frame):
     print("not yet", flush=True)
 
 is_first = os.environ["TPURUN_RESTART"] == "0"
-if is_first and os.environ["RANK"] == "1":
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if is_first and rank == world // 2:
     signal.signal(signal.SIGTERM, refuse)
 dist.init_process_group("tpu_dist")
 dist.barrier()
 if is_first:
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    if dist.get_rank() == 0:
+    if rank == world - 1:
         raise ValueError("once")
     while True:
         signal.pause()
@@ -156,7 +158,7 @@ def test_ctrl_c_ends_the_job_in_the_middle_of_a_restart(restarting):
     done = job.wait()
     assert done.code == 128 + signal.SIGINT
     assert re.search(
-        r"^tpurun: interrupted: no restart after this: rank 0 .* raised ValueError: once$", done.err, re.M
+        r"^tpurun: interrupted: no restart after this: rank 2 .* raised ValueError: once$", done.err, re.M
     )
     assert not restarts_of(done) and "well" not in done.out
 
