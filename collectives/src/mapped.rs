@@ -6,7 +6,9 @@
 //! pages of all ranks in its page table; who does its own share always touches the same ones. A second meeting
 //! is little beside that unless few bytes move.
 //!
-//! Bytes moved for an all-reduce of S bytes on N ranks: N to read, N to write.
+//! Bytes moved for an all-reduce of S bytes on N ranks: N S to read, N S to write. For a broadcast S and (N - 1) S,
+//! or (N - 1) S and (N - 1) S where every rank reads its own: more to read, but nobody writes into the pages of all
+//! others, which takes longer.
 //!
 //! A rank says where its tensors are in the window it would stage them in. When one of them has a tensor
 //! elsewhere, which all learn at the meeting, the operation is staged instead (`flat.rs`).
