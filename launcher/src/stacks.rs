@@ -9,6 +9,7 @@ mod parse;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,18 +51,26 @@ pub(crate) struct Inquiry {
 struct Asked {
     rank: u32,
     /// None when it was not asked.
-    file: Option<AnswerFile>,
+    question: Option<Question>,
 }
 
-/// Its size stands still once it has grown and everything is written.
+/// To a process, which answers in its file.
+#[derive(Debug)]
+struct Question {
+    process: OwnedFd,
+    signal: Signal,
+    answers: AnswerFile,
+    /// Once more: the first answer was cut short where the program made a frame just then.
+    is_repeated: bool,
+    is_answered: bool,
+}
+
 #[derive(Debug)]
 struct AnswerFile {
     file: File,
     header: Header,
     /// Where the answer begins.
     start: u64,
-    last_bytes: u64,
-    is_quiet: bool,
 }
 
 impl RankStack {
@@ -105,7 +114,8 @@ impl Asker {
 
     /// Sends the signal to those of the ranks, given with their processes, that can answer.
     pub(crate) fn ask(&self, ranks: &[(u32, i32)], now: Instant) -> Inquiry {
-        let asked = ranks.iter().map(|(rank, pid)| Asked { rank: *rank, file: self.ask_one(*rank, *pid) });
+        let asked =
+            ranks.iter().map(|(rank, pid)| Asked { rank: *rank, question: self.ask_one(*rank, *pid) });
         Inquiry { until: now + PATIENCE, ranks: asked.collect() }
     }
 
@@ -118,14 +128,14 @@ impl Asker {
         inquiry.answers()
     }
 
-    fn ask_one(&self, rank: u32, pid: i32) -> Option<AnswerFile> {
+    fn ask_one(&self, rank: u32, pid: i32) -> Option<Question> {
         let signal = self.signal?;
         // From here on nobody else can be meant by this number.
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        let file = open_answers(&self.dir, rank, pid)?;
+        let answers = open_answers(&self.dir, rank, pid)?;
         let is_same = {
-            let behind = fs::metadata(format!("/proc/{pid}/fd/{}", file.header.fd)).ok()?;
-            let ours = file.file.metadata().ok()?;
+            let behind = fs::metadata(format!("/proc/{pid}/fd/{}", answers.header.fd)).ok()?;
+            let ours = answers.file.metadata().ok()?;
             (behind.dev(), behind.ino()) == (ours.dev(), ours.ino())
         };
         // One that is stopped would answer when it goes on.
@@ -134,8 +144,8 @@ impl Asker {
         if !is_same || !can_answer {
             return None;
         }
-        pidfd_send_signal(process, signal).ok()?;
-        Some(file)
+        pidfd_send_signal(&process, signal).ok()?;
+        Some(Question { process, signal, answers, is_repeated: false, is_answered: false })
     }
 }
 
@@ -143,8 +153,8 @@ impl Inquiry {
     /// Whether all have answered, or have had the time to.
     pub(crate) fn is_over(&mut self, now: Instant) -> bool {
         let mut is_over = true;
-        for file in self.ranks.iter_mut().filter_map(|asked| asked.file.as_mut()) {
-            is_over &= file.has_answered();
+        for question in self.ranks.iter_mut().filter_map(|asked| asked.question.as_mut()) {
+            is_over &= question.is_answered();
         }
         is_over || now >= self.until
     }
@@ -153,31 +163,37 @@ impl Inquiry {
     pub(crate) fn answers(self) -> Vec<RankStack> {
         self.ranks
             .into_iter()
-            .map(|Asked { rank, file }| {
-                let header = file.as_ref().map(|file| file.header.clone());
-                let bytes = file.and_then(|mut file| file.answer()).filter(|bytes| !bytes.is_empty());
+            .map(|Asked { rank, question }| {
+                let answers = question.map(|question| question.answers);
+                let header = answers.as_ref().map(|answers| answers.header.clone());
+                let bytes = answers.and_then(|answers| answers.read()).filter(|bytes| !bytes.is_empty());
                 RankStack { rank, header, dump: bytes.map(|bytes| parse::dump(&bytes)) }
             })
             .collect()
     }
 }
 
-impl AnswerFile {
-    /// A rank says itself where its answer ends if its extension is loaded; else two looks must agree.
-    fn has_answered(&mut self) -> bool {
-        let bytes = self.file.metadata().map_or(0, |metadata| metadata.len());
-        let has_grown = bytes != self.last_bytes;
-        self.last_bytes = bytes;
-        if bytes <= self.start || self.is_quiet {
-            return self.is_quiet;
+impl Question {
+    /// Whether all that there will be is written.
+    fn is_answered(&mut self) -> bool {
+        if self.is_answered {
+            return true;
         }
-        self.is_quiet = !has_grown || self.answer().is_some_and(|answer| answer.ends_with(END));
-        self.is_quiet
+        let Some(answer) = self.answers.read().filter(|answer| answer.ends_with(END)) else { return false };
+        self.is_answered = self.is_repeated || !parse::dump(&answer).is_cut;
+        if !self.is_answered {
+            self.is_repeated = true;
+            self.answers.start += answer.len() as u64;
+            self.is_answered = pidfd_send_signal(&self.process, self.signal).is_err();
+        }
+        self.is_answered
     }
+}
 
-    fn answer(&mut self) -> Option<Vec<u8>> {
+impl AnswerFile {
+    fn read(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.file.seek(SeekFrom::Start(self.start)).ok()?;
+        (&self.file).seek(SeekFrom::Start(self.start)).ok()?;
         (&self.file).take(MAX_ANSWER_BYTES).read_to_end(&mut bytes).ok()?;
         Some(bytes)
     }
@@ -191,7 +207,7 @@ fn open_answers(dir: &Path, rank: u32, pid: i32) -> Option<AnswerFile> {
     let file = File::open(path).ok()?;
     let bytes = file.metadata().ok()?.len();
     let header = read_header(&file, pid)?;
-    Some(AnswerFile { file, header, start: bytes, last_bytes: bytes, is_quiet: false })
+    Some(AnswerFile { file, header, start: bytes })
 }
 
 /// A rank writes it before anything else, after what earlier processes of the same rank have written.

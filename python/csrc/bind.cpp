@@ -9,7 +9,6 @@
 #include "device/claim.h"
 #include "process_group.h"
 #include "shared.h"
-#include "stacks.h"
 
 namespace py = pybind11;
 
@@ -64,7 +63,5 @@ PYBIND11_MODULE(_C, module) {
   module.def("is_shared", &tpurun::shared::is_shared, py::arg("tensor"),
              "Whether a tensor is in memory that the other ranks of the host map.");
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
-  module.def("tell_gil", &tpurun::tell_gil, py::arg("signal"), py::arg("fd"),
-             "Say beside a stack whether its thread holds the interpreter's lock.");
   module.def("stop_callbacks", &tpurun::stop_callbacks, "Run no more callbacks of futures; for exit.");
 }

@@ -48,6 +48,3 @@ def call_site() -> str:
 
 def stop_callbacks() -> None:
     """Run no more callbacks of futures; for the exit of the interpreter."""
-
-def tell_gil(signal: int, fd: int) -> None:
-    """Say beside a stack whether its thread holds the interpreter's lock; see :mod:`tpurun.stacks`."""

@@ -208,12 +208,10 @@ def _load() -> Any:
             f"tpurun: expected torch {_minor(TORCH_VERSION)}, which this copy was built for, "
             f"found {torch.__version__}; rebuild tpurun with this torch installed"
         )
-    from tpurun import _C, stacks
+    from tpurun import _C
 
     # Futures run Python on threads of the extension; none may be left when the interpreter goes.
     atexit.register(_C.stop_callbacks)
-    if (asked := stacks.registration()) is not None:
-        _C.tell_gil(asked.signal, asked.fd)
     return _C
 
 

@@ -1,7 +1,9 @@
 """Lets the launcher ask a rank for the Python stacks of its threads, whatever it is doing.
 
 A rank registers :mod:`faulthandler` on a real-time signal, with a file in the run directory. That works
-without tracing rights, while a native call holds the interpreter's lock, and in containers.
+without tracing rights, while a native call holds the interpreter's lock, and in containers. The handler in
+front of it (``_stacks``) says whether the interrupted thread holds the lock and where the answer ends, and
+survives a walk through frames that are just being made, of which a process would else die.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import fcntl
 import importlib.util
 import os
 import threading
-from typing import NamedTuple
 
 # Neither glibc (32, 33) nor Python, a JVM (62) or valgrind (64) use it.
 DEFAULT_SIGNAL = 54
@@ -20,36 +21,22 @@ DEFAULT_SIGNAL = 54
 FIRST_FD = 900
 
 
-class Registration(NamedTuple):
-    """How this rank can be asked."""
-
-    signal: int
-    fd: int
-
-
-_registered: Registration | None = None
-
-
 def register() -> None:
     """Called once by a rank, before its program runs. A rank that can not be asked runs all the same."""
-    global _registered
     number, directory, rank = signal_number(), os.environ.get("TPURUN_RUN_DIR"), os.environ.get("RANK", "")
     if not number or not directory or not rank.isdecimal():
         return
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
+    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):
+        from tpurun import _stacks
+
         fd = open_high(os.path.join(directory, "stacks", f"rank-{int(rank):04}.txt"))
         # Python restarts what the signal interrupts only without `chain`.
         faulthandler.register(number, fd, all_threads=True, chain=False)
+        _stacks.answer(number, fd)
         # By the number of its descriptor the launcher sees whether the file is still the one behind it, and
         # by the folder of torch what the user has not written, wherever it is installed.
         main = f"pid {os.getpid()} fd {fd} main {threading.get_ident():#018x}"
         os.write(fd, os.fsencode(f"tpurun: {main} torch {folder_of_torch()}\n"))
-        _registered = Registration(number, fd)
-
-
-def registration() -> Registration | None:
-    """None when this process can not be asked."""
-    return _registered
 
 
 def signal_number() -> int:

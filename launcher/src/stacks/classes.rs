@@ -164,7 +164,7 @@ mod tests {
 
     fn stack(rank: u32, frames: Vec<Frame>) -> RankStack {
         let thread = Thread { id: 1, is_current: true, frames };
-        let dump = Dump { holds_gil: None, threads: vec![thread], is_complete: true };
+        let dump = Dump { holds_gil: None, threads: vec![thread], is_cut: false };
         RankStack { rank, header: None, dump: Some(dump) }
     }
 

@@ -20,8 +20,8 @@ pub(crate) struct Dump {
     /// Whether the thread that answered held the interpreter's lock; None when nobody could tell.
     pub(crate) holds_gil: Option<bool>,
     pub(crate) threads: Vec<Thread>,
-    /// Nothing follows any more.
-    pub(crate) is_complete: bool,
+    /// Broken off: there was a frame that could not be read, because it was just being made.
+    pub(crate) is_cut: bool,
 }
 
 /// The stack of one thread.
@@ -73,7 +73,7 @@ pub(crate) fn dump(bytes: &[u8]) -> Dump {
         match line {
             "tpurun: GIL held" => dump.holds_gil = Some(true),
             "tpurun: GIL free" => dump.holds_gil = Some(false),
-            "tpurun: end" => dump.is_complete = true,
+            "tpurun: cut" => dump.is_cut = true,
             _ => read_line(line, &mut dump.threads),
         }
     }
@@ -148,12 +148,13 @@ tpurun: end
     #[test]
     fn an_answer_is_read() {
         let dump = dump(ANSWER.as_bytes());
-        assert_eq!((dump.holds_gil, dump.threads.len(), dump.is_complete), (Some(true), 2, true));
+        assert_eq!((dump.holds_gil, dump.threads.len(), dump.is_cut), (Some(true), 2, false));
         let main = dump.main(None).unwrap();
         assert_eq!((main.id, main.is_current, main.frames.len()), (0x7f32_d1fd_b740, true, 2));
         assert_eq!(main.frames[0].file, "/home/me/odd \", line 3 in name.py");
         assert_eq!((main.frames[0].line, main.frames[0].function.as_str()), (7, "load"));
         assert_eq!(main.frames[1].line, 0);
+        assert!(super::dump(ANSWER.replace("tpurun: end", "tpurun: cut\ntpurun: end").as_bytes()).is_cut);
         let other = Header { fd: 5, main: 0x7f11_e0ff_f6c0, torch: String::new() };
         assert_eq!(dump.main(Some(&other)).unwrap().frames[0].function, "wait");
     }

@@ -171,7 +171,7 @@ mod tests {
     fn finding(rank: u32, activity: Activity, gil: Option<bool>, line: u32) -> Finding {
         let frames = vec![Frame { file: "/me/data.py".into(), line, function: "load".into() }];
         let thread = Thread { id: 1, is_current: true, frames };
-        let dump = Dump { holds_gil: gil, threads: vec![thread], is_complete: true };
+        let dump = Dump { holds_gil: gil, threads: vec![thread], is_cut: false };
         let stack = Some(RankStack { rank, header: None, dump: Some(dump) });
         Finding { suspect: Suspect { rank, activity }, host: None, pid: 100 + rank as i32, stack }
     }
