@@ -60,6 +60,8 @@ pub(crate) struct Lane {
     begun: Option<Begun>,
     /// What it has staged for the next meeting, for the bridge to other hosts.
     staged: Staging,
+    /// Other ranks know where the tensors of the operation are, and may read and write them there.
+    is_lent: bool,
     /// Since which operation this rank takes no part any more, and why.
     given_up: Option<(u64, Failure)>,
 }
@@ -219,6 +221,7 @@ impl Lane {
             seq: 0,
             begun: None,
             staged: Staging::default(),
+            is_lent: false,
             given_up: None,
         })
     }
@@ -240,9 +243,13 @@ impl Lane {
             lane.execute(meet())?;
             lane.verify(&meet())
         });
-        if result.is_ok() {
-            self.presence.completed(seq);
+        match &result {
+            Ok(()) => self.presence.completed(seq),
+            // The caller may do with them what it wants as soon as it knows.
+            Err(_) if self.is_lent => self.segment.take_back(),
+            Err(_) => {}
         }
+        self.is_lent = false;
         self.presence.ended(posted.recording, &result);
         result
     }
@@ -267,6 +274,7 @@ impl Lane {
             let flat = Flat::new(&segment, op, &schedule, &shared.traffic);
             let parity = self.parity();
             meet.mapped = self.mapping.take(&segment, &self.config.arenas, op, parity);
+            self.is_lent = meet.mapped.is_some();
             if meet.mapped.is_none() {
                 return flat.run(self, meet, None);
             }
@@ -275,7 +283,7 @@ impl Lane {
             return match (agreed.memory, mapped) {
                 (Memory::Arenas, _) => Ok(()),
                 (Memory::Shares, Some(mapped)) => {
-                    mapped.run_share(&segment, op, &shared.traffic)?;
+                    self.in_place(|| mapped.run_share(&segment, op, &shared.traffic))?;
                     self.meet_again(&meet)
                 }
                 _ => flat.run(self, meet, Some(agreed)),
@@ -502,7 +510,7 @@ impl Lane {
 
     fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) -> Result<(), Failure> {
         if let Some(mapped) = &meet.mapped {
-            return mapped.run(&self.segment, meet.op, piece, of, &self.shared.traffic);
+            return self.in_place(|| mapped.run(&self.segment, meet.op, piece, of, &self.shared.traffic));
         }
         if meet.fold_bytes == 0 {
             return Ok(());
@@ -515,6 +523,11 @@ impl Lane {
             }
         }
         Ok(())
+    }
+
+    /// Does something with tensors of other ranks where they are.
+    fn in_place(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        self.segment.in_place(work).unwrap_or_else(|| Err(self.poisoned().expect("it stays poisoned")))
     }
 
     /// Of all ranks' windows.
@@ -607,7 +620,7 @@ impl Lane {
     }
 
     /// Who shuts down waits for operations that all ranks have posted, and for no other: those end here, and
-    /// only for this rank.
+    /// only for this rank, unless others could use its tensors where they are.
     fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
         if let Some((_, failure)) = &self.given_up {
             return Err(failure.clone());
@@ -624,6 +637,12 @@ impl Lane {
         let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
         let text = format!("{who} shut {name} down during {}: {}", self.name(meet), self.came(&missing));
         let failure = Failure::new(FailureKind::Aborted, text).blaming([segment.world_rank(segment.rank())]);
+        // Nothing has happened if the round is open by now.
+        if self.is_lent
+            && segment.fail_round(self.round, &self.destroyed(meet, &missing, &[segment.rank()])).is_none()
+        {
+            return Ok(());
+        }
         self.given_up = Some((meet.seq, failure.clone()));
         Err(failure)
     }

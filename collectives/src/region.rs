@@ -30,6 +30,8 @@ unsafe impl Shared for std::sync::atomic::AtomicU32 {}
 unsafe impl Shared for std::sync::atomic::AtomicU64 {}
 // SAFETY: `repr(transparent)` over a `Word`.
 unsafe impl Shared for crate::sync::Publication {}
+// SAFETY: `repr(transparent)` over a `Word`.
+unsafe impl Shared for crate::sync::Hands {}
 // SAFETY: `repr(C)` over one `Word`.
 unsafe impl Shared for crate::sync::Doorbell {}
 // SAFETY: `repr(C)` over a `Word` and atomics, each alone on its cache line.

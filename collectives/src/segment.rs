@@ -1,6 +1,7 @@
 //! The shared segment of one communicator on one host: how its ranks meet, and how they fail together.
 
 pub(crate) mod crossing;
+mod lending;
 mod note;
 mod settings;
 
@@ -135,6 +136,7 @@ const M_DOORBELL: usize = 64;
 const OUTSIDER: u32 = u32::MAX >> 2;
 const M_POSTED: usize = 128;
 const M_LEFT: usize = 136;
+const M_HANDS: usize = 144;
 const M_WISH: usize = 192;
 const M_OFFER: usize = 200;
 // Failure words, behind the word of its publication.

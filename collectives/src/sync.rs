@@ -8,6 +8,7 @@
 pub(crate) mod ballot;
 mod completion;
 mod doorbell;
+mod hands;
 mod meeting;
 #[cfg(test)]
 mod model;
@@ -18,6 +19,7 @@ mod ring;
 
 pub(crate) use completion::Completion;
 pub(crate) use doorbell::Doorbell;
+pub(crate) use hands::Hands;
 pub(crate) use meeting::{Arrival, Meeting, Opened};
 pub(crate) use patience::Patience;
 pub(crate) use publication::{Publication, Settled, Writer};
@@ -29,7 +31,7 @@ mod imp {
     use std::time::Instant;
 
     use rustix::thread::futex;
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub(crate) use std::sync::{Mutex, MutexGuard};
 
     /// A futex word.
@@ -74,7 +76,7 @@ mod imp {
 mod imp {
     use std::time::Instant;
 
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
     #[derive(Debug, Default)]

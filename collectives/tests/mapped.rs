@@ -4,8 +4,8 @@
 mod ranks;
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use ranks::collectives::{chunk, every_collective, me, summed};
@@ -210,4 +210,40 @@ fn a_mismatch_changes_no_tensor() {
         failure
     });
     assert!(failures.iter().all(|failure| failure.kind() == FailureKind::Mismatch && failure.ranks() == [1]));
+}
+
+/// They are its own again, and may have become anything.
+#[test]
+fn nobody_uses_tensors_of_a_rank_that_has_shut_down() {
+    const COUNT: usize = 30_011;
+    // The first tries shut down before the other thread has come to the meeting, the last ones after that.
+    for tries in 0..40 {
+        let device = Device::new();
+        let (is_gone, is_done) = (Barrier::new(2), Barrier::new(2));
+        with_ranks(2, &device.config(), TIMEOUT, |communicator| {
+            let reduce = || Call::new(OpKind::AllReduce, vec![vec![1; COUNT]], vec![vec![0; COUNT]]);
+            assert_eq!(device.run(reduce(), communicator, Mode::Blocking), [vec![2; COUNT]]);
+            let mut call = reduce();
+            let [inputs, outputs] = [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
+            let mut op = call.op();
+            (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
+            let is_late = communicator.members().rank == 1;
+            if is_late {
+                is_gone.wait();
+            }
+            let work = communicator.post(op, Mode::Async(None));
+            if is_late {
+                let failure = work.and_then(|work| communicator.wait(&work, None, 1).expect("no deadline"));
+                assert_eq!(failure.unwrap_err().kind(), FailureKind::Deadlock);
+            } else {
+                (0..tries * tries).for_each(|_| std::thread::yield_now());
+                communicator.shutdown();
+                let failure = work.unwrap().outcome().expect("it ended before the shutdown did").unwrap_err();
+                assert_eq!(failure.kind(), FailureKind::Aborted, "{failure}");
+                is_gone.wait();
+            }
+            is_done.wait();
+            assert_eq!(read(outputs[0]), vec![0; COUNT]);
+        });
+    }
 }
