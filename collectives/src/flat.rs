@@ -15,6 +15,7 @@ use crate::lane::{
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::segment::Segment;
+use crate::segment::crossing::Place;
 use crate::traffic::Counter;
 
 /// Whether the last to arrive folds what all have staged, which nobody else reads then.
@@ -141,7 +142,8 @@ impl<'a> Flat<'a> {
         let mut before = Gathered::default();
         // Which stretch of the result is whole, and where.
         let mut whole = None;
-        self.stage_half(lane, 0, lane.turn());
+        let place = lane.place(self.op);
+        self.stage_half(lane, place, 0, lane.turn())?;
         for round in 0..rounds {
             let offset = round as usize * self.stretch;
             let turn = lane.turn();
@@ -157,10 +159,10 @@ impl<'a> Flat<'a> {
             if round == 0 {
                 lane.match_keys(&meet, rounds)?;
                 // What was staged for the operation before may be on its way until now.
-                self.stage_half(lane, self.stretch, turn + 1);
+                self.stage_half(lane, place, self.stretch, turn + 1)?;
             } else {
                 lane.come(&meet)?;
-                self.stage_half(lane, offset + self.stretch, turn + 1);
+                self.stage_half(lane, place, offset + self.stretch, turn + 1)?;
                 self.fetch_folded(whole.take());
                 lane.await_others(&meet)?;
             }
@@ -174,16 +176,29 @@ impl<'a> Flat<'a> {
         Ok(())
     }
 
-    /// Stages a stretch for the round of this turn, if there is one.
-    fn stage_half(&self, lane: &Lane, offset: usize, turn: usize) {
+    /// Stages a stretch for the round of this turn, if there is one and it can not be read in its `place`.
+    fn stage_half(
+        &self,
+        lane: &Lane,
+        place: Option<Place>,
+        offset: usize,
+        turn: usize,
+    ) -> Result<(), Failure> {
         let bytes = self.left(offset);
         if bytes == 0 {
-            return;
+            return Ok(());
         }
-        let at = self.segment.layout().window(self.segment.rank(), turn % 2);
-        self.op.inputs.stage(0, offset, bytes, self.segment.region(), at);
-        self.traffic.stage(bytes);
-        lane.staged_half(self.op, turn, bytes);
+        if place.is_none() {
+            let at = self.segment.layout().window(self.segment.rank(), turn % 2);
+            self.op.inputs.stage(0, offset, bytes, self.segment.region(), at);
+            self.traffic.stage(bytes);
+        }
+        let stretch = |whole: Place| {
+            let (offset, bytes) = (whole.offset + offset as u64, bytes as u64);
+            Place { offset, bytes, ..whole }
+        };
+        self.segment.set_place(turn % 2, place.map(stretch));
+        lane.staged_half(self.op, turn, bytes)
     }
 
     fn fetch_folded(&self, whole: Option<(usize, usize)>) {

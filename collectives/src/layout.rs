@@ -35,11 +35,11 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 pub(crate) const LINE: usize = 64;
 const PAGE: usize = 4096;
 const LEDGER_BYTES: usize = 8;
-const MEMBER_BYTES: usize = 320;
-/// Within a member, behind the words of segment.rs.
+pub(crate) const MEMBER_BYTES: usize = 384;
+/// Within a member, between words of segment.rs.
 const EXPORT: usize = 208;
 const EXPORT_BYTES: usize = 48;
-const _: () = assert!(EXPORT + ArenaKind::ALL.len() * EXPORT_BYTES <= MEMBER_BYTES);
+pub(crate) const EXPORTS_END: usize = EXPORT + ArenaKind::ALL.len() * EXPORT_BYTES;
 const _: () = assert!(8 + Export::BYTES <= EXPORT_BYTES);
 /// A slot: one cache line of key, the rest details for messages.
 pub(crate) const SLOT_BYTES: usize = 384;

@@ -10,6 +10,8 @@
 //! or (N - 1) S and (N - 1) S where every rank reads its own: more to read, but nobody writes into the pages of all
 //! others, which takes longer.
 //!
+//! Over several hosts only the input of a sum is read so, by the ranks of its host (`lane/between.rs`).
+//!
 //! A rank says where its tensors are in the window it would stage them in. When one of them has a tensor
 //! elsewhere, which all learn at the meeting, the operation is staged instead (`flat.rs`).
 
@@ -25,6 +27,7 @@ use crate::layout::LINE;
 use crate::op::{Op, OpKind};
 use crate::region::Region;
 use crate::segment::Segment;
+use crate::segment::crossing::Place;
 use crate::sync::{AtomicU64, Ordering};
 use crate::traffic::Counter;
 
@@ -135,6 +138,55 @@ impl Mapping {
     }
 }
 
+/// What the first half of a fold between hosts reads where it is (`lane/between.rs`).
+impl Mapping {
+    /// Where a tensor begins that is one piece of an arena, if all ranks of this host can read it there.
+    pub(crate) fn place(&mut self, segment: &Segment, arenas: &Arenas, tensor: &Spans) -> Option<Place> {
+        let place = |kind: &ArenaKind| {
+            let own = arenas.get(*kind)?;
+            match tensor.places(own)?[..] {
+                [(offset, bytes)] => Some((Place { kind: *kind, offset, bytes }, own)),
+                _ => None,
+            }
+        };
+        let (place, own) = ArenaKind::ALL.iter().find_map(place)?;
+        let kind = place.kind;
+        let peers = &mut self.0[kind as usize];
+        if matches!(peers, Peers::Missing) {
+            *peers = Peers::open(segment, kind, own);
+            if matches!(peers, Peers::Ready(_)) {
+                // Release: what was announced, for who sees this one first.
+                ready(segment, segment.rank(), kind).store(MAPPED, Ordering::Release);
+            }
+        }
+        // Relaxed: whoever has mapped them maps them for as long as the communicator lives.
+        let can_all =
+            local(segment).iter().all(|rank| ready(segment, *rank, kind).load(Ordering::Relaxed) == MAPPED);
+        can_all.then_some(place)
+    }
+
+    /// What lies there, of a rank of this host.
+    pub(crate) fn read_at(
+        &self,
+        segment: &Segment,
+        rank: u32,
+        Place { kind, offset, bytes }: Place,
+    ) -> Result<Spans, Failure> {
+        let index = local(segment).iter().position(|other| *other == rank);
+        let Peers::Ready(arenas) = &self.0[kind as usize] else {
+            return Err(segment.corrupt(rank, NOT_THERE));
+        };
+        let arena = index.and_then(|index| arenas.get(index));
+        let spans = arena.and_then(|arena| Spans::of_peer(arena, &[(offset, bytes)], 1));
+        spans.ok_or_else(|| segment.corrupt(rank, NOT_THERE))
+    }
+}
+
+/// The ranks whose arenas can be mapped here.
+fn local(segment: &Segment) -> &[u32] {
+    segment.hosts().ranks(segment.host())
+}
+
 /// Whether every rank does its share of it.
 pub(crate) fn is_for_all(op: &Op, ranks: u32, cpus: u32) -> bool {
     let least = match op.kind {
@@ -177,7 +229,7 @@ impl Peers {
     /// Tells the other ranks where this one's arena is, and looks for theirs.
     fn open(segment: &Segment, kind: ArenaKind, own: &Arena) -> Self {
         announce(segment, kind, own);
-        let exports = segment.ranks().map(|rank| announced(segment, rank, kind));
+        let exports = local(segment).iter().map(|rank| announced(segment, *rank, kind));
         let Some(exports) = exports.collect::<Option<Vec<_>>>() else { return Self::Missing };
         match exports.iter().map(known_peer).collect() {
             Ok(peers) => Self::Ready(peers),
@@ -191,21 +243,28 @@ impl Peers {
 
 /// Writes where the arena of this rank is, for the others.
 pub(crate) fn announce(segment: &Segment, kind: ArenaKind, own: &Arena) {
-    let at = segment.layout().export(segment.rank(), kind);
-    let ready: &AtomicU64 = segment.region().at(at);
+    let ready = ready(segment, segment.rank(), kind);
     if ready.load(Ordering::Relaxed) == 0 {
-        segment.region().write(at + 8, &own.export().to_bytes());
+        segment.region().write(segment.layout().export(segment.rank(), kind) + 8, &own.export().to_bytes());
         // Release: what was written above.
-        ready.store(1, Ordering::Release);
+        ready.store(ANNOUNCED, Ordering::Release);
     }
 }
 
+/// What there is of the arena of a rank: nothing, [`ANNOUNCED`], or [`MAPPED`].
+fn ready(segment: &Segment, rank: u32, kind: ArenaKind) -> &AtomicU64 {
+    segment.region().at(segment.layout().export(rank, kind))
+}
+
+/// Where it is.
+const ANNOUNCED: u64 = 1;
+/// And this rank has mapped those of all others of its host.
+const MAPPED: u64 = 2;
+
 fn announced(segment: &Segment, rank: u32, kind: ArenaKind) -> Option<Export> {
-    let at = segment.layout().export(rank, kind);
-    let ready: &AtomicU64 = segment.region().at(at);
-    (ready.load(Ordering::Acquire) != 0).then(|| {
+    (ready(segment, rank, kind).load(Ordering::Acquire) != 0).then(|| {
         let mut bytes = [0; Export::BYTES];
-        segment.region().read(at + 8, &mut bytes);
+        segment.region().read(segment.layout().export(rank, kind) + 8, &mut bytes);
         Export::from_bytes(&bytes)
     })
 }

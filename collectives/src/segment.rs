@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
-use crate::layout::{FAILURE_TEXT_BYTES, Layout, MAGIC, VERSION};
+use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, VERSION};
 use crate::network::Crossing;
 use crate::network::bell::{Bell, Ears};
 use crate::op::OpKind;
@@ -139,6 +139,10 @@ const M_LEFT: usize = 136;
 const M_HANDS: usize = 144;
 const M_WISH: usize = 192;
 const M_OFFER: usize = 200;
+/// Behind what there is of the rank's arenas; one of each parity.
+const M_PLACE: usize = 320;
+const PLACE_BYTES: usize = 24;
+const _: () = assert!(EXPORTS_END <= M_PLACE && M_PLACE + 2 * PLACE_BYTES <= MEMBER_BYTES);
 // Failure words, behind the word of its publication.
 const F_KIND: usize = 4;
 const F_BYTES: usize = 8;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use ranks::collectives::{chunk, every_collective, me, summed};
+use ranks::hosts::on_hosts;
 use ranks::{Call, config, with_ranks};
 use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
 use tpurun_collectives::dtype::ReduceOp;
@@ -128,6 +129,87 @@ fn arenas_of_two_kinds_make_all_stage() {
         with_ranks(3, &config, TIMEOUT, |communicator| {
             let memory = if me(communicator).0 < on_device { &device } else { &host };
             every_collective(communicator, 9000, |call| memory.run(call, communicator, Mode::Blocking));
+        });
+    }
+}
+
+/// Over several hosts a sum is made of tensors where they are once all ranks of a host have mapped what they need for
+/// it; then one of them may have its tensor elsewhere, too.
+#[test]
+fn sums_between_hosts_read_tensors_where_they_are() {
+    let device = Device::new();
+    // As with a core for each rank of a host.
+    let config = Config { cpus: 2, ..device.config() };
+    let count = 2 * (4 << 20) / size_of::<i64>() + 11;
+    for (hosts, elsewhere, most) in
+        [(&[0, 0, 1, 1][..], None, 8), (&[0, 1, 1, 2], None, 7), (&[0, 0, 1, 1], Some(1), 10)]
+    {
+        let taken = on_hosts(hosts, &config, TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            let sum = |is_elsewhere: bool| {
+                let call = Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![vec![0; count]]);
+                let got = match is_elsewhere {
+                    true => call.run(communicator).unwrap(),
+                    false => device.run(call, communicator, Mode::Blocking),
+                };
+                assert!(got == [summed(ranks, 0, count)], "{hosts:?} {elsewhere:?}");
+            };
+            // Who comes first to one of these may not know yet that the others can read its tensor.
+            sum(false);
+            sum(false);
+            let before = communicator.traffic().staged;
+            sum(elsewhere == Some(rank));
+            communicator.traffic().staged - before
+        });
+        // Of all ranks, since whoever comes last works for all; staging takes as much again.
+        let tensors = taken.iter().sum::<u64>() / (8 * count as u64);
+        assert_eq!(tensors, most, "{hosts:?} {elsewhere:?}: {taken:?}");
+    }
+}
+
+/// Where the result goes where the tensor was, a stretch is not written before all have read it.
+#[test]
+fn sums_between_hosts_may_be_in_place() {
+    let device = Device::new();
+    let config = Config { cpus: 2, ..device.config() };
+    let count = 3 * (4 << 20) / size_of::<i64>() + 5;
+    for hosts in [&[0, 0, 1, 1][..], &[0, 0, 1, 2]] {
+        on_hosts(hosts, &config, TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            for _ in 0..3 {
+                let mut call = Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![]);
+                let tensor = device.tensor(&call.inputs[0]);
+                let mut op = call.op();
+                (op.inputs, op.outputs) = (spans(&[tensor]), spans(&[tensor]));
+                let work = communicator.post(op, Mode::Blocking).unwrap();
+                communicator.wait(&work, None, 1).expect("no deadline").unwrap();
+                assert!(read(tensor) == summed(ranks, 0, count));
+            }
+        });
+    }
+}
+
+/// Whoever comes last: of tensors of different sizes nobody reads beyond the smaller one.
+#[test]
+fn a_mismatch_between_hosts_is_one() {
+    let device = Device::new();
+    let config = Config { cpus: 2, ..device.config() };
+    for odd in 0..2 {
+        on_hosts(&[0, 0, 1, 1], &config, TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            let call = |count: usize| {
+                Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![vec![0; count]])
+            };
+            for _ in 0..2 {
+                let got = device.run(call(5000), communicator, Mode::Blocking);
+                assert!(got == [summed(ranks, 0, 5000)]);
+            }
+            let mut call = call(if rank == odd { 1 << 20 } else { 5000 });
+            let (input, output) = (device.tensor(&call.inputs[0]), device.tensor(&call.outputs[0]));
+            let mut op = call.op();
+            (op.inputs, op.outputs) = (spans(&[input]), spans(&[output]));
+            let failure = communicator.post(op, Mode::Blocking).unwrap_err();
+            assert_eq!(failure.kind(), FailureKind::Mismatch, "{failure}");
         });
     }
 }

@@ -63,9 +63,11 @@ def main() -> int:
     parser.add_argument(
         "--rate", help="what a host sends at most, as in `5gbit` [default: what the cores give]"
     )
+    parser.add_argument("--memory", default="staged", help="staged, or staged,mapped as tpurun bench has it")
     parser.add_argument("--alone", action="store_true", help="without Gloo")
     given = parser.parse_args()
     options = ["--collectives", given.collectives, "--sizes", given.sizes, "--seconds", given.seconds]
+    options += ["--memory", given.memory]
     options += [] if given.alone else ["--against", "gloo"]
     for shape in given.shape.split(","):
         hosts, ranks = (int(number) for number in shape.split("x"))

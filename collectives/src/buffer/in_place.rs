@@ -3,6 +3,7 @@
 use super::Spans;
 use crate::arena::{Arena, PeerArena};
 use crate::reduce::{self, Reduction};
+use crate::region::Region;
 
 /// What stays in the first-level cache while it goes to all that want it.
 const TILE: usize = 16 << 10;
@@ -39,6 +40,12 @@ impl Spans {
         // SAFETY: mapped memory that the peer lends for this operation, as `Spans::new` demands of it; what it
         // or anybody else does to it meanwhile changes bytes, which are only ever copied and folded.
         pieces.map(|pieces| unsafe { Self::new(pieces, per_chunk) })
+    }
+
+    /// A stretch of a segment, to be used for no longer than that is mapped.
+    pub(crate) fn of_region(region: &Region, at: usize, bytes: usize) -> Self {
+        // SAFETY: mapped memory (checked by `pointer`) that ranks take turns with; as above.
+        unsafe { Self::new([(region.pointer(at, bytes), bytes)], 1) }
     }
 
     /// Whether a write to one of these pieces could change what a piece of `inputs` is before it is read.

@@ -10,12 +10,14 @@
 
 use std::ops::Range;
 
+use crate::buffer::Spans;
+use crate::failure::Failure;
 use crate::layout::LINE;
 use crate::match_key::{OFFER_BYTES, Slot};
 use crate::op::{Op, OpKind};
 use crate::reduce::Reduction;
 use crate::segment::Segment;
-use crate::segment::crossing::Written;
+use crate::segment::crossing::{Place, Written};
 use crate::splits;
 
 use super::{About, Lane, Meet, cut, turn_of};
@@ -140,11 +142,56 @@ impl Lane {
         });
     }
 
-    /// The first half of a fold of so many bytes that this rank has staged for the round of this turn, if it is the
-    /// last one here to do so. That round may begin later.
-    pub(crate) fn staged_half(&self, op: &Op, turn: usize, bytes: usize) {
+    /// Where the input of a fold can be read by the other ranks of this host, if it need not be staged for them.
+    pub(crate) fn place(&mut self, op: &Op) -> Option<Place> {
+        let is_apart = !op.outputs.overlaps(&op.inputs) || op.outputs.is_same_memory(&op.inputs);
+        let is_alike = op.reduction(self.segment.size()).widening() == 1;
+        // Who folds has the pages of all in its page table; with more ranks than cores that is now this one, now that.
+        let segment = &self.segment;
+        let have_cores = segment.hosts().ranks(segment.host()).len() <= segment.planned_cpus() as usize;
+        if !(is_apart && is_alike && have_cores) {
+            return None;
+        }
+        let place = self.mapping.place(&self.segment, &self.config.arenas, &op.inputs);
+        self.is_lent |= place.is_some();
+        place
+    }
+
+    /// The first half of a fold of so many bytes that this rank has for the round of this turn, if it is the last one
+    /// here to say so. That round may begin later.
+    pub(crate) fn staged_half(&self, op: &Op, turn: usize, bytes: usize) -> Result<(), Failure> {
         let first = op.reduction(self.segment.size()).first_half();
-        self.segment.count_staged(turn % 2, || self.fold_here(first, turn, 0, bytes));
+        let mut folded = Ok(());
+        self.segment.count_staged(turn % 2, || folded = self.fold_placed(first, turn, bytes));
+        folded
+    }
+
+    /// The same, of what may not be in windows.
+    fn fold_placed(&self, first: Reduction, turn: usize, bytes: usize) -> Result<(), Failure> {
+        let (segment, layout) = (&self.segment, self.segment.layout());
+        let ranks = segment.hosts().ranks(segment.host());
+        let places: Vec<_> = ranks.iter().map(|rank| segment.place(*rank, turn % 2)).collect();
+        if first.widening() != 1 || places.iter().all(Option::is_none) {
+            self.fold_here(first, turn, 0, bytes);
+            return Ok(());
+        }
+        // Of another operation than this rank's: the keys will say so.
+        if places.iter().flatten().any(|place| place.bytes != bytes as u64) {
+            return Ok(());
+        }
+        let source = |(rank, place): (&u32, &Option<_>)| match place {
+            Some(place) => self.mapping.read_at(segment, *rank, *place),
+            None => Ok(Spans::of_region(segment.region(), layout.window(*rank, turn % 2), bytes)),
+        };
+        let staged = places.iter().filter(|place| place.is_none()).count();
+        let sources = ranks.iter().zip(&places).map(source).collect::<Result<Vec<_>, _>>()?;
+        let out = Spans::of_region(segment.region(), layout.partial(turn), bytes);
+        self.in_place(|| {
+            Spans::fold_to_each(&sources, &[out], first, 0, bytes);
+            self.shared.traffic.in_place(bytes, sources.len() - staged, 0);
+            self.shared.traffic.fold_staged(bytes, staged);
+            Ok(())
+        })
     }
 
     /// The first half of a fold, over the windows of this host.

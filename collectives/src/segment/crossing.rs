@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::arena::ArenaKind;
 use crate::bridge::frame::{Failed, Status};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
@@ -12,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
 
 use super::{
     H_DECIDED, H_HOSTS, H_LOCAL, H_MOVES, H_READY, H_RUNG, H_STAGED, M_ARRIVED, M_CLOSED, M_LEFT, M_PID,
-    Segment,
+    M_PLACE, PLACE_BYTES, Segment,
 };
 
 /// What a rank has written for a round, in bytes from the beginning of each place.
@@ -31,6 +32,14 @@ pub(crate) struct Written {
     pub(crate) is_partial: bool,
     /// Of the result of the round before, of which each host has folded the stretches of its ranks; as above.
     pub(crate) folded: Gathered,
+}
+
+/// Of a stretch of a tensor in an arena of its rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) kind: ArenaKind,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
 /// So long a rank waits for the hosts to agree on why a communicator has failed: they need two messages.
@@ -93,6 +102,25 @@ impl Segment {
             self.ready().store(count / ranks, Ordering::Release);
             self.ring_bridge();
         }
+    }
+
+    /// Says where the next stretch of a fold is that this rank has: in one of its arenas, or in its window.
+    pub(crate) fn set_place(&self, parity: usize, place: Option<Place>) {
+        let words = place.map_or([0; 3], |Place { kind, offset, bytes }| [kind as u64 + 1, offset, bytes]);
+        for (index, word) in words.into_iter().enumerate() {
+            self.place_word(self.rank(), parity, index).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Where that is of a rank here.
+    pub(crate) fn place(&self, rank: u32, parity: usize) -> Option<Place> {
+        let word = |index| self.place_word(rank, parity, index).load(Ordering::Relaxed);
+        let kind = ArenaKind::ALL.into_iter().find(|kind| *kind as u64 + 1 == word(0))?;
+        Some(Place { kind, offset: word(1), bytes: word(2) })
+    }
+
+    fn place_word(&self, rank: u32, parity: usize, index: usize) -> &AtomicU64 {
+        self.region().at(self.layout().member(rank) + M_PLACE + PLACE_BYTES * parity + 8 * index)
     }
 
     /// Says that this rank has staged its stretch of a fold for the next round of this parity. The last one here does
