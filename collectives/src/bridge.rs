@@ -196,7 +196,7 @@ impl Bridge {
     }
 
     fn own_ranks(&self) -> Vec<u32> {
-        self.segment.hosts().ranks(self.segment.host()).to_vec()
+        self.segment.ranks_here().to_vec()
     }
 
     fn to_all(&self, out: &mut Outbox, header: Header, payload: &[u8]) {
@@ -557,13 +557,13 @@ fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
             Stretch { kind, rank, place, offset: 0, bytes, to: None }
         })
     };
-    segment.hosts().ranks(segment.host()).iter().flat_map(of_rank).collect()
+    segment.ranks_here().iter().flat_map(of_rank).collect()
 }
 
 /// What has been staged and folded for it.
 fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
     let (parity, layout) = ((round % 2) as usize, segment.layout());
-    let own_ranks = segment.hosts().ranks(segment.host());
+    let own_ranks = segment.ranks_here();
     let mut bulk = vec![];
     for rank in own_ranks.iter().copied() {
         let written = segment.written(rank, parity);

@@ -130,11 +130,11 @@ impl Communicator {
     /// `InvalidUsage` before anything happened; for a blocking operation whatever made it fail.
     pub fn post(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
         validate(&op, self.segment.members())?;
-        if let Some(failure) = self.segment.failure() {
-            return Err(failure);
-        }
         if self.shared.closing.load(Ordering::Relaxed) {
             return Err(self.shut_down());
+        }
+        if let Some(failure) = self.segment.failure() {
+            return Err(failure);
         }
         match op.kind {
             OpKind::Send | OpKind::Recv => self.post_message(op, mode),
@@ -340,8 +340,8 @@ impl Communicator {
     }
 
     /// Frees every waiter of this rank, and joins the threads. Collectives that all ranks have posted end as
-    /// they would have; all others, and pending messages, fail for this rank alone. Ranks that wait for this
-    /// one, now or later, fail at once.
+    /// they would have; all others, and pending messages, fail for this rank alone, or for all of them where an
+    /// operation had begun that uses tensors in place. Ranks that wait for this one, now or later, fail at once.
     pub fn shutdown(&self) {
         self.shared.closing.store(true, Ordering::Release);
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();

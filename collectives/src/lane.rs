@@ -64,6 +64,8 @@ pub(crate) struct Lane {
     is_lent: bool,
     /// Since which operation this rank takes no part any more, and why.
     given_up: Option<(u64, Failure)>,
+    /// When it has seen that this rank shuts down.
+    closing_since: Option<Instant>,
 }
 
 /// What the communicator tells its lane, and the other way round.
@@ -223,12 +225,14 @@ impl Lane {
             staged: Staging::default(),
             is_lent: false,
             given_up: None,
+            closing_since: None,
         })
     }
 
     /// Runs one collective to its end.
     pub(crate) fn run(&mut self, op: &Op, timeout: Duration, posted: Posting) -> Result<(), Failure> {
-        if let Some(failure) = self.poisoned() {
+        let given_up = self.given_up.as_ref().map(|(_, failure)| failure.clone());
+        if let Some(failure) = given_up.or_else(|| self.poisoned()) {
             let result = Err(failure);
             self.presence.ended(posted.recording, &result);
             return result;
@@ -246,7 +250,7 @@ impl Lane {
         match &result {
             Ok(()) => self.presence.completed(seq),
             // The caller may do with them what it wants as soon as it knows.
-            Err(_) if self.is_lent => self.segment.take_back(),
+            Err(failure) if self.is_lent => self.segment.take_back(failure),
             Err(_) => {}
         }
         self.is_lent = false;
@@ -620,7 +624,7 @@ impl Lane {
     }
 
     /// Who shuts down waits for operations that all ranks have posted, and for no other: those end here, and
-    /// only for this rank, unless others could use its tensors where they are.
+    /// only for this rank. Where others could use its tensors in place, the communicator fails.
     fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
         if let Some((_, failure)) = &self.given_up {
             return Err(failure.clone());
@@ -629,22 +633,31 @@ impl Lane {
         if !self.shared.closing.load(StdOrdering::Acquire) {
             return Ok(());
         }
-        let segment = &self.segment;
-        let missing = segment.without(meet.seq);
+        let missing = self.not_posted(meet.seq);
         if missing.is_empty() {
             return Ok(());
         }
+        let segment = &self.segment;
         let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
         let text = format!("{who} shut {name} down during {}: {}", self.name(meet), self.came(&missing));
         let failure = Failure::new(FailureKind::Aborted, text).blaming([segment.world_rank(segment.rank())]);
-        // Nothing has happened if the round is open by now.
-        if self.is_lent
-            && segment.fail_round(self.round, &self.destroyed(meet, &missing, &[segment.rank()])).is_none()
-        {
-            return Ok(());
+        if self.is_lent {
+            segment.fail_round(self.round, &self.destroyed(meet, &missing, &[segment.rank()]));
+            if segment.meeting().is_open(self.round) || !segment.meeting().is_poisoned() {
+                return Ok(());
+            }
         }
         self.given_up = Some((meet.seq, failure.clone()));
         Err(failure)
+    }
+
+    /// Ranks that have not posted this operation, as far as that can be known by now.
+    fn not_posted(&mut self, seq: u64) -> Vec<u32> {
+        let since = *self.closing_since.get_or_insert_with(Instant::now);
+        // What ranks of other hosts have posted is told now and then; that they have come to a round, at once.
+        let knows = |rank: &u32| self.segment.is_here(*rank) || since.elapsed() >= LOOK_PERIOD;
+        let absent = self.segment.missing(self.round);
+        self.segment.without(seq).into_iter().filter(|rank| knows(rank) && absent.contains(rank)).collect()
     }
 
     /// This rank takes no part in any later operation. Tells the others.

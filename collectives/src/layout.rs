@@ -27,7 +27,7 @@ use crate::match_key::OFFERS_BYTES;
 use crate::segment::crossing::WRITTEN_WORDS;
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 

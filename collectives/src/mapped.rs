@@ -154,14 +154,12 @@ impl Mapping {
         let peers = &mut self.0[kind as usize];
         if matches!(peers, Peers::Missing) {
             *peers = Peers::open(segment, kind, own);
-            if matches!(peers, Peers::Ready(_)) {
-                // Release: what was announced, for who sees this one first.
-                ready(segment, segment.rank(), kind).store(MAPPED, Ordering::Release);
-            }
         }
         // Relaxed: whoever has mapped them maps them for as long as the communicator lives.
-        let can_all =
-            local(segment).iter().all(|rank| ready(segment, *rank, kind).load(Ordering::Relaxed) == MAPPED);
+        let can_all = segment
+            .ranks_here()
+            .iter()
+            .all(|rank| ready(segment, *rank, kind).load(Ordering::Relaxed) == MAPPED);
         can_all.then_some(place)
     }
 
@@ -172,7 +170,7 @@ impl Mapping {
         rank: u32,
         Place { kind, offset, bytes }: Place,
     ) -> Result<Spans, Failure> {
-        let index = local(segment).iter().position(|other| *other == rank);
+        let index = segment.ranks_here().iter().position(|other| *other == rank);
         let Peers::Ready(arenas) = &self.0[kind as usize] else {
             return Err(segment.corrupt(rank, NOT_THERE));
         };
@@ -180,11 +178,6 @@ impl Mapping {
         let spans = arena.and_then(|arena| Spans::of_peer(arena, &[(offset, bytes)], 1));
         spans.ok_or_else(|| segment.corrupt(rank, NOT_THERE))
     }
-}
-
-/// The ranks whose arenas can be mapped here.
-fn local(segment: &Segment) -> &[u32] {
-    segment.hosts().ranks(segment.host())
 }
 
 /// Whether every rank does its share of it.
@@ -229,10 +222,14 @@ impl Peers {
     /// Tells the other ranks where this one's arena is, and looks for theirs.
     fn open(segment: &Segment, kind: ArenaKind, own: &Arena) -> Self {
         announce(segment, kind, own);
-        let exports = local(segment).iter().map(|rank| announced(segment, *rank, kind));
+        let exports = segment.ranks_here().iter().map(|rank| announced(segment, *rank, kind));
         let Some(exports) = exports.collect::<Option<Vec<_>>>() else { return Self::Missing };
         match exports.iter().map(known_peer).collect() {
-            Ok(peers) => Self::Ready(peers),
+            Ok(peers) => {
+                // Release: what was announced, for who sees this one first.
+                ready(segment, segment.rank(), kind).store(MAPPED, Ordering::Release);
+                Self::Ready(peers)
+            }
             Err(failure) => {
                 tracing::info!("{} is staged: {failure}", segment.members().name);
                 Self::Refused

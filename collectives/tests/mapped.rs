@@ -13,7 +13,7 @@ use ranks::hosts::on_hosts;
 use ranks::{Call, config, with_ranks};
 use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
 use tpurun_collectives::dtype::ReduceOp;
-use tpurun_collectives::{Communicator, Config, FailureKind, Mode, OpKind, Results, Spans};
+use tpurun_collectives::{Communicator, Config, Failure, FailureKind, Mode, OpKind, Results, Spans, Work};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Staged because they are small, and more than a window.
@@ -63,6 +63,11 @@ fn spans(tensors: &[(*mut i64, usize)]) -> Spans {
 fn read((data, count): (*mut i64, usize)) -> Vec<i64> {
     // SAFETY: as above; the operation is over.
     unsafe { from_raw_parts(data, count) }.to_vec()
+}
+
+fn fill((data, count): (*mut i64, usize), value: i64) {
+    // SAFETY: as above.
+    unsafe { from_raw_parts_mut(data, count) }.fill(value);
 }
 
 #[test]
@@ -162,8 +167,8 @@ fn sums_between_hosts_read_tensors_where_they_are() {
             communicator.traffic().staged - before
         });
         // Of all ranks, since whoever comes last works for all; staging takes as much again.
-        let tensors = taken.iter().sum::<u64>() / (8 * count as u64);
-        assert_eq!(tensors, most, "{hosts:?} {elsewhere:?}: {taken:?}");
+        let by_all = taken.iter().sum::<u64>();
+        assert_eq!(by_all, most * 8 * count as u64, "{hosts:?} {elsewhere:?}: {taken:?}");
     }
 }
 
@@ -294,38 +299,130 @@ fn a_mismatch_changes_no_tensor() {
     assert!(failures.iter().all(|failure| failure.kind() == FailureKind::Mismatch && failure.ranks() == [1]));
 }
 
-/// They are its own again, and may have become anything.
+/// Runs an all-reduce of tensors of this device on every rank, while another thread of rank 0 does something to its
+/// communicator. Whoever fails uses its tensors for something else at once; nobody else may, to the end.
+fn taken_back(
+    device: &Device,
+    communicator: &Communicator,
+    count: usize,
+    disturb: impl FnOnce(&Communicator) + Send,
+    all_are_done: &Barrier,
+) -> Result<(), Failure> {
+    const OTHERS: i64 = -7;
+    let mut call = Call::new(OpKind::AllReduce, vec![vec![1; count]], vec![vec![0; count]]);
+    let [inputs, outputs] = [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
+    let mut op = call.op();
+    (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
+    let outcome = std::thread::scope(|scope| {
+        if communicator.members().rank == 0 {
+            scope.spawn(|| disturb(communicator));
+        }
+        communicator.post(op, Mode::Blocking).map(drop)
+    });
+    if outcome.is_err() {
+        fill(outputs[0], OTHERS);
+    }
+    all_are_done.wait();
+    let expected = if outcome.is_ok() { i64::from(communicator.members().size()) } else { OTHERS };
+    assert!(read(outputs[0]).iter().all(|value| *value == expected), "written to after {outcome:?}");
+    outcome
+}
+
+#[test]
+fn nobody_writes_to_tensors_of_an_operation_that_has_failed() {
+    const COUNT: usize = 1 << 20;
+    // Neither before it has begun nor after it is over: each try is closer to the one it was not last.
+    let (mut yields, mut failed) = (100, 0);
+    for _ in 0..60 {
+        let device = Device::new();
+        let all_are_done = Barrier::new(2);
+        // As on one core: each rank does its share of both results.
+        let config = Config { cpus: 1, ..device.config() };
+        let outcomes = with_ranks(2, &config, TIMEOUT, |communicator| {
+            let abort = |communicator: &Communicator| {
+                (0..yields).for_each(|_| std::thread::yield_now());
+                communicator.abort("a test");
+            };
+            taken_back(&device, communicator, COUNT, abort, &all_are_done).is_err()
+        });
+        let has_failed = outcomes.contains(&true);
+        failed += u32::from(has_failed);
+        yields = if has_failed { yields * 5 / 4 + 1 } else { yields / 2 };
+    }
+    assert!(failed > 10, "{failed} were aborted in time");
+}
+
+/// And what else it has begun ends as its own decision, too.
 #[test]
 fn nobody_uses_tensors_of_a_rank_that_has_shut_down() {
     const COUNT: usize = 30_011;
     // The first tries shut down before the other thread has come to the meeting, the last ones after that.
     for tries in 0..40 {
         let device = Device::new();
-        let (is_gone, is_done) = (Barrier::new(2), Barrier::new(2));
-        with_ranks(2, &device.config(), TIMEOUT, |communicator| {
+        let is_gone = Barrier::new(2);
+        let kinds = with_ranks(2, &device.config(), TIMEOUT, |communicator| {
             let reduce = || Call::new(OpKind::AllReduce, vec![vec![1; COUNT]], vec![vec![0; COUNT]]);
-            assert_eq!(device.run(reduce(), communicator, Mode::Blocking), [vec![2; COUNT]]);
+            assert!(device.run(reduce(), communicator, Mode::Blocking) == [vec![2; COUNT]]);
+            let post = || {
+                let mut call = reduce();
+                let [inputs, outputs] =
+                    [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
+                let mut op = call.op();
+                (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
+                (communicator.post(op, Mode::Async(None)), outputs[0])
+            };
+            if communicator.members().rank == 0 {
+                let works = [post(), post()];
+                (0..tries * tries).for_each(|_| std::thread::yield_now());
+                communicator.shutdown();
+                is_gone.wait();
+                let outcome = |(work, _): &(Result<Arc<Work>, Failure>, _)| {
+                    work.as_ref()
+                        .unwrap()
+                        .outcome()
+                        .expect("it ended before the shutdown did")
+                        .unwrap_err()
+                        .kind()
+                };
+                return works.iter().map(outcome).collect();
+            }
+            is_gone.wait();
+            let (work, output) = post();
+            let failure = work.and_then(|work| communicator.wait(&work, None, 1).expect("no deadline"));
+            assert!(read(output) == vec![0; COUNT]);
+            vec![failure.unwrap_err().kind()]
+        });
+        let aborted = FailureKind::Aborted;
+        assert_eq!(kinds, [vec![aborted, aborted], vec![FailureKind::Deadlock]]);
+    }
+}
+
+/// However late it is heard what ranks of other hosts have posted.
+#[test]
+fn shutdown_completes_what_ranks_of_all_hosts_have_posted() {
+    const COUNT: usize = 300_000;
+    let device = Device::new();
+    let config = Config { cpus: 2, ..device.config() };
+    for is_mapped in [false, true] {
+        let all_have_posted = Barrier::new(4);
+        let outcomes = on_hosts(&[0, 0, 1, 1], &config, TIMEOUT, |communicator| {
+            let reduce = || Call::new(OpKind::AllReduce, vec![vec![1; COUNT]], vec![vec![0; COUNT]]);
+            for _ in 0..2 {
+                device.run(reduce(), communicator, Mode::Blocking);
+            }
             let mut call = reduce();
             let [inputs, outputs] = [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
             let mut op = call.op();
-            (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
-            let is_late = communicator.members().rank == 1;
-            if is_late {
-                is_gone.wait();
+            if is_mapped {
+                (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
             }
-            let work = communicator.post(op, Mode::Async(None));
-            if is_late {
-                let failure = work.and_then(|work| communicator.wait(&work, None, 1).expect("no deadline"));
-                assert_eq!(failure.unwrap_err().kind(), FailureKind::Deadlock);
-            } else {
-                (0..tries * tries).for_each(|_| std::thread::yield_now());
-                communicator.shutdown();
-                let failure = work.unwrap().outcome().expect("it ended before the shutdown did").unwrap_err();
-                assert_eq!(failure.kind(), FailureKind::Aborted, "{failure}");
-                is_gone.wait();
-            }
-            is_done.wait();
-            assert_eq!(read(outputs[0]), vec![0; COUNT]);
+            let work = communicator.post(op, Mode::Async(None)).unwrap();
+            all_have_posted.wait();
+            communicator.shutdown();
+            let got = if is_mapped { read(outputs[0]) } else { call.outputs.remove(0) };
+            let outcome = work.outcome().expect("it ended before the shutdown did");
+            outcome.map(|_| got == vec![4; COUNT])
         });
+        assert!(outcomes.iter().all(|outcome| *outcome == Ok(true)), "mapped {is_mapped}: {outcomes:?}");
     }
 }

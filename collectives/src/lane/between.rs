@@ -148,12 +148,12 @@ impl Lane {
         let is_alike = op.reduction(self.segment.size()).widening() == 1;
         // Who folds has the pages of all in its page table; with more ranks than cores that is now this one, now that.
         let segment = &self.segment;
-        let have_cores = segment.hosts().ranks(segment.host()).len() <= segment.planned_cpus() as usize;
+        let have_cores = segment.ranks_here().len() <= segment.planned_cpus() as usize;
         if !(is_apart && is_alike && have_cores) {
             return None;
         }
         let place = self.mapping.place(&self.segment, &self.config.arenas, &op.inputs);
-        self.is_lent |= place.is_some();
+        self.is_lent |= place.is_some() && self.segment.ranks_here().len() > 1;
         place
     }
 
@@ -161,15 +161,13 @@ impl Lane {
     /// here to say so. That round may begin later.
     pub(crate) fn staged_half(&self, op: &Op, turn: usize, bytes: usize) -> Result<(), Failure> {
         let first = op.reduction(self.segment.size()).first_half();
-        let mut folded = Ok(());
-        self.segment.count_staged(turn % 2, || folded = self.fold_placed(first, turn, bytes));
-        folded
+        if self.segment.count_staged(turn % 2) { self.fold_placed(first, turn, bytes) } else { Ok(()) }
     }
 
     /// The same, of what may not be in windows.
     fn fold_placed(&self, first: Reduction, turn: usize, bytes: usize) -> Result<(), Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
-        let ranks = segment.hosts().ranks(segment.host());
+        let ranks = segment.ranks_here();
         let places: Vec<_> = ranks.iter().map(|rank| segment.place(*rank, turn % 2)).collect();
         if first.widening() != 1 || places.iter().all(Option::is_none) {
             self.fold_here(first, turn, 0, bytes);
@@ -197,7 +195,7 @@ impl Lane {
     /// The first half of a fold, over the windows of this host.
     fn fold_here(&self, first: Reduction, turn: usize, offset: usize, bytes: usize) {
         let (segment, layout) = (&self.segment, self.segment.layout());
-        let ranks = segment.hosts().ranks(segment.host());
+        let ranks = segment.ranks_here();
         let windows = ranks.iter().map(|rank| layout.window(*rank, turn % 2) + offset);
         let out = layout.partial(turn) + offset * first.widening();
         segment.region().fold(first, windows, out, bytes / first.dtype().size());
@@ -219,7 +217,7 @@ impl Lane {
         let segment = &self.segment;
         let Some((first, _)) = self.halves(meet) else { return meet.fold_bytes * segment.size() as usize };
         let own = match meet.between.scattered {
-            Some(stride) => stride * segment.hosts().ranks(segment.host()).len(),
+            Some(stride) => stride * segment.ranks_here().len(),
             None => meet.fold_bytes,
         };
         own * first.widening() * segment.hosts().count() as usize
@@ -234,7 +232,7 @@ impl Lane {
             return;
         };
         let stretches = Gathered { stride, bytes: meet.fold_bytes };
-        for rank in segment.hosts().ranks(segment.host()) {
+        for rank in segment.ranks_here() {
             let Range { start, end } = stretches.of(*rank);
             let part = cut(end - start, piece, of);
             // It is whole at the next meeting.

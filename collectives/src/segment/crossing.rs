@@ -67,6 +67,11 @@ impl Segment {
         self.hosts.of(rank) == self.host()
     }
 
+    /// The ranks of this host, in order.
+    pub(crate) fn ranks_here(&self) -> &[u32] {
+        self.hosts.ranks(self.host())
+    }
+
     /// Whether ranks are on other hosts, too.
     pub(crate) fn is_bridged(&self) -> bool {
         self.hosts.count() > 1
@@ -92,7 +97,7 @@ impl Segment {
     /// Says that this rank has written all it has for the round that it is about to arrive at. The last one here
     /// does what is left to do before other hosts are told.
     pub(crate) fn count_written(&self, last: impl FnOnce()) {
-        let ranks = self.hosts.ranks(self.host()).len() as u64;
+        let ranks = self.ranks_here().len() as u64;
         let count: &AtomicU64 = self.region().at(self.layout().header() + H_LOCAL);
         // Acquire and release, through all of them: what the ranks here have written.
         let count = count.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
@@ -123,15 +128,13 @@ impl Segment {
         self.region().at(self.layout().member(rank) + M_PLACE + PLACE_BYTES * parity + 8 * index)
     }
 
-    /// Says that this rank has staged its stretch of a fold for the next round of this parity. The last one here does
-    /// what takes all of them. A rank may be a round ahead of the others, and so each parity has a count.
-    pub(crate) fn count_staged(&self, parity: usize, last: impl FnOnce()) {
-        let ranks = self.hosts.ranks(self.host()).len() as u64;
+    /// Says that this rank has staged its stretch of a fold for the next round of this parity, and whether it is the
+    /// last one here. A rank may be a round ahead of the others, and so each parity has a count.
+    pub(crate) fn count_staged(&self, parity: usize) -> bool {
+        let ranks = self.ranks_here().len() as u64;
         let count: &AtomicU64 = self.region().at(self.layout().header() + H_STAGED + 8 * parity);
         // Acquire and release, through all of them: what the ranks here have staged.
-        if count.fetch_add(1, Ordering::AcqRel).wrapping_add(1).is_multiple_of(ranks) {
-            last();
-        }
+        count.fetch_add(1, Ordering::AcqRel).wrapping_add(1).is_multiple_of(ranks)
     }
 
     /// Rounds for which all that other hosts are to be sent is there.

@@ -1,11 +1,14 @@
 //! Tensors that other ranks read and write where they are.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::process::LOOK_PERIOD;
+use crate::failure::{Failure, FailureKind};
 use crate::sync::Hands;
 
 use super::{M_HANDS, Segment};
+
+/// Who is waited for may die meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Segment {
     /// Does something with tensors of other ranks; nothing once the communicator has failed.
@@ -15,11 +18,17 @@ impl Segment {
     }
 
     /// Waits until nobody has tensors of this rank in its hands any more. The communicator has failed: who is not at
-    /// work by now does not begin.
-    pub(crate) fn take_back(&self) {
-        Hands::failure_seen();
+    /// work by now does not begin. Who is lost by that failure is not waited for: it is dead, or will be before it
+    /// goes on.
+    pub(crate) fn take_back(&self, failure: &Failure) {
+        let is_lost = |rank| {
+            failure.kind() == FailureKind::RankLost && failure.ranks().contains(&self.world_rank(rank))
+        };
         for rank in self.ranks().filter(|rank| *rank != self.rank()) {
-            while !self.hands(rank).await_empty(Some(Instant::now() + LOOK_PERIOD)) && !self.is_gone(rank) {}
+            let has_nothing = |until| self.hands(rank).await_empty(Some(until));
+            while !has_nothing(Instant::now()) && !is_lost(rank) && !self.is_gone(rank) {
+                has_nothing(Instant::now() + LOOK);
+            }
         }
     }
 

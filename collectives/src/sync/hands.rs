@@ -32,13 +32,10 @@ impl Hands {
         (!has_failed()).then_some(holding)
     }
 
-    /// For who has seen that the communicator has failed, and before looking at anybody's hands.
-    pub(crate) fn failure_seen() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// Waits until they are empty, or until then; says whether they are.
+    /// For who has seen that the communicator has failed: waits until they are empty, or until then; says whether
+    /// they are.
     pub(crate) fn await_empty(&self, until: Option<Instant>) -> bool {
+        fence(Ordering::SeqCst);
         let word = self.0.atomic();
         loop {
             // Acquire pairs with letting go: all that has been done to the tensors. Anything else than these two is
@@ -87,7 +84,6 @@ mod tests {
         }
 
         fn take_back(&self) {
-            Hands::failure_seen();
             assert!(self.hands.await_empty(None));
             self.tensor.write();
         }
