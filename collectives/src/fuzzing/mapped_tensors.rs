@@ -11,6 +11,7 @@ use crate::dtype::Dtype;
 use crate::mapped::{Mapping, announce};
 use crate::op::Op;
 use crate::segment::Segment;
+use crate::segment::crossing::Place;
 use crate::traffic::Counter;
 use crate::validate::validate;
 
@@ -39,7 +40,8 @@ fn run(bytes: &[u8]) {
         return;
     }
     let own = Arenas::default().with(KIND, arenas[0].clone());
-    let Some(mapped) = Mapping::default().take(&segment, &own, &op, 0) else { return };
+    let mut mapping = Mapping::default();
+    let Some(mapped) = mapping.take(&segment, &own, &op, 0) else { return };
     for rank in 1..RANKS {
         describe(&mut input, &segment, rank);
     }
@@ -51,6 +53,22 @@ fn run(bytes: &[u8]) {
     let outcome = outcome.and_then(|()| mapped.run_share(&segment, &op, &Counter::default()));
     if let Err(failure) = outcome {
         assert!(failure.text().contains("its arena") || failure.text().contains("other sizes"), "{failure}");
+    }
+    read_anywhere(&mut input, &segment, &mapping);
+}
+
+/// What is summed for other hosts is within an arena, or is not read.
+fn read_anywhere(input: &mut Input<'_>, segment: &Segment, mapping: &Mapping) {
+    for rank in 0..RANKS {
+        let kind = input.one_of(&ArenaKind::ALL);
+        let (offset, bytes) = match input.byte() {
+            0xff => (input.u64(), input.u64()),
+            _ => (input.u64() % (2 * ARENA_BYTES), input.u64() % (2 * ARENA_BYTES)),
+        };
+        if let Ok(tensor) = mapping.read_at(segment, rank, Place { kind, offset, bytes }) {
+            let is_within = offset.checked_add(bytes).is_some_and(|end| end <= ARENA_BYTES);
+            assert!(kind == KIND && is_within && tensor.total() as u64 == bytes);
+        }
     }
 }
 
