@@ -23,6 +23,9 @@ use crate::bridge::Bridge;
 
 /// What the system receives or sends at once.
 const ROOM: usize = 64 << 10;
+/// So often at once, for one system call: what comes is still in the caches when it is decrypted.
+const RECEIVED: usize = 8;
+const _: () = assert!(RECEIVED <= BATCH_SIZE);
 /// What is shorter is copied out of where it was received; the rest is handed on with the room it is in, all of which
 /// lives as long as what is in it, and is zeroed again.
 const LEAST_HANDED_ON: usize = ROOM / 2;
@@ -158,7 +161,7 @@ impl Driver {
             communicators: HashMap::new(),
             bells: HashMap::new(),
             next_bell: FIRST_BELL,
-            received: vec![BytesMut::new(); BATCH_SIZE],
+            received: vec![BytesMut::new(); RECEIVED],
             sent: Vec::with_capacity(ROOM),
             unsent: None,
             // Others every time: what a program can stand does not depend on a seed.
@@ -271,7 +274,7 @@ impl Driver {
             room.reserve(ROOM);
             room.resize(ROOM, 0);
         }
-        let mut metas = [RecvMeta::default(); BATCH_SIZE];
+        let mut metas = [RecvMeta::default(); RECEIVED];
         let mut buffers: Vec<IoSliceMut<'_>> =
             self.received.iter_mut().map(|room| IoSliceMut::new(room)).collect();
         // An error is what a host says of a datagram of ours; QUIC notices by itself.
@@ -286,6 +289,8 @@ impl Driver {
                 let datagram = rest.split_to(meta.stride.clamp(1, rest.len()));
                 self.mesh.datagram(now, meta.addr, ecn, datagram);
             }
+            // And when it is copied to where it belongs.
+            self.mesh.settle(now);
         }
     }
 
