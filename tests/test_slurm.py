@@ -125,7 +125,19 @@ def test_a_batch_script_runs_on_all_of_its_nodes(start, script, cluster, tmp_pat
 
 
 def test_srun_ends_with_the_culprits_code(start, script, cluster):
-    program = "import os, sys, time; sys.exit(9) if os.environ['RANK'] == '5' else time.sleep(600)"
+    # Its node has still to kill another rank when all others have ended.
+    program = """
+import os, signal, sys, time
+
+if os.environ["RANK"] == "4":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("will not go", "x").close()
+while os.environ["RANK"] == "5":
+    if os.path.exists("will not go"):
+        os.remove("will not go")
+        sys.exit(9)
+time.sleep(600)
+"""
     words = ["-N4", "--ntasks-per-node=2", TPURUN, "--rdzv", free_rendezvous(), script(program)]
     done = srun(start, cluster, *words).wait(linger_s=10, folder=Path("tpurun-runs"))
     assert done.code == 9, done.err

@@ -25,6 +25,7 @@ pub(crate) use door::random_id;
 #[cfg(test)]
 pub(crate) use frame::survives;
 pub(crate) use frame::{Frame, Node, Proof, Told};
+pub(crate) use link::OVER;
 pub(crate) use said::{Crossing, GroupSays, RankSays, Said};
 pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
 

@@ -18,7 +18,7 @@ use super::{Agent, Phase, Why};
 use crate::cluster;
 use crate::hosts::{self, Hosts};
 use crate::job::Job;
-use crate::nodes::{Frame, NodeEvent, Nodes, Proof, RankSays, Told};
+use crate::nodes::{Frame, NodeEvent, Nodes, OVER, Proof, RankSays, Told};
 use crate::ranks::{Ending, Rank};
 use crate::report;
 use crate::run_dir::RunDir;
@@ -228,15 +228,17 @@ impl Agent {
 
     /// A node from which nothing comes any more has lost all its ranks.
     fn on_node_gone(&mut self, node: u32, why: &str) {
+        let is_restarting = self.is_restarting();
         let Some(others) = &mut self.others else { return };
         others.looks.expect_no_answer(node);
         others.turn.node_is_gone();
-        if node == 0 {
+        // Who ends after a verdict has said it before; who is killed, or was to begin again, has not.
+        if node == 0 && (is_restarting || why != OVER) {
             others.is_said_by_node_0 = false;
         }
         let was_done = others.done[node as usize] || others.is_over;
         self.run_dir.event("node gone", json!({"node": node, "why": why}));
-        if self.is_restarting() {
+        if is_restarting {
             let host = self.host_of_node(node);
             let why = format!("host {host} (node {node}) is gone: {why}");
             return if self.is_node_0() { self.call_off_everywhere(&why) } else { self.call_off(&why) };

@@ -112,7 +112,8 @@ pub(super) fn why(lost: &quinn::ConnectionError) -> String {
     }
 }
 
-const OVER: &str = "its tpurun has ended";
+/// Of a node that has closed its connection.
+pub(crate) const OVER: &str = "its tpurun has ended";
 /// Before a node has shown that it knows the token.
 pub(super) const MOST_BEFORE: usize = 4 << 10;
 /// After that: the keys of all ranks of a node, or the words of a report.
