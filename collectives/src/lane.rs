@@ -231,8 +231,7 @@ impl Lane {
 
     /// Runs one collective to its end.
     pub(crate) fn run(&mut self, op: &Op, timeout: Duration, posted: Posting) -> Result<(), Failure> {
-        let given_up = self.given_up.as_ref().map(|(_, failure)| failure.clone());
-        if let Some(failure) = given_up.or_else(|| self.poisoned()) {
+        if let Some(failure) = self.over() {
             let result = Err(failure);
             self.presence.ended(posted.recording, &result);
             return result;
@@ -626,9 +625,6 @@ impl Lane {
     /// Who shuts down waits for operations that all ranks have posted, and for no other: those end here, and
     /// only for this rank. Where others could use its tensors in place, the communicator fails.
     fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
-        if let Some((_, failure)) = &self.given_up {
-            return Err(failure.clone());
-        }
         // Acquire pairs with `shutdown`, whose nudge comes after it.
         if !self.shared.closing.load(StdOrdering::Acquire) {
             return Ok(());
@@ -719,6 +715,12 @@ impl Lane {
             [] => format!("all {ranks} ranks came, not all went on"),
             _ => format!("{here} of {ranks} ranks came, missing {}", self.segment.describe(missing)),
         }
+    }
+
+    /// Why no operation begins any more, if so.
+    fn over(&self) -> Option<Failure> {
+        let given_up = self.given_up.as_ref().map(|(_, failure)| failure.clone());
+        given_up.or_else(|| self.poisoned())
     }
 
     fn poisoned(&self) -> Option<Failure> {

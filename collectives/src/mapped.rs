@@ -111,11 +111,7 @@ impl Mapping {
             Some((*kind, own, op.inputs.places(own)?, op.outputs.places(own)?))
         };
         let (kind, own, inputs, outputs) = ArenaKind::ALL.iter().find_map(places)?;
-        let peers = &mut self.0[kind as usize];
-        if matches!(peers, Peers::Missing) {
-            *peers = Peers::open(segment, kind, own);
-        }
-        let Peers::Ready(arenas) = peers else { return None };
+        let arenas = self.of(segment, kind, own)?;
         let words = HEAD + 2 * (inputs.len() + outputs.len());
         let fits =
             words * 8 <= segment.layout().window_bytes() && inputs.len().max(outputs.len()) <= MAX_PIECES;
@@ -134,7 +130,19 @@ impl Mapping {
         let places = inputs.into_iter().chain(outputs).flat_map(|(offset, bytes)| [offset, bytes]);
         let bytes: Vec<u8> = head.chain(places).flat_map(u64::to_le_bytes).collect();
         segment.region().write(window, &bytes);
-        Some(Mapped { kind, arenas: arenas.clone(), parity, plan: OnceCell::new() })
+        Some(Mapped { kind, arenas, parity, plan: OnceCell::new() })
+    }
+
+    /// The arenas of one kind of all ranks of this host, of which this one has `own`, once all can be read.
+    fn of(&mut self, segment: &Segment, kind: ArenaKind, own: &Arena) -> Option<Arc<[Arc<PeerArena>]>> {
+        let peers = &mut self.0[kind as usize];
+        if matches!(peers, Peers::Missing) {
+            *peers = Peers::open(segment, kind, own);
+        }
+        match peers {
+            Peers::Ready(arenas) => Some(arenas.clone()),
+            Peers::Missing | Peers::Refused => None,
+        }
     }
 }
 
@@ -151,10 +159,7 @@ impl Mapping {
         };
         let (place, own) = ArenaKind::ALL.iter().find_map(place)?;
         let kind = place.kind;
-        let peers = &mut self.0[kind as usize];
-        if matches!(peers, Peers::Missing) {
-            *peers = Peers::open(segment, kind, own);
-        }
+        self.of(segment, kind, own)?;
         // Relaxed: whoever has mapped them maps them for as long as the communicator lives.
         let can_all = segment
             .ranks_here()

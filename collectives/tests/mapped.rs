@@ -13,11 +13,16 @@ use ranks::hosts::on_hosts;
 use ranks::{Call, config, with_ranks};
 use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
 use tpurun_collectives::dtype::ReduceOp;
-use tpurun_collectives::{Communicator, Config, Failure, FailureKind, Mode, OpKind, Results, Spans, Work};
+use tpurun_collectives::{
+    Communicator, Config, Failure, FailureKind, Mode, Op, OpKind, Results, Spans, Work,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Staged because they are small, and more than a window.
 const COUNTS: [usize; 4] = [0, 1000, 2048, 30_011];
+
+/// Where it begins, and how many values it has.
+type Tensor = (*mut i64, usize);
 
 /// Memory in an arena, never freed.
 struct Device {
@@ -34,7 +39,7 @@ impl Device {
         Config { arenas: Arenas::default().with(ArenaKind::Device, self.arena.clone()), ..config() }
     }
 
-    fn tensor(&self, values: &[i64]) -> (*mut i64, usize) {
+    fn tensor(&self, values: &[i64]) -> Tensor {
         let bytes = size_of_val(values) as u64;
         let offset = self.used.fetch_add(bytes.next_multiple_of(64), Ordering::Relaxed);
         let data = self.arena.pointer(offset, bytes).cast::<i64>();
@@ -43,29 +48,35 @@ impl Device {
         (data, values.len())
     }
 
-    /// Runs a call with its tensors in the arena.
-    fn run(&self, mut call: Call, communicator: &Communicator, mode: Mode) -> Vec<Vec<i64>> {
+    /// The operation of a call with its tensors in the arena, and where the results will be.
+    fn place(&self, call: &mut Call) -> (Op, Vec<Tensor>) {
         let mut op = call.op();
         let place = |chunks: &[Vec<i64>]| chunks.iter().map(|chunk| self.tensor(chunk)).collect::<Vec<_>>();
-        let (inputs, outputs) = (place(&call.inputs), place(&call.outputs));
-        (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
+        let outputs = place(&call.outputs);
+        (op.inputs, op.outputs) = (spans(&place(&call.inputs)), spans(&outputs));
+        (op, outputs)
+    }
+
+    /// Runs a call with its tensors in the arena.
+    fn run(&self, mut call: Call, communicator: &Communicator, mode: Mode) -> Vec<Vec<i64>> {
+        let (op, outputs) = self.place(&mut call);
         let work = communicator.post(op, mode).unwrap();
         communicator.wait(&work, None, 1).expect("no deadline").unwrap();
         outputs.iter().map(|tensor| read(*tensor)).collect()
     }
 }
 
-fn spans(tensors: &[(*mut i64, usize)]) -> Spans {
+fn spans(tensors: &[Tensor]) -> Spans {
     // SAFETY: an arena outlives all operations of its test.
     unsafe { Spans::new(tensors.iter().map(|(data, count)| (data.cast(), count * 8)), 1) }
 }
 
-fn read((data, count): (*mut i64, usize)) -> Vec<i64> {
+fn read((data, count): Tensor) -> Vec<i64> {
     // SAFETY: as above; the operation is over.
     unsafe { from_raw_parts(data, count) }.to_vec()
 }
 
-fn fill((data, count): (*mut i64, usize), value: i64) {
+fn fill((data, count): Tensor, value: i64) {
     // SAFETY: as above.
     unsafe { from_raw_parts_mut(data, count) }.fill(value);
 }
@@ -209,10 +220,7 @@ fn a_mismatch_between_hosts_is_one() {
                 let got = device.run(call(5000), communicator, Mode::Blocking);
                 assert!(got == [summed(ranks, 0, 5000)]);
             }
-            let mut call = call(if rank == odd { 1 << 20 } else { 5000 });
-            let (input, output) = (device.tensor(&call.inputs[0]), device.tensor(&call.outputs[0]));
-            let mut op = call.op();
-            (op.inputs, op.outputs) = (spans(&[input]), spans(&[output]));
+            let (op, _) = device.place(&mut call(if rank == odd { 1 << 20 } else { 5000 }));
             let failure = communicator.post(op, Mode::Blocking).unwrap_err();
             assert_eq!(failure.kind(), FailureKind::Mismatch, "{failure}");
         });
@@ -299,38 +307,11 @@ fn a_mismatch_changes_no_tensor() {
     assert!(failures.iter().all(|failure| failure.kind() == FailureKind::Mismatch && failure.ranks() == [1]));
 }
 
-/// Runs an all-reduce of tensors of this device on every rank, while another thread of rank 0 does something to its
-/// communicator. Whoever fails uses its tensors for something else at once; nobody else may, to the end.
-fn taken_back(
-    device: &Device,
-    communicator: &Communicator,
-    count: usize,
-    disturb: impl FnOnce(&Communicator) + Send,
-    all_are_done: &Barrier,
-) -> Result<(), Failure> {
-    const OTHERS: i64 = -7;
-    let mut call = Call::new(OpKind::AllReduce, vec![vec![1; count]], vec![vec![0; count]]);
-    let [inputs, outputs] = [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
-    let mut op = call.op();
-    (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
-    let outcome = std::thread::scope(|scope| {
-        if communicator.members().rank == 0 {
-            scope.spawn(|| disturb(communicator));
-        }
-        communicator.post(op, Mode::Blocking).map(drop)
-    });
-    if outcome.is_err() {
-        fill(outputs[0], OTHERS);
-    }
-    all_are_done.wait();
-    let expected = if outcome.is_ok() { i64::from(communicator.members().size()) } else { OTHERS };
-    assert!(read(outputs[0]).iter().all(|value| *value == expected), "written to after {outcome:?}");
-    outcome
-}
-
+/// Whoever fails uses its tensors for something else at once; nobody else may, to the end.
 #[test]
 fn nobody_writes_to_tensors_of_an_operation_that_has_failed() {
     const COUNT: usize = 1 << 20;
+    const OTHERS: i64 = -7;
     // Neither before it has begun nor after it is over: each try is closer to the one it was not last.
     let (mut yields, mut failed) = (100, 0);
     for _ in 0..60 {
@@ -339,11 +320,24 @@ fn nobody_writes_to_tensors_of_an_operation_that_has_failed() {
         // As on one core: each rank does its share of both results.
         let config = Config { cpus: 1, ..device.config() };
         let outcomes = with_ranks(2, &config, TIMEOUT, |communicator| {
-            let abort = |communicator: &Communicator| {
-                (0..yields).for_each(|_| std::thread::yield_now());
-                communicator.abort("a test");
-            };
-            taken_back(&device, communicator, COUNT, abort, &all_are_done).is_err()
+            let mut reduce = Call::new(OpKind::AllReduce, vec![vec![1; COUNT]], vec![vec![0; COUNT]]);
+            let (op, outputs) = device.place(&mut reduce);
+            let outcome = std::thread::scope(|scope| {
+                if me(communicator).0 == 0 {
+                    scope.spawn(|| {
+                        (0..yields).for_each(|_| std::thread::yield_now());
+                        communicator.abort("a test");
+                    });
+                }
+                communicator.post(op, Mode::Blocking).map(drop)
+            });
+            if outcome.is_err() {
+                fill(outputs[0], OTHERS);
+            }
+            all_are_done.wait();
+            let expected = if outcome.is_ok() { 2 } else { OTHERS };
+            assert!(read(outputs[0]).iter().all(|value| *value == expected), "written to after {outcome:?}");
+            outcome.is_err()
         });
         let has_failed = outcomes.contains(&true);
         failed += u32::from(has_failed);
@@ -364,11 +358,7 @@ fn nobody_uses_tensors_of_a_rank_that_has_shut_down() {
             let reduce = || Call::new(OpKind::AllReduce, vec![vec![1; COUNT]], vec![vec![0; COUNT]]);
             assert!(device.run(reduce(), communicator, Mode::Blocking) == [vec![2; COUNT]]);
             let post = || {
-                let mut call = reduce();
-                let [inputs, outputs] =
-                    [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
-                let mut op = call.op();
-                (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
+                let (op, outputs) = device.place(&mut reduce());
                 (communicator.post(op, Mode::Async(None)), outputs[0])
             };
             if communicator.members().rank == 0 {
@@ -411,15 +401,11 @@ fn shutdown_completes_what_ranks_of_all_hosts_have_posted() {
                 device.run(reduce(), communicator, Mode::Blocking);
             }
             let mut call = reduce();
-            let [inputs, outputs] = [&call.inputs, &call.outputs].map(|chunks| [device.tensor(&chunks[0])]);
-            let mut op = call.op();
-            if is_mapped {
-                (op.inputs, op.outputs) = (spans(&inputs), spans(&outputs));
-            }
+            let (op, outputs) = if is_mapped { device.place(&mut call) } else { (call.op(), vec![]) };
             let work = communicator.post(op, Mode::Async(None)).unwrap();
             all_have_posted.wait();
             communicator.shutdown();
-            let got = if is_mapped { read(outputs[0]) } else { call.outputs.remove(0) };
+            let got = outputs.first().map_or_else(|| call.outputs.remove(0), |output| read(*output));
             let outcome = work.outcome().expect("it ended before the shutdown did");
             outcome.map(|_| got == vec![4; COUNT])
         });

@@ -148,12 +148,12 @@ impl Lane {
         let is_alike = op.reduction(self.segment.size()).widening() == 1;
         // Who folds has the pages of all in its page table; with more ranks than cores that is now this one, now that.
         let segment = &self.segment;
-        let have_cores = segment.ranks_here().len() <= segment.planned_cpus() as usize;
-        if !(is_apart && is_alike && have_cores) {
+        let here = segment.ranks_here().len();
+        if !(is_apart && is_alike && here <= segment.planned_cpus() as usize) {
             return None;
         }
-        let place = self.mapping.place(&self.segment, &self.config.arenas, &op.inputs);
-        self.is_lent |= place.is_some() && self.segment.ranks_here().len() > 1;
+        let place = self.mapping.place(segment, &self.config.arenas, &op.inputs);
+        self.is_lent |= place.is_some() && here > 1;
         place
     }
 
