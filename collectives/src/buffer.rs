@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::reduce::{self, Reduction};
+use crate::reduce::{self, Copying, Reduction};
 
 /// Pieces of memory in chunk-major order; chunks have the same number of pieces, of any sizes.
 #[derive(Clone, Debug)]
@@ -154,10 +154,10 @@ impl Spans {
     }
 
     /// Copies `len` bytes from `offset` on to other spans.
-    pub fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) {
-        self.each(offset, len, |at, piece, bytes| {
-            // SAFETY: the piece is readable for its bytes, by the promise of `new`.
-            unsafe { to.copy_in(to_offset + at, piece, bytes) };
+    pub(crate) fn copy_to(&self, how: Copying, offset: usize, to: &Self, to_offset: usize, len: usize) {
+        self.each_pair((offset, to, to_offset), (1, 1), len, |from, to, bytes| {
+            // SAFETY: `each_pair` gives `bytes` bytes on both sides, the same memory or apart.
+            unsafe { reduce::copy(how, from, to, bytes) };
         });
     }
 

@@ -19,7 +19,7 @@ pub use layout::Buffers;
 use program::{Act, Fold, Place, Program, Task};
 
 use crate::buffer::{Scratch, Spans};
-use crate::reduce::Reduction;
+use crate::reduce::{Copying, Reduction};
 use crate::traffic::Traffic;
 use crate::wire::{Form, Header};
 
@@ -434,7 +434,8 @@ impl Memory {
             input.widen_to(reduction, kept.input, partial.spans(), 0, kept.count);
             partial.spans().finish_to(reduction, 0, output, kept.output, kept.count);
         } else {
-            input.copy_to(kept.input, output, kept.output, kept.count * reduction.dtype().size());
+            let bytes = kept.count * reduction.dtype().size();
+            input.copy_to(Copying::Cached, kept.input, output, kept.output, bytes);
         }
     }
 

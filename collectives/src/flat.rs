@@ -14,6 +14,7 @@ use crate::lane::{
 };
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
+use crate::reduce::Copying;
 use crate::segment::Segment;
 use crate::segment::crossing::Place;
 use crate::traffic::Counter;
@@ -37,6 +38,8 @@ pub(crate) struct Flat<'a> {
     stride: usize,
     /// What is staged for each rank is folded over the ranks of a host before it is sent.
     halves_for_each: bool,
+    /// How inputs are staged, and how results are taken.
+    copying: (Copying, Copying),
 }
 
 impl<'a> Flat<'a> {
@@ -56,7 +59,8 @@ impl<'a> Flat<'a> {
         let stride = if known { room.min(op.inputs.longest_chunk().next_multiple_of(LINE)) } else { room };
         let stride = stride.max(LINE);
         let halves_for_each = is_halved && op.kind == OpKind::ReduceScatter;
-        Self { segment, op, schedule, traffic, stretch: stride, stride, halves_for_each }
+        let copying = copying(segment, op);
+        Self { segment, op, schedule, traffic, stretch: stride, stride, halves_for_each, copying }
     }
 
     /// Rounds that this rank knows to be needed.
@@ -190,7 +194,7 @@ impl<'a> Flat<'a> {
         }
         if place.is_none() {
             let at = self.segment.layout().window(self.segment.rank(), turn % 2);
-            self.op.inputs.stage(0, offset, bytes, self.segment.region(), at);
+            self.op.inputs.stage(self.copying.0, (0, offset), bytes, self.segment.region(), at);
             self.traffic.stage(bytes);
         }
         let stretch = |whole: Place| {
@@ -229,7 +233,7 @@ impl<'a> Flat<'a> {
         };
         if input < inputs.chunks() && output < outputs.chunks() {
             let (from, to) = (inputs.chunk(input), outputs.chunk(output));
-            from.copy_to(0, &to, 0, from.total());
+            from.copy_to(self.copying.1, 0, &to, 0, from.total());
             self.traffic.in_place(from.total(), 1, 1);
         }
     }
@@ -288,7 +292,7 @@ impl<'a> Flat<'a> {
         let bytes = self.op.inputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
         let start = self.segment.layout().window(self.segment.rank(), window);
         let at = start + self.slot(block) * self.stride;
-        self.op.inputs.stage(chunk, offset, bytes, self.segment.region(), at);
+        self.op.inputs.stage(self.copying.0, (chunk, offset), bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
         if self.segment.is_bridged() {
             self.note(block, bytes, staged);
@@ -315,7 +319,7 @@ impl<'a> Flat<'a> {
             }
             Source::Folded => self.segment.layout().folded(turn),
         };
-        self.op.outputs.fetch(chunk, offset, bytes, self.segment.region(), at);
+        self.op.outputs.fetch(self.copying.1, (chunk, offset), bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
     }
 
@@ -335,6 +339,21 @@ impl<'a> Flat<'a> {
             return;
         }
         fold_windows(self.segment, self.op, ranks, (turn % 2, at), offset..offset + bytes, self.traffic);
+    }
+}
+
+/// How an operation is staged, and how its results are taken.
+fn copying(segment: &Segment, op: &Op) -> (Copying, Copying) {
+    let is_bridged = segment.is_bridged();
+    if !op.outgrows_caches(segment.ranks_here().len(), is_bridged) {
+        return (Copying::Cached, Copying::Cached);
+    }
+    // Rounds between hosts are as large as second-level caches; on one host what is staged is folded while it is
+    // there, and what has just been read is, too, when it is written over.
+    match (is_bridged, op.outputs.is_same_memory(&op.inputs)) {
+        (true, _) => (Copying::Streaming, Copying::Streaming),
+        (false, true) => (Copying::Loading, Copying::Cached),
+        (false, false) => (Copying::Loading, Copying::Streaming),
     }
 }
 

@@ -25,6 +25,7 @@ use crate::buffer::Spans;
 use crate::failure::Failure;
 use crate::layout::LINE;
 use crate::op::{Op, OpKind};
+use crate::reduce::Copying;
 use crate::region::Region;
 use crate::segment::Segment;
 use crate::segment::crossing::Place;
@@ -347,6 +348,8 @@ impl Plan {
         let reduction = op.kind.reduces().then(|| op.reduction(segment.size()));
         let cut = |n: u32| (self.total as u128 * u128::from(n) / u128::from(of)) as usize;
         let (from, to) = (cut(piece), cut(piece + 1));
+        let is_large = op.outgrows_caches(segment.ranks_here().len(), false);
+        let how = if is_large { Copying::Streaming } else { Copying::Cached };
         let mut start = 0;
         for task in &self.tasks {
             let within = |at: usize| match at.saturating_sub(start) {
@@ -364,7 +367,7 @@ impl Plan {
                 Some(reduction) => {
                     Spans::fold_to_each(&task.sources, &task.sinks, reduction, first, end - first);
                 }
-                None => task.sources[0].copy_to_each(&task.sinks, first, end - first),
+                None => task.sources[0].copy_to_each(how, &task.sinks, first, end - first),
             }
         }
     }

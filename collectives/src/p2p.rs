@@ -20,6 +20,7 @@ use crate::message::{HEADER_BYTES, Header};
 use crate::op::{Op, OpKind};
 use crate::presence::Presence;
 use crate::process::LOOK_PERIOD;
+use crate::reduce::Copying;
 use crate::segment::{Segment, Verdict};
 use crate::work::{Outcome, Work};
 
@@ -36,6 +37,11 @@ struct Pending {
     recording: Option<Recording>,
     /// A send: bytes of header and payload in the ring so far. A receive: payload bytes that arrived.
     moved: usize,
+}
+
+/// Whether both ends of it together are.
+fn is_large(message: &Op) -> bool {
+    message.outgrows_caches(2, false)
 }
 
 /// What a source's ring is in the middle of.
@@ -278,9 +284,11 @@ impl Messages {
             let payload = pending.moved - HEADER_BYTES;
             let left = pending.op.inputs.total() - payload;
             let now = room.first(left.min(u32::MAX as usize) as u32);
+            let how = if is_large(&pending.op) { Copying::Loading } else { Copying::Cached };
             let mut at = payload;
             for (offset, bytes) in now.pieces() {
-                pending.op.inputs.stage(0, at, bytes as usize, segment.region(), data + offset as usize);
+                let from = data + offset as usize;
+                pending.op.inputs.stage(how, (0, at), bytes as usize, segment.region(), from);
                 at += bytes as usize;
             }
             pending.moved += now.bytes as usize;
@@ -323,15 +331,11 @@ impl Messages {
                     self.presence.first_byte(pending.recording);
                     let left = pending.op.outputs.total() - pending.moved;
                     let now = run.first(left.min(u32::MAX as usize) as u32);
+                    let how = if is_large(&pending.op) { Copying::Streaming } else { Copying::Cached };
                     let mut at = pending.moved;
                     for (offset, bytes) in now.pieces() {
-                        pending.op.outputs.fetch(
-                            0,
-                            at,
-                            bytes as usize,
-                            segment.region(),
-                            data + offset as usize,
-                        );
+                        let from = data + offset as usize;
+                        pending.op.outputs.fetch(how, (0, at), bytes as usize, segment.region(), from);
                         at += bytes as usize;
                     }
                     pending.moved = at;

@@ -5,6 +5,7 @@
 //! once. Sources are memory that other processes can write to: a torn value gives a wrong number, nothing else.
 #![allow(unsafe_code)]
 
+mod copy;
 mod format;
 mod operator;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod tile;
 mod unit;
 
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
+pub(crate) use copy::{Copying, copy};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
 use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
 use tile::{Fold, VectorUnit};

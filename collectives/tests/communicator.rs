@@ -4,7 +4,7 @@ mod ranks;
 
 use std::time::Duration;
 
-use ranks::collectives::{chunk, every_collective, me, summed};
+use ranks::collectives::{LARGE, chunk, every_collective, me, summed};
 use ranks::{Call, config, who, with_ranks};
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{Config, Failure, FailureKind, OpKind};
@@ -23,6 +23,13 @@ fn every_collective_is_right_for_every_size() {
             }
         });
     }
+}
+
+#[test]
+fn every_collective_of_more_than_caches_hold() {
+    with_ranks(2, &config(), TIMEOUT, |communicator| {
+        every_collective(communicator, LARGE, |call| call.run(communicator).unwrap());
+    });
 }
 
 /// The routes of the torus, over byte rings: forced, because one host has something better.

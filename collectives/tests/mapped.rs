@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use ranks::collectives::{chunk, every_collective, me, summed};
+use ranks::collectives::{LARGE, chunk, every_collective, me, summed};
 use ranks::hosts::on_hosts;
 use ranks::{Call, config, with_ranks};
 use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
@@ -102,6 +102,30 @@ fn every_rank_does_its_share() {
     for (ranks, cpus, count) in [(2, 1, 262_200), (3, 1, 30_011), (3, 3, 30_011)] {
         with_ranks(ranks, &Config { cpus, ..device.config() }, TIMEOUT, |communicator| {
             every_collective(communicator, count, |call| device.run(call, communicator, Mode::Blocking));
+        });
+    }
+}
+
+#[test]
+fn copies_of_more_than_caches_hold() {
+    for cpus in [1, 2] {
+        let device = Device::new();
+        with_ranks(2, &Config { cpus, ..device.config() }, TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            let run = |call| device.run(call, communicator, Mode::Blocking);
+            let count = LARGE / 2;
+            let empty = || vec![vec![0; count]; 2];
+            let got = run(Call::new(OpKind::AllGather, vec![chunk(rank, 0, count)], empty()));
+            assert!(got == (0..ranks).map(|r| chunk(r, 0, count)).collect::<Vec<_>>());
+            let own = (0..2).map(|c| chunk(rank, c, count)).collect();
+            let got = run(Call::new(OpKind::AllToAll, own, empty()));
+            assert!(got == (0..ranks).map(|r| chunk(r, rank as usize, count)).collect::<Vec<_>>());
+            let (inputs, outputs) = match rank {
+                0 => (vec![chunk(0, 0, LARGE)], vec![]),
+                _ => (vec![], vec![vec![0; LARGE]]),
+            };
+            let got = run(Call { root: Some(0), ..Call::new(OpKind::Broadcast, inputs, outputs) });
+            assert!(rank == 0 || got == [chunk(0, 0, LARGE)]);
         });
     }
 }

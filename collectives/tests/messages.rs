@@ -4,6 +4,7 @@ mod ranks;
 
 use std::time::Duration;
 
+use ranks::collectives::LARGE;
 use ranks::{Call, config, who, with_ranks};
 use tpurun_collectives::{Communicator, FailureKind, OpKind};
 
@@ -37,6 +38,14 @@ fn messages_of_every_size_pass_around_a_ring() {
             }
         });
     }
+}
+
+#[test]
+fn a_message_of_more_than_caches_hold_is_whole() {
+    with_ranks(2, &config(), TIMEOUT, |communicator| match communicator.members().rank {
+        0 => assert!(send(1, 0, data(7, LARGE)).run(communicator).is_ok()),
+        _ => assert!(recv(Some(0), 0, LARGE).run(communicator).unwrap() == [data(7, LARGE)]),
+    });
 }
 
 #[test]

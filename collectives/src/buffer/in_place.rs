@@ -2,7 +2,7 @@
 
 use super::Spans;
 use crate::arena::{Arena, PeerArena};
-use crate::reduce::{self, Reduction};
+use crate::reduce::{self, Copying, Reduction};
 use crate::region::Region;
 
 /// What stays in the first-level cache while it goes to all that want it.
@@ -76,12 +76,12 @@ impl Spans {
     }
 
     /// Copies `len` bytes from `offset` on to the same bytes of each of `sinks`.
-    pub(crate) fn copy_to_each(&self, sinks: &[Self], offset: usize, len: usize) {
+    pub(crate) fn copy_to_each(&self, how: Copying, sinks: &[Self], offset: usize, len: usize) {
         let mut done = 0;
         while done < len {
             let tile = TILE.min(len - done);
             for sink in sinks {
-                self.copy_to(offset + done, sink, offset + done, tile);
+                self.copy_to(how, offset + done, sink, offset + done, tile);
             }
             done += tile;
         }

@@ -1,7 +1,7 @@
 //! The user's memory against a shared region: what flat executions and messages do with it.
 
 use super::Spans;
-use crate::reduce::{self, Reduction};
+use crate::reduce::{self, Copying, Reduction};
 use crate::region::Region;
 
 impl Spans {
@@ -18,20 +18,43 @@ impl Spans {
         (0..self.chunks()).map(|chunk| self.chunk_bytes(chunk)).max().unwrap_or(0)
     }
 
-    /// Copies bytes of a chunk into a region.
-    pub(crate) fn stage(&self, chunk: usize, offset: usize, bytes: usize, region: &Region, at: usize) {
-        if bytes > 0 {
-            // SAFETY: `pointer` checks that the region has this many bytes there.
-            unsafe { self.chunk(chunk).copy_out(offset, region.pointer(at, bytes), bytes) };
+    /// Copies `bytes` bytes of a chunk from `offset` on to place `at` of a region.
+    pub(crate) fn stage(
+        &self,
+        how: Copying,
+        (chunk, offset): (usize, usize),
+        bytes: usize,
+        region: &Region,
+        at: usize,
+    ) {
+        if bytes == 0 {
+            return;
         }
+        let to = region.pointer(at, bytes);
+        self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
+            // SAFETY: within what `pointer` found in the region; pieces are readable by the promise of `new`, and
+            // are no part of a region that is staged in.
+            unsafe { reduce::copy(how, piece, to.wrapping_add(at), bytes) };
+        });
     }
 
-    /// Copies bytes of a region into a chunk.
-    pub(crate) fn fetch(&self, chunk: usize, offset: usize, bytes: usize, region: &Region, at: usize) {
-        if bytes > 0 {
-            // SAFETY: as in `stage`; `Spans::new` demands that what is written is writable.
-            unsafe { self.chunk(chunk).copy_in(offset, region.pointer(at, bytes), bytes) };
+    /// Copies `bytes` bytes from place `at` of a region to `offset` of a chunk.
+    pub(crate) fn fetch(
+        &self,
+        how: Copying,
+        (chunk, offset): (usize, usize),
+        bytes: usize,
+        region: &Region,
+        at: usize,
+    ) {
+        if bytes == 0 {
+            return;
         }
+        let from = region.pointer(at, bytes);
+        self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
+            // SAFETY: as in `stage`; `Spans::new` demands that what is written is writable.
+            unsafe { reduce::copy(how, from.wrapping_add(at), piece, bytes) };
+        });
     }
 
     /// Folds the bytes at `sources` of a region, in this order, into a stretch of a chunk.

@@ -26,6 +26,14 @@ impl Memory {
     }
 }
 
+/// So many bytes at an address, in chunks that are the same memory: to be counted and compared, not to be read.
+#[cfg(test)]
+pub(crate) fn nowhere(at: usize, bytes: usize, chunks: usize) -> Spans {
+    let data = std::ptr::without_provenance_mut(at);
+    // SAFETY: who promises not to touch them can not break a promise.
+    unsafe { Spans::new(vec![(data, bytes / chunks); chunks], 1) }
+}
+
 /// The collectives.
 pub(super) const KINDS: [OpKind; 9] = [
     OpKind::Barrier,

@@ -24,6 +24,7 @@ use crate::mapped;
 use crate::match_key::{self, Offer};
 use crate::op::{Op, OpKind};
 use crate::planning::Wanted;
+use crate::reduce::Copying;
 use crate::sync::Arrival;
 
 /// Most operations of one meeting.
@@ -191,7 +192,7 @@ impl Lane {
             let (region, layout) = (segment.region(), segment.layout());
             for tensor in staged {
                 let at = layout.window(segment.rank(), parity) + tensor.at;
-                tensor.op.inputs.stage(0, 0, tensor.bytes(), region, at);
+                tensor.op.inputs.stage(Copying::Cached, (0, 0), tensor.bytes(), region, at);
                 lane.shared.traffic.stage(tensor.bytes());
                 lane.staged.for_all = tensor.at + tensor.bytes();
             }
@@ -218,7 +219,7 @@ impl Lane {
             for tensor in &staged[..ran] {
                 if tensor.together {
                     let at = layout.folded(parity) + tensor.at;
-                    tensor.op.outputs.fetch(0, 0, tensor.bytes(), region, at);
+                    tensor.op.outputs.fetch(Copying::Cached, (0, 0), tensor.bytes(), region, at);
                     lane.shared.traffic.stage(tensor.bytes());
                 } else {
                     let (ranks, place) = (lane.segment.ranks(), (parity, tensor.at));

@@ -1,5 +1,7 @@
-//! Vector units as types, and the conversions that have instructions of their own.
+//! Vector units as types, the conversions that have instructions of their own, and how they copy.
 #![allow(unsafe_code)]
+
+use crate::layout::LINE;
 
 /// Elements that are converted at once.
 pub(super) const BLOCK: usize = 16;
@@ -32,10 +34,38 @@ pub(super) trait Unit {
     unsafe fn bf16_narrow(_wide: [f32; BLOCK]) -> [u16; BLOCK] {
         unreachable!("nobody asks a unit without conversions")
     }
+
+    /// Copies a cache line.
+    ///
+    /// # Safety
+    /// A line is readable at `from` and writable at `to`, and the processor has this unit.
+    #[inline(always)]
+    unsafe fn copy_line(from: *const u8, to: *mut u8) {
+        let (from, to) = (from.cast::<[u64; LINE / 8]>(), to.cast::<[u64; LINE / 8]>());
+        // SAFETY: the caller's promise.
+        let line = unsafe { from.read_unaligned() };
+        // SAFETY: the caller's promise.
+        unsafe { to.write_unaligned(line) };
+    }
+
+    /// Copies a cache line past the caches, where the processor can, to where it is after [`fence`](Self::fence).
+    ///
+    /// # Safety
+    /// As [`copy_line`](Self::copy_line), and `to` is where a line begins.
+    #[inline(always)]
+    unsafe fn stream_line(from: *const u8, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::copy_line(from, to) };
+    }
+
+    /// After it, what was streamed is there for whoever sees what this thread writes next.
+    #[inline(always)]
+    fn fence() {}
 }
 
 pub(super) struct Baseline;
 
+#[cfg(not(target_arch = "x86_64"))]
 impl Unit for Baseline {}
 
 #[cfg(target_arch = "x86_64")]
@@ -45,7 +75,7 @@ pub(super) use x86::{Avx2, Avx512};
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{BLOCK, Unit};
+    use super::{BLOCK, Baseline, LINE, Unit};
 
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
     // The canonical NaNs, as `F16::narrow` and `Bf16::narrow` write them.
@@ -64,6 +94,62 @@ mod x86 {
         )*};
     }
 
+    /// How a unit streams; Miri has no caches, nor the instructions.
+    macro_rules! streams {
+        ($function:ident) => {
+            #[cfg(not(miri))]
+            #[inline(always)]
+            unsafe fn stream_line(from: *const u8, to: *mut u8) {
+                // SAFETY: the caller's promise.
+                unsafe { $function(from, to) }
+            }
+
+            #[cfg(not(miri))]
+            #[inline(always)]
+            fn fence() {
+                // SAFETY: every processor of the architecture has it.
+                unsafe { _mm_sfence() };
+            }
+        };
+    }
+
+    impl Unit for Baseline {
+        streams!(stream_line_sse2);
+    }
+
+    /// # Safety
+    /// A line is readable at `from` and writable at `to`, where a line begins.
+    #[cfg(not(miri))]
+    #[inline(always)]
+    unsafe fn stream_line_sse2(from: *const u8, to: *mut u8) {
+        const WIDTH: usize = size_of::<__m128i>();
+        let part = |at: usize| from.wrapping_add(at).cast();
+        // SAFETY: the caller's promise.
+        let line: [__m128i; LINE / WIDTH] =
+            std::array::from_fn(|index| unsafe { _mm_loadu_si128(part(index * WIDTH)) });
+        for (index, vector) in line.into_iter().enumerate() {
+            // SAFETY: the caller's promise; aligned, as the line is.
+            unsafe { _mm_stream_si128(to.wrapping_add(index * WIDTH).cast(), vector) };
+        }
+    }
+
+    /// # Safety
+    /// A line is readable at `from` and writable at `to`, where a line begins.
+    #[cfg(not(miri))]
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn stream_line_avx2(from: *const u8, to: *mut u8) {
+        const WIDTH: usize = size_of::<__m256i>();
+        // SAFETY: the caller's promise.
+        let low = unsafe { _mm256_loadu_si256(from.cast()) };
+        // SAFETY: the caller's promise.
+        let high = unsafe { _mm256_loadu_si256(from.wrapping_add(WIDTH).cast()) };
+        // SAFETY: the caller's promise; aligned, as the line is.
+        unsafe { _mm256_stream_si256(to.cast(), low) };
+        // SAFETY: as above.
+        unsafe { _mm256_stream_si256(to.wrapping_add(WIDTH).cast(), high) };
+    }
+
     /// AVX2 and F16C.
     pub(in crate::reduce) struct Avx2;
 
@@ -76,6 +162,7 @@ mod x86 {
             bf16_widen(from: *const u16) -> [f32; BLOCK] = widen_bf16_avx2;
             bf16_narrow(wide: [f32; BLOCK]) -> [u16; BLOCK] = narrow_bf16_avx2;
         }
+        streams!(stream_line_avx2);
     }
 
     /// # Safety
@@ -164,6 +251,8 @@ mod x86 {
             bf16_widen(from: *const u16) -> [f32; BLOCK] = widen_bf16_avx512;
             bf16_narrow(wide: [f32; BLOCK]) -> [u16; BLOCK] = narrow_bf16_avx512;
         }
+        // Stores of whole lines are no faster.
+        streams!(stream_line_avx2);
     }
 
     /// # Safety

@@ -4,6 +4,9 @@ use tpurun_collectives::{Communicator, OpKind};
 
 use super::Call;
 
+/// Of a tensor of 33 MiB: two ranks have more than an operation may count on to find in caches.
+pub const LARGE: usize = (33 << 17) + 5;
+
 pub fn value(rank: u32, chunk: usize, index: usize) -> i64 {
     i64::from(rank) * 1_000_003 + chunk as i64 * 10_007 + index as i64
 }

@@ -26,12 +26,12 @@ fn ops(memory: &mut Memory, counts: &[usize]) -> Vec<Op> {
 fn fill(segment: &Segment, tensor: &Spans, value: i64) {
     let (region, at) = (segment.region(), segment.layout().window(0, 1));
     region.write(at, &value.to_le_bytes().repeat(tensor.total() / 8));
-    tensor.fetch(0, 0, tensor.total(), region, at);
+    tensor.fetch(Copying::Cached, (0, 0), tensor.total(), region, at);
 }
 
 fn elements(segment: &Segment, tensor: &Spans) -> Vec<i64> {
     let (region, at) = (segment.region(), segment.layout().window(0, 1));
-    tensor.stage(0, 0, tensor.total(), region, at);
+    tensor.stage(Copying::Cached, (0, 0), tensor.total(), region, at);
     let mut bytes = vec![0; tensor.total()];
     region.read(at, &mut bytes);
     bytes.chunks(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect()
@@ -66,7 +66,7 @@ fn run(own: &[usize], others: [&[usize]; RANKS as usize - 1]) -> (usize, Vec<Vec
                 offer.write(op, Some(Algorithm::Flat), Matching::Normal);
             }
             fill(&segment, &op.inputs, i64::from(rank));
-            op.inputs.stage(0, 0, op.inputs.total(), region, at);
+            op.inputs.stage(Copying::Cached, (0, 0), op.inputs.total(), region, at);
             at += op.inputs.total().next_multiple_of(LINE);
         }
         segment.meeting().arrive(RANKS);

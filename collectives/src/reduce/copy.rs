@@ -1,0 +1,151 @@
+//! Copies of what is larger than the caches.
+//!
+//! A processor that copies one stretch after the other waits for memory at every page, where it can not know what
+//! will be read next, and fetches each line of the destination only to overwrite it. Reading four pages in turn
+//! keeps more lines on their way; stores past the caches fetch nothing. (Both as in glibc's `memmove` above its
+//! `x86_non_temporal_threshold`, which goes by the size of one copy; here it goes by the whole operation.)
+#![allow(unsafe_code)]
+
+use super::tile::{self, Kernel, VectorUnit};
+use super::unit::Unit;
+use crate::layout::LINE;
+
+/// Where what is copied is, and where its copy is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Copying {
+    /// In the caches.
+    Cached,
+    /// In memory; the copy in the caches, where it is read soon.
+    Loading,
+    /// In memory or in the caches; the copy in memory, since it would be displaced before it is read.
+    Streaming,
+}
+
+/// Copies `bytes` bytes.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `bytes` bytes, and they are the same memory or apart.
+pub(crate) unsafe fn copy(how: Copying, from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise; this processor has its own widest unit.
+    unsafe { copy_on(VectorUnit::widest(), how, from, to, bytes) }
+}
+
+/// # Safety
+/// As [`copy`], and this processor must have `unit`.
+unsafe fn copy_on(unit: VectorUnit, how: Copying, from: *const u8, to: *mut u8, bytes: usize) {
+    if how == Copying::Cached || bytes < PAGE || from == to.cast_const() {
+        // SAFETY: the caller's promise.
+        return unsafe { to.copy_from(from, bytes) };
+    }
+    match how {
+        // SAFETY: the caller's promise; they are not the same memory.
+        Copying::Streaming => unsafe { tile::run(Copy::<true> { from, to, bytes }, unit) },
+        // SAFETY: as above.
+        _ => unsafe { tile::run(Copy::<false> { from, to, bytes }, unit) },
+    }
+}
+
+/// What prefetchers do not look beyond.
+const PAGE: usize = 4096;
+/// Read in turn.
+const PAGES: usize = 4;
+
+/// `bytes` bytes from `from` to `to`, which are apart; past the caches if `STREAM`.
+struct Copy<const STREAM: bool> {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+}
+
+impl<const STREAM: bool> Kernel for Copy<STREAM> {
+    const VECTORISED: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<U: Unit>(self) {
+        let Self { from, to, bytes } = self;
+        let line = |at: usize| {
+            let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+            if STREAM {
+                // SAFETY: whoever calls stays below `bytes`, for which the caller promised both, and begins with a
+                // line of the destination.
+                unsafe { U::stream_line(from, to) };
+            } else {
+                // SAFETY: as above.
+                unsafe { U::copy_line(from, to) };
+            }
+        };
+        let plain = |at: usize, bytes: usize| {
+            // SAFETY: as above, and the two are apart.
+            unsafe { to.wrapping_add(at).copy_from_nonoverlapping(from.wrapping_add(at), bytes) };
+        };
+        let head = to.addr().wrapping_neg() % LINE;
+        let head = head.min(bytes);
+        plain(0, head);
+        let mut done = head;
+        while bytes - done >= PAGES * PAGE {
+            for at in (done..done + PAGE).step_by(LINE) {
+                (0..PAGES).for_each(|page| line(at + page * PAGE));
+            }
+            done += PAGES * PAGE;
+        }
+        while bytes - done >= LINE {
+            line(done);
+            done += LINE;
+        }
+        plain(done, bytes - done);
+        if STREAM {
+            // Others are told of the copy by ordinary stores, which could overtake it.
+            U::fence();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Shorter than a page to several rounds of pages, and the lengths next to where the loops change.
+    fn length() -> impl Strategy<Value = usize> {
+        let near = prop::sample::select(vec![PAGE, PAGES * PAGE, 2 * PAGES * PAGE, PAGES * PAGE + LINE]);
+        prop_oneof![0..3 * PAGES * PAGE, (near, 0..2 * LINE + 1).prop_map(|(near, less)| near + LINE - less)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn all_bytes_and_no_others_are_copied(
+            bytes in length(),
+            from_at in 0usize..2 * LINE,
+            to_at in 0usize..2 * LINE,
+            how in prop::sample::select(vec![Copying::Cached, Copying::Loading, Copying::Streaming]),
+            seed in any::<u64>(),
+        ) {
+            let from: Vec<u8> =
+                (0..from_at + bytes).map(|i| (seed.wrapping_mul(2 * i as u64 + 1) >> 32) as u8).collect();
+            for unit in VectorUnit::all() {
+                let mut to = vec![0xa5; to_at + bytes + LINE];
+                let into = to[to_at..].as_mut_ptr();
+                // SAFETY: both are long enough, and apart.
+                unsafe { copy_on(unit, how, from[from_at..].as_ptr(), into, bytes) };
+                prop_assert!(to[to_at..to_at + bytes] == from[from_at..], "{unit:?}");
+                let others = to[..to_at].iter().chain(&to[to_at + bytes..]);
+                prop_assert!(others.clone().all(|byte| *byte == 0xa5), "{unit:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_may_be_copied_to_itself() {
+        let mut bytes: Vec<u8> = (0..4 * PAGE).map(|at| at as u8).collect();
+        let expected = bytes.clone();
+        let data = bytes.as_mut_ptr();
+        // SAFETY: readable and writable for its length.
+        unsafe { copy(Copying::Streaming, data, data, bytes.len()) };
+        assert_eq!(bytes, expected);
+    }
+}
