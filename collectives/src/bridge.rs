@@ -466,6 +466,9 @@ impl Bridge {
             return Err(Wrong("a piece that does not fit where it belongs"));
         }
         self.segment.region().write(at + offset, payload);
+        // A window is larger than the caches of a core: who only copies would wait for its lines one by one.
+        let next = offset + payload.len();
+        self.segment.region().prefetch(at + next, payload.len().min(room - next));
         Ok(())
     }
 
