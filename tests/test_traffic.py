@@ -4,8 +4,10 @@ import json
 import os
 
 import pytest
+import torch
 
 from jobs import TPURUN, Job
+from tpurun import _C
 
 
 # Two ranks fold for themselves, more fold together and fetch the result.
@@ -35,3 +37,30 @@ def least_traffic(row: dict, ranks: int) -> int:
     if is_read_by_each and ranks > len(os.sched_getaffinity(0)):
         return 2 * (ranks - 1) * row["bytes"]
     return row["floor_bytes"]
+
+
+def test_a_copy_past_the_caches_is_a_copy():
+    source = torch.arange(50_001)[1:]
+    to = torch.zeros_like(source)
+    _C.stream_copy(to, source)
+    assert torch.equal(to, source)
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (torch.zeros(7), "as many bytes, 32, got 28"),
+        (torch.zeros(16)[::2], "contiguous CPU tensors"),
+        (torch.zeros(8, device="meta"), "contiguous CPU tensors"),
+    ],
+    ids=["short", "strided", "elsewhere"],
+)
+def test_what_can_not_be_copied_so_is_refused(to, expected):
+    with pytest.raises(ValueError, match=expected):
+        _C.stream_copy(to, torch.zeros(8))
+
+
+def test_a_tensor_is_not_copied_to_itself():
+    tensor = torch.zeros(8)
+    with pytest.raises(ValueError, match="views of one storage"):
+        _C.stream_copy(tensor[:4], tensor[4:])

@@ -18,6 +18,7 @@ use crate::dtype::{Dtype, ReduceOp};
 use crate::failure::{Failure, FailureKind, bug, invalid_usage};
 use crate::network::Network;
 use crate::op::{Op, OpKind, Shape};
+use crate::reduce::{self, Copying};
 use crate::segment::{Bootstrap, Membership};
 use crate::sentinel::Sentinel;
 use crate::text::head;
@@ -324,6 +325,15 @@ pub unsafe extern "C" fn tpurun_comm_traffic(communicator: *const Arc<Communicat
     let moved = unsafe { &*communicator }.traffic();
     // SAFETY: the caller's promise; it may be uninitialised, so it is only written.
     unsafe { traffic.write(moved) };
+}
+
+/// # Safety
+/// `tpurun.h`: `from` is readable and `to` writable for `bytes` bytes, and they are apart.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_stream_copy(to: *mut u8, from: *const u8, bytes: u64) {
+    let bytes = usize::try_from(bytes).expect("memory is not larger than addresses");
+    // SAFETY: the caller's promise.
+    unsafe { reduce::copy(Copying::Streaming, from, to, bytes) };
 }
 
 /// # Safety

@@ -12,6 +12,19 @@
 
 namespace py = pybind11;
 
+namespace {
+
+void stream_copy(const at::Tensor& to, const at::Tensor& source) {
+  const auto is_plain = [](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.is_contiguous(); };
+  TORCH_CHECK_VALUE(is_plain(to) && is_plain(source), "stream_copy expects contiguous CPU tensors");
+  TORCH_CHECK_VALUE(to.nbytes() == source.nbytes(), "stream_copy expects as many bytes, ", source.nbytes(),
+                    ", got ", to.nbytes());
+  TORCH_CHECK_VALUE(!to.is_alias_of(source), "stream_copy expects tensors apart, got views of one storage");
+  tpurun_stream_copy(to.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_C, module) {
   // The bases are bound by torch.
   py::module_::import("torch.distributed");
@@ -62,6 +75,9 @@ PYBIND11_MODULE(_C, module) {
       py::arg("sizes"), py::arg("dtype"), "An uninitialised CPU tensor that collectives use where it is.");
   module.def("is_shared", &tpurun::shared::is_shared, py::arg("tensor"),
              "Whether a tensor is in memory that the other ranks of the host map.");
+  module.def("stream_copy", &stream_copy, py::arg("to"), py::arg("source"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Copies a CPU tensor as large collectives do, past the caches.");
   module.def("call_site", &tpurun::call_site, "The place in the calling program, as messages show it.");
   module.def("stop_callbacks", &tpurun::stop_callbacks, "Run no more callbacks of futures; for exit.");
 }

@@ -211,6 +211,9 @@ uint64_t tpurun_comm_seq(const TpurunComm* comm);     // collectives posted so f
 // The sticky failure of the communicator; TPURUN_OK when it is healthy.
 TpurunStatus tpurun_comm_failure(const TpurunComm* comm, TpurunError* error);
 
+// Copies bytes as large collectives do: past the caches. The memory must be apart.
+void tpurun_stream_copy(void* to, const void* from, uint64_t bytes);
+
 const char* tpurun_version(void);  // NUL-terminated, static
 
 #ifdef __cplusplus

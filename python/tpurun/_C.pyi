@@ -43,6 +43,12 @@ def shared_empty(sizes: Sequence[int], dtype: dtype) -> Tensor:
 def is_shared(tensor: Tensor) -> bool:
     """Whether a tensor is in memory that the other ranks of the host map."""
 
+def stream_copy(to: Tensor, source: Tensor) -> None:
+    """Copies a CPU tensor as large collectives do, past the caches.
+
+    Raises ValueError unless both are contiguous, apart, and of as many bytes.
+    """
+
 def call_site() -> str:
     """The place in the calling program, as messages show it: ``train.py:28``."""
 

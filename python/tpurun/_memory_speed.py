@@ -9,8 +9,9 @@ from typing import Any
 LEAST_BYTES = 1 << 20
 LONG_BYTES = 64 << 20
 REPETITIONS = 3
+COPIES = 2
 # How many of the kernels below are like a collective.
-KERNELS = {"all_reduce": 3, "reduce_scatter": 2, "reduce": 2}
+KERNELS = {"all_reduce": COPIES + 2, "reduce_scatter": COPIES + 1, "reduce": COPIES + 1}
 
 
 def floor_bytes(collective: str, largest: int, ranks: int) -> int:
@@ -34,9 +35,9 @@ def floor_bytes(collective: str, largest: int, ranks: int) -> int:
 class Speed:
     """Bytes per second that all ranks together read and write, on buffers of one size each.
 
-    The fastest of the kernels that do to memory what the collective does: a copy; where it adds, a sum of two
-    buffers into a third; where the sum takes the place of what was added, an update in place. All ranks run
-    them at once, as the collective would; measured once for each size.
+    The fastest of the kernels that do to memory what the collective does: a copy, through the caches or past
+    them; where it adds, a sum of two buffers into a third; where the sum takes the place of what was added,
+    an update in place. All ranks run them at once, as the collective would; measured once for each size.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class Speed:
         """For buffers of this size; None for those that measure something else. Called by all ranks."""
         if bytes_each < LEAST_BYTES:
             return None
-        key = (KERNELS.get(collective, 1), bytes_each)
+        key = (KERNELS.get(collective, COPIES), bytes_each)
         if key not in self._known:
             self._known[key] = _measured(*key)
         return self._known[key]
@@ -56,9 +57,12 @@ def _measured(kernel_count: int, bytes_each: int) -> float:
     import torch
     import torch.distributed as dist
 
+    from tpurun import _C
+
     a, b, c = (torch.ones(bytes_each // 4) for _ in range(3))
     kernels: list[tuple[int, Any]] = [
         (2, lambda: b.copy_(a)),
+        (2, lambda: _C.stream_copy(b, a)),
         (3, lambda: torch.add(a, b, out=c)),
         (2, lambda: a.mul_(1.0)),
     ]
