@@ -263,4 +263,4 @@ check-python: $(PACKAGES_READY)
 .PHONY: check-cpp
 check-cpp: $(PACKAGES_READY)
 	$(call say,checking C++)
-	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h python/csrc/stacks/*.cpp tests/performance/*.c
+	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h python/csrc/stacks/*.cpp tests/performance/*.[ch]

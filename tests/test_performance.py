@@ -84,12 +84,12 @@ def test_parts_of_another_machine_are_not_kept(run, tmp_path: Path):
     assert set(load(tmp_path / "performance/results.json").parts) == {"collectives"}
 
 
-@pytest.mark.parametrize("implementation", [mpi.OPEN_MPI, mpi.MPICH], ids=lambda one: one.suffix)
-def test_the_program_for_mpi_checks_and_measures(implementation: mpi.Mpi):
+@pytest.mark.parametrize("implementation", mpi.IN_C, ids=lambda one: one.name)
+def test_a_program_in_c_checks_and_measures(implementation: mpi.Mpi | mpi.Engine):
     if implementation.missing:
         pytest.skip(implementation.missing)
     for collective, size in [*((name, "96") for name in COLLECTIVES[:-1]), ("barrier", "0")]:
-        command = implementation.command("mpi_collectives.c", 2, collective, "0.001", size)
+        command = implementation.collectives(2, collective, "0.001", size)
         with job.Job(command) as measuring:
             (row,) = measuring.rows(limit_s=20)
         assert (row["collective"], row["bytes"], row["ranks"]) == (collective, int(size), 2)

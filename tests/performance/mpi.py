@@ -1,18 +1,22 @@
-"""The collectives of Open MPI and MPICH beside those of this backend, job after job in turn."""
+"""The collectives of Open MPI and MPICH beside those of this backend, job after job in turn.
+
+Those of MPI are measured in C, and so those of this backend are, too: what torch and Python add shows.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from .collectives import OURS, bench, fitting
-from .job import ROOT, Failed, Job, Late, Row
+from .job import ROOT, TPURUN, Failed, Job, Late, Row
 from .progress import Progress
 from .settings import Settings
 
@@ -20,9 +24,25 @@ TURNS = 3
 # MPICH spins: with more ranks than cores one operation may take seconds.
 LIMIT_S = 20.0
 COMPILER_S = 120.0
+FLAGS = ("-O2", "-Wall", "-Werror")
+# Of the engine; of no consequence to others.
+LIBRARIES = ("-lpthread", "-ldl", "-lm")
 VERSION_S = 30.0
 BUILT = ROOT / ".cache" / "performance"
 HERE = Path(__file__).parent
+ENGINE_LIBRARY = ROOT / "target" / "release" / "libtpurun_runtime.a"
+ENGINE_HEADERS = ROOT / "python" / "csrc"
+TIMING = ("timed_collectives.c", "timed_collectives.h")
+
+
+def built(program: Path, compiler: Sequence[str | Path], sources: Sequence[Path]) -> Path:
+    """Compiles a program if it is not there, or older than what it is made of."""
+    made = program.stat().st_mtime if program.exists() else 0.0
+    if any(source.stat().st_mtime > made for source in sources):
+        BUILT.mkdir(parents=True, exist_ok=True)
+        inputs = [source for source in sources if source.suffix != ".h"]
+        subprocess.run([*compiler, "-o", program, *inputs, *LIBRARIES], check=True, timeout=COMPILER_S)
+    return program
 
 
 @dataclass(frozen=True)
@@ -46,35 +66,59 @@ class Mpi:
         numbers = re.search(r"\d+(\.\d+)+", said)
         return numbers[0] if numbers else "of unknown version"
 
-    def command(self, source: str, ranks: int, *arguments: str) -> list[str]:
-        """Runs the program of that source on so many ranks."""
+    def collectives(self, ranks: int, *arguments: str) -> list[str]:
+        """Runs what times collectives on so many ranks."""
+        return self.command(("mpi_collectives.c", *TIMING), ranks, *arguments)
+
+    def command(self, sources: Sequence[str], ranks: int, *arguments: str) -> list[str]:
+        """Runs the program of these sources, which is called like the first one, on so many ranks."""
         words = [f"mpirun.{self.suffix}", "-n", str(ranks)]
         if self.suffix == "openmpi":
             words += ["--allow-run-as-root"] * (os.geteuid() == 0)
             words += ["--oversubscribe"] * (ranks > len(os.sched_getaffinity(0)))
-        return [*words, str(self._built(source)), *arguments]
+        program = BUILT / f"{Path(sources[0]).stem}.{self.suffix}"
+        compiler = [f"mpicc.{self.suffix}", *FLAGS]
+        return [*words, str(built(program, compiler, [HERE / name for name in sources])), *arguments]
 
-    def _built(self, source: str) -> Path:
-        path, program = HERE / source, BUILT / f"{Path(source).stem}.{self.suffix}"
-        if not program.exists() or program.stat().st_mtime < path.stat().st_mtime:
-            BUILT.mkdir(parents=True, exist_ok=True)
-            compiler = [f"mpicc.{self.suffix}", "-O2", "-Wall", "-Werror", "-o", program, path]
-            subprocess.run(compiler, check=True, timeout=COMPILER_S)
-        return program
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine of this backend, without torch and Python."""
+
+    name: str = f"{OURS}, C"
+
+    @cached_property
+    def missing(self) -> str:
+        """How to get it, if it is not here."""
+        if not ENGINE_LIBRARY.exists():
+            return "not measured (make build)"
+        return "" if shutil.which("cc") else "not measured (it takes a C compiler, cc)"
+
+    def version(self) -> str:
+        return importlib.metadata.version("tpurun")
+
+    def collectives(self, ranks: int, *arguments: str) -> list[str]:
+        """Runs what times collectives on so many ranks."""
+        sources = [HERE / "engine_collectives.c", *(HERE / name for name in TIMING)]
+        sources += [ENGINE_HEADERS / "tpurun.h", ENGINE_LIBRARY]
+        program = built(BUILT / "engine_collectives", ["cc", *FLAGS, f"-I{ENGINE_HEADERS}"], sources)
+        return [str(TPURUN), "-n", str(ranks), "--no-python", str(program), *arguments]
 
 
 OPEN_MPI = Mpi("Open MPI", "openmpi", "openmpi-bin libopenmpi-dev")
 MPICH = Mpi("MPICH", "mpich", "mpich libmpich-dev")
+ENGINE = Engine()
+IN_C = (ENGINE, OPEN_MPI, MPICH)
 
 
 def measured(settings: Settings, progress: Progress) -> Iterator[Row]:
-    """A row for each turn, whose backend is this one or an implementation of MPI."""
+    """A row for each turn, whose backend is this one, its engine alone, or an implementation of MPI."""
     ranks = settings.ranks_of("mpi")
     progress.part("mpi", len(ranks) * len(settings.collectives))
-    for mpi in (OPEN_MPI, MPICH):
+    for one in IN_C:
         yield {
-            "backend": mpi.name,
-            **({"missing": mpi.missing} if mpi.missing else {"version": mpi.version()}),
+            "backend": one.name,
+            **({"missing": one.missing} if one.missing else {"version": one.version()}),
         }
     for count in ranks:
         for collective in settings.collectives:
@@ -85,7 +129,7 @@ def measured(settings: Settings, progress: Progress) -> Iterator[Row]:
 def _of_one(collective: str, ranks: int, settings: Settings, progress: Progress) -> Iterator[Row]:
     turns = settings.turns(TURNS)
     each = replace(settings, seconds=settings.seconds / turns)
-    backends = [OURS, *(mpi.name for mpi in (OPEN_MPI, MPICH) if not mpi.missing)]
+    backends = [OURS, *(one.name for one in IN_C if not one.missing)]
     sizes, missing = fitting(collective, ranks, settings)
     for backend in backends:
         for size, why in missing.items():
@@ -119,9 +163,8 @@ def _of_one_turn(
     if backend == OURS:
         command = bench(collective, ranks, list(sizes.values()), settings.seconds)
     else:
-        (mpi,) = (mpi for mpi in (OPEN_MPI, MPICH) if mpi.name == backend)
-        arguments = [collective, str(settings.seconds), *map(str, sizes)]
-        command = mpi.command("mpi_collectives.c", ranks, *arguments)
+        (measured,) = (one for one in IN_C if one.name == backend)
+        command = measured.collectives(ranks, collective, str(settings.seconds), *map(str, sizes))
     with Job(command) as job:
         try:
             yield from job.rows(LIMIT_S)

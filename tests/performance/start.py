@@ -82,7 +82,7 @@ def _launchers(ranks: int, turns: range) -> Iterator[Launcher]:
         torchrun = replace(torchrun, turns=range(1, 2), limit_s=limit_s, missing=missing)
     yield torchrun
     if not OPEN_MPI.missing:
-        yield Launcher("mpirun, Open MPI, C", OPEN_MPI.command("mpi_first_barrier.c", ranks), turns)
+        yield Launcher("mpirun, Open MPI, C", OPEN_MPI.command(("mpi_first_barrier.c",), ranks), turns)
 
 
 def _lacking_memory(ranks: int) -> str:
