@@ -14,6 +14,7 @@ from .series import Table, collectives_of
 COLOURS = {
     "tpu_dist": "#0b5fa5",
     "tpu_dist, mapped": "#3fa7d6",
+    "tpu_dist, C": "#12355b",
     "Gloo": "#c1272d",
     "Gloo, mapped": "#e58a8d",
     "Open MPI": "#2e7d32",
@@ -21,7 +22,7 @@ COLOURS = {
 }
 START_COLOURS = {"tpurun": "#0b5fa5", "torchrun, Gloo": "#c1272d", "mpirun, Open MPI, C": "#2e7d32"}
 OTHER_COLOUR = "#555555"
-MARKERS = dict(zip(COLOURS, "osd^v*", strict=True))
+MARKERS = dict(zip(COLOURS, "osPd^v*", strict=True))
 CACHE = ROOT / ".cache" / "matplotlib"
 PANEL_INCHES = (3.0, 3.2)
 # Identifiers in the file are hashes of it instead of random numbers.
