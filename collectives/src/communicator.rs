@@ -399,11 +399,9 @@ impl Drop for Communicator {
 
 /// Each rank's share of what may be staged, which is two windows.
 fn window_bytes(staging_bytes: Option<usize>, ranks: u32) -> usize {
-    // Half of a large level 2 cache for all of them: what is staged is folded while it is still there. Measured
-    // on 2 cores with 2 to 64 ranks, as are the bounds.
-    const ALL: usize = 1 << 20;
+    // Of one parity.
+    const ALL: usize = 64 << 20;
     const MOST: usize = 512 << 10;
-    // Below, rounds cost more than they move.
     const LEAST: usize = 64 << 10;
     const LEAST_GIVEN: usize = 16 << 10;
     let ranks = ranks as usize;

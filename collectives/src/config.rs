@@ -33,7 +33,7 @@ pub enum Results {
 pub struct Config {
     /// Shared memory all ranks of a communicator may stage in, in bytes (`TPURUN_STAGING_BYTES`, 256 KiB to
     /// 4 GiB). Each rank has two windows of its share; larger messages pass through in several rounds. By
-    /// default what is staged stays in the caches of common CPUs, see `window_bytes`.
+    /// default 1 MiB for each of up to 128 ranks, and 128 MiB for more; only pages that are used take memory.
     pub staging_bytes: Option<usize>,
     /// `TPURUN_MATCH`: `normal` (default) or `strict`.
     pub matching: Matching,

@@ -34,8 +34,8 @@ pub(crate) struct Flat<'a> {
     traffic: &'a Counter,
     /// Bytes of each chunk that go through a window in one round.
     stretch: usize,
-    /// Distance of a window's chunks.
-    stride: usize,
+    /// Distance of a window's chunks in the first round: close together where they may be small.
+    first: usize,
     /// What is staged for each rank is folded over the ranks of a host before it is sent.
     halves_for_each: bool,
     /// How inputs are staged, and how results are taken.
@@ -53,20 +53,36 @@ impl<'a> Flat<'a> {
         // A window must hold the partial results of a stretch, too, which may be wider.
         let is_halved = is_halved(segment, op);
         let widening = if is_halved { op.reduction(segment.size()).widening() } else { 1 };
-        let room = segment.layout().window_bytes() / slots / widening / LINE * LINE;
-        // Chunks lie close together when all ranks know how long each is: small ones then share pages.
-        let known = op.kind == OpKind::ReduceScatter;
-        let stride = if known { room.min(op.inputs.longest_chunk().next_multiple_of(LINE)) } else { room };
-        let stride = stride.max(LINE);
+        let room = |window: usize| (window / slots / widening / LINE * LINE).max(LINE);
+        let window = segment.layout().window_bytes();
+        let cached = if segment.is_bridged() { window } else { window.min(cached_bytes(segment.size())) };
+        let (first, stretch) = match op.kind {
+            // All ranks know how long each chunk is: small ones then share pages.
+            OpKind::ReduceScatter => {
+                let stretch = room(window).min(op.inputs.longest_chunk().next_multiple_of(LINE)).max(LINE);
+                (stretch, stretch)
+            }
+            // What nobody reads from the caches again may be much at a time: a round costs every rank a wait.
+            kind if is_for_each(kind) => (room(cached), room(window)),
+            _ => (room(cached), room(cached)),
+        };
         let halves_for_each = is_halved && op.kind == OpKind::ReduceScatter;
         let copying = copying(segment, op);
-        Self { segment, op, schedule, traffic, stretch: stride, stride, halves_for_each, copying }
+        Self { segment, op, schedule, traffic, first, stretch, halves_for_each, copying }
     }
 
     /// Rounds that this rank knows to be needed.
     pub(crate) fn rounds(&self) -> u32 {
         let longest = self.op.inputs.longest_chunk().max(self.op.outputs.longest_chunk());
-        longest.div_ceil(self.stretch).max(1) as u32
+        1 + longest.saturating_sub(self.first).div_ceil(self.stretch) as u32
+    }
+
+    /// What a round moves.
+    fn part(&self, round: u32) -> Part {
+        match round.checked_sub(1) {
+            None => Part { offset: 0, most: self.first },
+            Some(before) => Part { offset: self.first + before as usize * self.stretch, most: self.stretch },
+        }
     }
 
     /// `agreed` when the keys have matched before.
@@ -96,16 +112,16 @@ impl<'a> Flat<'a> {
         while round < rounds {
             let (parity, turn) = (lane.parity(), lane.turn());
             let window = together.unwrap_or(parity);
-            let offset = round as usize * self.stretch;
+            let part = self.part(round);
             let steps: Vec<&Step> = self.steps().collect();
             // A fetch and the reducing fetches behind it are one fold.
             for run in steps.chunk_by(|_, next| matches!(next, Step::Fetch { action: Action::Reduce, .. })) {
                 match run[0] {
-                    Step::Publish { block } => self.publish(*block, offset, window, lane.staged_mut()),
+                    Step::Publish { block } => self.publish(*block, part, window, lane.staged_mut()),
                     Step::Meet { fold } => {
                         meet.fold_window = window;
-                        meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(offset) };
-                        meet.between.for_each = self.halves_for_each.then_some(self.stride);
+                        meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(part.offset) };
+                        meet.between.for_each = self.halves_for_each.then_some(part.most);
                         if round == 0 && agreed.is_none() {
                             let agreed = lane.match_keys(&meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
@@ -120,9 +136,9 @@ impl<'a> Flat<'a> {
                         }
                     }
                     Step::Fetch { from, block, .. } if run.len() == 1 => {
-                        self.fetch(*from, *block, offset, parity);
+                        self.fetch(*from, *block, part, parity);
                     }
-                    Step::Fetch { block, .. } => self.fold(run, *block, offset, turn),
+                    Step::Fetch { block, .. } => self.fold(run, *block, part, turn),
                     Step::Send { .. } | Step::Receive { .. } => {
                         unreachable!(
                             "flat schedules have no messages: the planner and this file belong together"
@@ -209,7 +225,7 @@ impl<'a> Flat<'a> {
         let Some((offset, turn)) = whole else { return };
         for step in self.steps() {
             if let Step::Fetch { block, .. } = step {
-                self.fetch(Source::Folded, *block, offset, turn);
+                self.fetch(Source::Folded, *block, Part { offset, most: self.stretch }, turn);
             }
         }
     }
@@ -287,49 +303,47 @@ impl<'a> Flat<'a> {
         self.op.inputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch)
     }
 
-    fn publish(&self, block: Block, offset: usize, window: usize, staged: &mut Staging) {
+    fn publish(&self, block: Block, part: Part, window: usize, staged: &mut Staging) {
         let chunk = self.input_chunk(block);
-        let bytes = self.op.inputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
+        let bytes = part.of(self.op.inputs.chunk_bytes(chunk));
         let start = self.segment.layout().window(self.segment.rank(), window);
-        let at = start + self.slot(block) * self.stride;
-        self.op.inputs.stage(self.copying.0, (chunk, offset), bytes, self.segment.region(), at);
+        let at = start + self.slot(block) * part.most;
+        self.op.inputs.stage(self.copying.0, (chunk, part.offset), bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
         if self.segment.is_bridged() {
-            self.note(block, bytes, staged);
+            self.note(block, part, bytes, staged);
         }
     }
 
     /// What other hosts need of it.
-    fn note(&self, block: Block, bytes: usize, staged: &mut Staging) {
+    fn note(&self, block: Block, part: Part, bytes: usize, staged: &mut Staging) {
         if !is_for_each(self.op.kind) {
-            staged.for_all = staged.for_all.max(self.slot(block) * self.stride + bytes);
+            staged.for_all = staged.for_all.max(self.slot(block) * part.most + bytes);
             return;
         }
-        staged.stride = self.stride;
+        staged.stride = part.most;
         staged.each.resize(self.segment.size() as usize, 0);
         staged.each[self.slot(block)] = bytes;
     }
 
-    fn fetch(&self, from: Source, block: Block, offset: usize, turn: usize) {
+    fn fetch(&self, from: Source, block: Block, part: Part, turn: usize) {
         let chunk = self.output_chunk(block);
-        let bytes = self.op.outputs.chunk_bytes(chunk).saturating_sub(offset).min(self.stretch);
+        let bytes = part.of(self.op.outputs.chunk_bytes(chunk));
         let at = match from {
-            Source::Rank(rank) => {
-                self.segment.layout().window(rank, turn % 2) + self.slot(block) * self.stride
-            }
+            Source::Rank(rank) => self.segment.layout().window(rank, turn % 2) + self.slot(block) * part.most,
             Source::Folded => self.segment.layout().folded(turn),
         };
-        self.op.outputs.fetch(self.copying.1, (chunk, offset), bytes, self.segment.region(), at);
+        self.op.outputs.fetch(self.copying.1, (chunk, part.offset), bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
     }
 
-    fn fold(&self, run: &[&Step], block: Block, offset: usize, turn: usize) {
+    fn fold(&self, run: &[&Step], block: Block, part: Part, turn: usize) {
         let ranks = run.iter().filter_map(|step| match step {
             Step::Fetch { from: Source::Rank(rank), .. } => Some(*rank),
             _ => None,
         });
-        let at = self.slot(block) * self.stride;
-        let bytes = self.op.outputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch);
+        let at = self.slot(block) * part.most;
+        let (offset, bytes) = (part.offset, part.of(self.op.outputs.chunk_bytes(0)));
         if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
             let at = second.bytes_for(at);
@@ -340,6 +354,32 @@ impl<'a> Flat<'a> {
         }
         fold_windows(self.segment, self.op, ranks, (turn % 2, at), offset..offset + bytes, self.traffic);
     }
+}
+
+/// What a round moves of each chunk.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    offset: usize,
+    /// Bytes at most, and the distance of a window's chunks.
+    most: usize,
+}
+
+impl Part {
+    /// Bytes of a chunk that has so many in all.
+    fn of(self, chunk: usize) -> usize {
+        chunk.saturating_sub(self.offset).min(self.most)
+    }
+}
+
+/// What each of so many ranks stages in a round that all read soon: half of a large level 2 cache for all of them,
+/// so that it is still there. Measured on 2 cores with 2 to 64 ranks, as are the bounds.
+fn cached_bytes(ranks: u32) -> usize {
+    const ALL: usize = 1 << 20;
+    const MOST: usize = 512 << 10;
+    // Below, rounds cost more than they move.
+    const LEAST: usize = 64 << 10;
+    let least_chunks = LINE * ranks as usize;
+    (ALL / ranks as usize).clamp(LEAST, MOST).max(least_chunks)
 }
 
 /// How an operation is staged, and how its results are taken.
