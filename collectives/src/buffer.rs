@@ -17,10 +17,17 @@ use crate::reduce::{self, Copying, Reduction};
 /// Pieces of memory in chunk-major order; chunks have the same number of pieces, of any sizes.
 #[derive(Clone, Debug)]
 pub struct Spans {
-    pieces: Arc<[Piece]>,
+    pieces: Pieces,
     /// Which of `pieces` these spans are.
     range: Range<usize>,
     per_chunk: usize,
+}
+
+/// Most operations are about one tensor, which takes no memory of its own.
+#[derive(Clone, Debug)]
+enum Pieces {
+    One(Piece),
+    Many(Arc<[Piece]>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +53,21 @@ impl Spans {
     /// in one operation, are the same memory or do not overlap.
     pub unsafe fn new(pieces: impl IntoIterator<Item = (*mut u8, usize)>, per_chunk: usize) -> Self {
         let mut start = 0;
-        let pieces: Arc<[Piece]> = pieces
-            .into_iter()
-            .map(|(data, bytes)| {
-                let piece = Piece { data, bytes, start };
-                start += bytes;
-                piece
-            })
-            .collect();
-        Self { range: 0..pieces.len(), pieces, per_chunk }
+        let mut pieces = pieces.into_iter().map(|(data, bytes)| {
+            let piece = Piece { data, bytes, start };
+            start += bytes;
+            piece
+        });
+        let pieces = match (pieces.next(), pieces.next()) {
+            (Some(one), None) => Pieces::One(one),
+            (first, second) => Pieces::Many(first.into_iter().chain(second).chain(pieces).collect()),
+        };
+        Self { range: 0..pieces.all().len(), pieces, per_chunk }
     }
 
     /// No memory, in no chunks.
     pub fn empty() -> Self {
-        Self { pieces: Arc::default(), range: 0..0, per_chunk: 0 }
+        Self { pieces: Pieces::Many(Arc::default()), range: 0..0, per_chunk: 0 }
     }
 
     /// Bytes of all pieces.
@@ -180,7 +188,7 @@ impl Spans {
     }
 
     fn own(&self) -> &[Piece] {
-        &self.pieces[self.range.clone()]
+        &self.pieces.all()[self.range.clone()]
     }
 
     fn origin(&self) -> usize {
@@ -234,6 +242,15 @@ impl Spans {
         assert!(within < piece.bytes);
         // SAFETY: within the piece, just asserted.
         (unsafe { piece.data.add(within) }, piece.bytes - within)
+    }
+}
+
+impl Pieces {
+    fn all(&self) -> &[Piece] {
+        match self {
+            Self::One(piece) => std::slice::from_ref(piece),
+            Self::Many(pieces) => pieces,
+        }
     }
 }
 

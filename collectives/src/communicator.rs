@@ -124,11 +124,11 @@ impl Communicator {
         self
     }
 
-    /// Posts one operation. Blocking: returns its outcome. Async: returns at once.
+    /// Posts one operation, and returns at once, with its handle; a blocking one has ended then, and has none.
     ///
     /// # Errors
     /// `InvalidUsage` before anything happened; for a blocking operation whatever made it fail.
-    pub fn post(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
+    pub fn post(&self, op: Op, mode: Mode) -> Result<Option<Arc<Work>>, Failure> {
         validate(&op, self.segment.members())?;
         if self.shared.closing.load(Ordering::Relaxed) {
             return Err(self.shut_down());
@@ -142,7 +142,7 @@ impl Communicator {
         }
     }
 
-    fn post_message(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
+    fn post_message(&self, op: Op, mode: Mode) -> Result<Option<Arc<Work>>, Failure> {
         let seq = self.messages_posted.fetch_add(1, Ordering::Relaxed);
         let recording = self.presence.posted(seq, &op);
         let carrier = Carrier::Messages(wait_kind(&op));
@@ -154,18 +154,18 @@ impl Communicator {
                 self.messages
                     .wait(&work, None, threads)
                     .expect("a wait without a deadline has an outcome")?;
-                Ok(work)
+                Ok(None)
             }
             Mode::Async(on_done) | Mode::Lazy(on_done) => {
                 let work = Arc::new(Work::new(carrier, seq, on_done));
                 self.messages.post(op, work.clone(), self.timeout(), recording)?;
                 self.messages.drive_in_background();
-                Ok(work)
+                Ok(Some(work))
             }
         }
     }
 
-    fn post_collective(&self, op: Op, mode: Mode) -> Result<Arc<Work>, Failure> {
+    fn post_collective(&self, op: Op, mode: Mode) -> Result<Option<Arc<Work>>, Failure> {
         let seq = self.segment.count_posted();
         let recording = self.presence.posted(seq, &op);
         let threads = op.python_threads;
@@ -179,18 +179,15 @@ impl Communicator {
                     // Another thread may have queued one since.
                     if !lane.has_begun() {
                         let posted = Posting { recording, caller: Some(threads) };
-                        lane.run(&op, self.timeout(), posted)?;
-                        let work = Work::new(Carrier::Lane, seq, None);
-                        work.finish(Ok(None));
-                        return Ok(Arc::new(work));
+                        return lane.run(&op, self.timeout(), posted).map(|()| None);
                     }
                 }
                 let work = self.queue(op, seq, recording, None, true)?;
                 self.wait(&work, None, threads).expect("a wait without a deadline has an outcome")?;
-                return Ok(work);
+                return Ok(None);
             }
         };
-        self.queue(op, seq, recording, on_done, lazy)
+        self.queue(op, seq, recording, on_done, lazy).map(Some)
     }
 
     fn queue(

@@ -21,6 +21,7 @@ use crate::op::{Op, OpKind, Shape};
 use crate::reduce::{self, Copying};
 use crate::segment::{Bootstrap, Membership};
 use crate::sentinel::Sentinel;
+use crate::site::Site;
 use crate::text::head;
 use crate::traffic::Traffic;
 use crate::work::{OnDone, Outcome, Work};
@@ -354,14 +355,16 @@ pub unsafe extern "C" fn tpurun_post(
         let c_op = unsafe { &*op };
         // SAFETY: the caller's promise about spans is what `convert` asks for.
         let op = unsafe { convert(c_op) }?;
-        if c_op.flags & ASYNC == 0 {
-            return communicator.post(op, Mode::Blocking).map(drop);
+        let mode = match (c_op.flags & ASYNC, c_op.flags & LAZY) {
+            (0, _) => Mode::Blocking,
+            (_, 0) => Mode::Async(on_done(c_op)),
+            _ => Mode::Lazy(on_done(c_op)),
+        };
+        if let Some(posted) = communicator.post(op, mode)? {
+            let handle = Box::into_raw(Box::new(CWork { communicator: communicator.clone(), work: posted }));
+            // SAFETY: the caller's promise.
+            unsafe { *work = handle };
         }
-        let mode = if c_op.flags & LAZY == 0 { Mode::Async } else { Mode::Lazy };
-        let posted = communicator.post(op, mode(on_done(c_op)))?;
-        let handle = Box::into_raw(Box::new(CWork { communicator: communicator.clone(), work: posted }));
-        // SAFETY: the caller's promise.
-        unsafe { *work = handle };
         Ok(())
     })
 }
@@ -390,7 +393,7 @@ unsafe fn convert(op: &COp) -> Result<Op, Failure> {
         shape_hash: (op.shape_rule == SHAPE_MATCH).then_some(op.shape_hash),
         timeout: u64::try_from(op.timeout_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis),
         // SAFETY: the header promises `site_bytes` bytes.
-        site: unsafe { text(op.site, op.site_bytes) }.into(),
+        site: Site::from_bytes(unsafe { slice(op.site, op.site_bytes as usize) }),
         python_threads: op.python_threads,
     })
 }

@@ -113,10 +113,8 @@ impl<'a> Flat<'a> {
             let (parity, turn) = (lane.parity(), lane.turn());
             let window = together.unwrap_or(parity);
             let part = self.part(round);
-            let steps: Vec<&Step> = self.steps().collect();
-            // A fetch and the reducing fetches behind it are one fold.
-            for run in steps.chunk_by(|_, next| matches!(next, Step::Fetch { action: Action::Reduce, .. })) {
-                match run[0] {
+            for run in self.runs() {
+                match &run[0] {
                     Step::Publish { block } => self.publish(*block, part, window, lane.staged_mut()),
                     Step::Meet { fold } => {
                         meet.fold_window = window;
@@ -223,8 +221,8 @@ impl<'a> Flat<'a> {
 
     fn fetch_folded(&self, whole: Option<(usize, usize)>) {
         let Some((offset, turn)) = whole else { return };
-        for step in self.steps() {
-            if let Step::Fetch { block, .. } = step {
+        for run in self.runs() {
+            if let Step::Fetch { block, .. } = &run[0] {
                 self.fetch(Source::Folded, *block, Part { offset, most: self.stretch }, turn);
             }
         }
@@ -254,8 +252,11 @@ impl<'a> Flat<'a> {
         }
     }
 
-    fn steps(&self) -> impl Iterator<Item = &Step> {
-        self.schedule.channels.iter().flatten().filter(|step| self.takes_part(step))
+    /// Its steps; a fetch and the reducing fetches behind it are one fold, in which this rank takes part or not.
+    fn runs(&self) -> impl Iterator<Item = &[Step]> {
+        let is_more = |_: &Step, next: &Step| matches!(next, Step::Fetch { action: Action::Reduce, .. });
+        let runs = self.schedule.channels.iter().flat_map(move |channel| channel.chunk_by(is_more));
+        runs.filter(|run| self.takes_part(&run[0]))
     }
 
     /// Rooted collectives run the symmetric schedule without what only the root needs or gives.
@@ -337,7 +338,7 @@ impl<'a> Flat<'a> {
         self.traffic.stage(bytes);
     }
 
-    fn fold(&self, run: &[&Step], block: Block, part: Part, turn: usize) {
+    fn fold(&self, run: &[Step], block: Block, part: Part, turn: usize) {
         let ranks = run.iter().filter_map(|step| match step {
             Step::Fetch { from: Source::Rank(rank), .. } => Some(*rank),
             _ => None,
@@ -347,9 +348,9 @@ impl<'a> Flat<'a> {
         if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
             let at = second.bytes_for(at);
-            let sources: Vec<usize> = partials(self.segment, turn).map(|start| start + at).collect();
-            self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), &sources);
-            self.traffic.fold_staged(bytes, sources.len());
+            let sources = partials(self.segment, turn).map(|start| start + at);
+            self.traffic.fold_staged(bytes, sources.clone().count());
+            self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), sources);
             return;
         }
         fold_windows(self.segment, self.op, ranks, (turn % 2, at), offset..offset + bytes, self.traffic);
@@ -406,13 +407,13 @@ fn is_for_each(kind: OpKind) -> bool {
 pub(crate) fn fold_windows(
     segment: &Segment,
     op: &Op,
-    ranks: impl Iterator<Item = u32>,
+    ranks: impl Iterator<Item = u32> + Clone,
     (parity, at): (usize, usize),
     stretch: Range<usize>,
     traffic: &Counter,
 ) {
-    let sources: Vec<usize> = ranks.map(|rank| segment.layout().window(rank, parity) + at).collect();
+    let sources = ranks.map(|rank| segment.layout().window(rank, parity) + at);
     let reduction = op.reduction(segment.size());
-    op.outputs.fold(0, stretch.start, stretch.len(), reduction, segment.region(), &sources);
-    traffic.fold_staged(stretch.len(), sources.len());
+    traffic.fold_staged(stretch.len(), sources.clone().count());
+    op.outputs.fold(0, stretch.start, stretch.len(), reduction, segment.region(), sources);
 }

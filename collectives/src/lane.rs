@@ -8,13 +8,13 @@
 mod between;
 mod burst;
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as StdOrdering};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use tpurun_topology::{Algorithm, Schedule};
 
 use crate::arena::ArenaKind;
@@ -32,7 +32,7 @@ use crate::process::LOOK_PERIOD;
 use crate::segment::{Segment, Verdict};
 use crate::splits;
 use crate::stepwise;
-use crate::sync::{Arrival, AtomicU64, Opened, Ordering, Patience};
+use crate::sync::{Arrival, AtomicU64, Bound, Opened, Ordering, Patience};
 use crate::traffic::{Counter, Traffic};
 use crate::verdict;
 use crate::verify;
@@ -48,7 +48,8 @@ pub(crate) struct Lane {
     config: Config,
     /// When all of the rank waits, and of the progress thread when the rank computes beside it.
     patience: [Patience; 2],
-    plans: HashMap<Wanted, Arc<Schedule>>,
+    /// Few: sizes are rounded.
+    plans: Vec<(Wanted, Arc<Schedule>)>,
     mapping: Mapping,
     presence: Arc<Presence>,
     shared: Arc<Shared>,
@@ -203,7 +204,6 @@ impl Lane {
         let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
         let plan_print = planner.fingerprint();
         let patience = [1, 2].map(|threads| Patience::new(threads * segment.size(), config.cpus));
-        let plans = HashMap::new();
         for kind in ArenaKind::ALL {
             if let Some(arena) = config.arenas.get(kind) {
                 mapped::announce(&segment, kind, arena);
@@ -214,7 +214,7 @@ impl Lane {
             planner,
             config,
             patience,
-            plans,
+            plans: vec![],
             mapping: Mapping::default(),
             presence,
             shared,
@@ -311,11 +311,11 @@ impl Lane {
     }
 
     fn plan(&mut self, wanted: Wanted, op: OpKind) -> Result<Arc<Schedule>, Failure> {
-        if let Some(plan) = self.plans.get(&wanted) {
+        if let Some((_, plan)) = self.plans.iter().find(|(known, _)| *known == wanted) {
             return Ok(plan.clone());
         }
         let plan = Arc::new(self.planner.plan(wanted, op)?);
-        self.plans.insert(wanted, plan.clone());
+        self.plans.push((wanted, plan.clone()));
         Ok(plan)
     }
 
@@ -445,7 +445,7 @@ impl Lane {
     /// The last to arrive: all keys must agree. Also decides what only all together know.
     fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<Agreed, Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
-        let slots: Vec<Slot<'_>> =
+        let slots: SmallVec<[Slot<'_>; 64]> =
             segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
         if let Err(difference) = match_key::compare(&slots, segment.matching()) {
             return Err(segment.fail_by(&verdict::mismatch(segment, meet.seq, &difference)));
@@ -550,13 +550,12 @@ impl Lane {
         let round = self.round;
         let segment = self.segment.clone();
         let meeting = segment.meeting();
-        let mut blocked = false;
         let mut waiting = None;
         let mut departures = 0;
-        let mut look = Instant::now() + LOOK_PERIOD / 5;
+        let mut look = None;
         let result = loop {
-            // The first try does not tell the board: most waits are shorter than that is worth.
-            let until = if blocked { look.min(meet.deadline) } else { Instant::now() };
+            // The first try does not tell the board, nor read the clock: most waits are shorter than that is worth.
+            let bound = look.map_or(Bound::Awake, |look: Instant| Bound::Until(look.min(meet.deadline)));
             let nudges = meeting.nudges();
             let computes =
                 meet.posted.caller.is_none() && self.shared.sleepers.load(StdOrdering::Relaxed) == 0;
@@ -569,7 +568,7 @@ impl Lane {
                 departures = self.segment.departures();
                 self.give_up_if_hopeless(meet, round);
             }
-            match meeting.wait(round, self.patience[usize::from(computes)], Some(until), nudges) {
+            match meeting.wait(round, self.patience[usize::from(computes)], bound, nudges) {
                 Opened::Yes => {
                     self.round = round.wrapping_add(1);
                     break Ok(());
@@ -588,21 +587,21 @@ impl Lane {
                     }
                     meeting.piece_done(of);
                 }
-                Opened::NotYet if !blocked => {
-                    blocked = true;
+                Opened::NotYet if look.is_none() => {
+                    look = Some(Instant::now() + LOOK_PERIOD / 5);
                     self.presence.blocked();
                     let kind = WaitKind::Collective { seq: meet.seq };
                     waiting = meet.posted.caller.and_then(|threads| self.presence.waiting(kind, threads));
                 }
                 // Nudged: what that announced is looked at above.
-                Opened::NotYet if Instant::now() < look.min(meet.deadline) => {}
+                Opened::NotYet if look.is_some_and(|look| Instant::now() < look.min(meet.deadline)) => {}
                 Opened::NotYet => {
-                    look = Instant::now() + LOOK_PERIOD;
+                    look = Some(Instant::now() + LOOK_PERIOD);
                     self.give_up_if_hopeless(meet, round);
                 }
             }
         };
-        if blocked {
+        if look.is_some() {
             self.presence.unblocked();
         }
         drop(waiting);

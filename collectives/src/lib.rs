@@ -79,6 +79,8 @@ mod segment;
 #[cfg(not(tpurun_loom))]
 mod sentinel;
 #[cfg(not(tpurun_loom))]
+mod site;
+#[cfg(not(tpurun_loom))]
 mod splits;
 #[cfg(not(tpurun_loom))]
 mod stepwise;

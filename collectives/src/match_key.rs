@@ -84,32 +84,27 @@ pub(crate) struct Planned {
 
 /// One slot in the segment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot<'a> {
-    region: &'a Region,
-    offset: usize,
-}
+pub(crate) struct Slot<'a>(&'a [AtomicU64; SLOT_BYTES / 8]);
 
 impl<'a> Slot<'a> {
     pub(crate) fn new(region: &'a Region, offset: usize) -> Self {
-        Self { region, offset }
-    }
-
-    fn word(&self, index: usize) -> &AtomicU64 {
-        self.region.at(self.offset + index * 8)
+        Self(region.at(offset))
     }
 
     fn store(&self, index: usize, value: u64) {
         // Relaxed: the arrival publishes the slot.
-        self.word(index).store(value, Ordering::Relaxed);
+        self.0[index].store(value, Ordering::Relaxed);
     }
 
     fn load(&self, index: usize) -> u64 {
-        self.word(index).load(Ordering::Relaxed)
+        self.0[index].load(Ordering::Relaxed)
     }
 
     /// Writes the key of an operation.
     pub(crate) fn write(&self, op: &Op, planned: &Planned) {
-        self.write_key(op, planned.algorithm, planned.matching);
+        for (index, word) in key(op, planned.algorithm, planned.matching).into_iter().enumerate() {
+            self.store(index, word);
+        }
         self.store(SEQ, planned.seq);
         let mapped = match planned.mapped {
             None => 0,
@@ -130,12 +125,6 @@ impl<'a> Slot<'a> {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
             self.store(SITE_TEXT + index, u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_key(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
-        for (index, word) in key(op, algorithm, matching).into_iter().enumerate() {
-            self.store(index, word);
         }
     }
 
@@ -202,21 +191,23 @@ impl<'a> Slot<'a> {
 
 /// The key of an operation that a rank has queued behind the one in its slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Offer<'a>(Slot<'a>);
+pub(crate) struct Offer<'a>(&'a [AtomicU64; KEY_WORDS]);
 
 impl<'a> Offer<'a> {
     /// Number `index` of those at `offset`.
     pub(crate) fn new(region: &'a Region, offset: usize, index: usize) -> Self {
         assert!(index < MAX_BEHIND, "offer {index} is not one of {MAX_BEHIND}");
-        Self(Slot::new(region, offset + index * OFFER_BYTES))
+        Self(region.at(offset + index * OFFER_BYTES))
     }
 
     pub(crate) fn write(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
-        self.0.write_key(op, algorithm, matching);
+        for (word, value) in self.0.iter().zip(key(op, algorithm, matching)) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 
     fn key(&self) -> [u64; KEY_WORDS] {
-        std::array::from_fn(|index| self.0.load(index))
+        self.0.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 }
 
@@ -233,7 +224,7 @@ fn key(op: &Op, algorithm: Option<Algorithm>, matching: Matching) -> [u64; KEY_W
     let codes = u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, algorithm_code(algorithm)]);
     let (count, sizes) = matched_sizes(op);
     let scale = if reduce_op == ReduceOp::PremulSum as u8 { op.scale.to_bits() } else { 0 };
-    let site = if matching == Matching::Strict { hash(&op.site) } else { 0 };
+    let site = if matching == Matching::Strict { hash(&*op.site) } else { 0 };
     [u64::from(codes) | u64::from(root) << 32, count, sizes, scale, site]
 }
 
@@ -260,7 +251,7 @@ impl Posted {
             root: op.root,
             shape: op.shape,
             elements: op.count(),
-            site: op.site.clone().into(),
+            site: op.site.to_string(),
         }
     }
 

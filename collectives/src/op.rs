@@ -8,6 +8,7 @@ use tpurun_topology::Collective;
 use crate::buffer::Spans;
 use crate::dtype::{Dtype, ReduceOp};
 use crate::reduce::Reduction;
+use crate::site::Site;
 
 /// The collectives of torch.distributed, numbered as `TpurunCollective` in the C ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -158,8 +159,8 @@ pub struct Op {
     pub shape_hash: Option<u64>,
     /// Longest time this operation may take once it is its turn; the communicator's if `None`.
     pub timeout: Option<Duration>,
-    /// Where the program called, `train.py:28`; may be empty.
-    pub site: Box<str>,
+    /// Where the program called.
+    pub site: Site,
     /// Python threads of the process; 0 when the caller is none.
     pub python_threads: u32,
 }

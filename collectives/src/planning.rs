@@ -64,7 +64,7 @@ impl Planner {
 }
 
 /// What plans differ by.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
     collective: Collective,
     bytes: usize,

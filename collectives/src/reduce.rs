@@ -13,11 +13,16 @@ mod tests;
 mod tile;
 mod unit;
 
+use smallvec::SmallVec;
+
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub(crate) use copy::{Copying, copy};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
 use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
 use tile::{Fold, VectorUnit};
+
+/// Where operands are; those of a host of usual size take no memory of their own.
+pub(crate) type Sources = SmallVec<[*const u8; 64]>;
 
 /// A reduce operation on elements of one type among some number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]

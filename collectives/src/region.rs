@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use crate::layout::LINE;
-use crate::reduce::{self, Reduction};
+use crate::reduce::{self, Reduction, Sources};
 use crate::sync::Word;
 
 /// Types that live in a region: any bit pattern is a value, all access is atomic.
@@ -29,6 +29,8 @@ unsafe impl Shared for Word {}
 unsafe impl Shared for std::sync::atomic::AtomicU32 {}
 // SAFETY: an atomic.
 unsafe impl Shared for std::sync::atomic::AtomicU64 {}
+// SAFETY: nothing but atomics.
+unsafe impl<const WORDS: usize> Shared for [std::sync::atomic::AtomicU64; WORDS] {}
 // SAFETY: `repr(transparent)` over a `Word`.
 unsafe impl Shared for crate::sync::Publication {}
 // SAFETY: `repr(transparent)` over a `Word`.
@@ -146,7 +148,7 @@ impl Region {
         count: usize,
     ) {
         let bytes = count * reduction.dtype().size();
-        let sources: Vec<*const u8> = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
+        let sources: Sources = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
         let out = self.pointer(out, count * reduction.out().size());
         // SAFETY: every pointer is valid for so many elements (checked by `pointer`), the offsets of windows are
         // multiples of 64, and what is folded into is none of the sources.

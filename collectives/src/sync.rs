@@ -20,7 +20,7 @@ mod ring;
 pub(crate) use completion::Completion;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use hands::Hands;
-pub(crate) use meeting::{Arrival, Meeting, Opened};
+pub(crate) use meeting::{Arrival, Bound, Meeting, Opened};
 pub(crate) use patience::Patience;
 pub(crate) use publication::{Publication, Settled, Writer};
 pub(crate) use queue::{Consumer, OpQueue};

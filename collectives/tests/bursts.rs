@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ranks::collectives::{chunk, me, summed};
-use ranks::{Call, config, with_ranks, with_ranks_on};
+use ranks::{Call, config, finish, with_ranks, with_ranks_on};
 use tpurun_collectives::board::Board;
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{Config, FailureKind, Matching, Mode, OpKind, Outcome};
@@ -63,23 +63,21 @@ proptest! {
                 counts.iter().enumerate().map(|(c, count)| all_reduce(rank, c, *count)).collect();
             let mut works = vec![];
             for (call, step) in calls.iter_mut().zip(&steps[rank as usize]) {
-                let work = match step {
-                    Step::Block => call.post_as(communicator, Mode::Blocking).unwrap(),
-                    Step::Post => call.post(communicator).unwrap(),
-                    _ => call.post_lazily(communicator).unwrap(),
+                let mode = match step {
+                    Step::Block => Mode::Blocking,
+                    Step::Post => Mode::Async(None),
+                    _ => Mode::Lazy(None),
                 };
+                let posted = call.post_as(communicator, mode).unwrap();
                 match step {
-                    Step::PostAndWait => communicator.wait(&work, None, 1).unwrap().unwrap(),
-                    Step::PostAndYield => {
-                        std::thread::yield_now();
-                        None
-                    }
-                    _ => None,
-                };
-                works.push(work);
+                    Step::PostAndWait => finish(communicator, posted.clone()).unwrap(),
+                    Step::PostAndYield => std::thread::yield_now(),
+                    _ => {}
+                }
+                works.push(posted);
             }
-            for work in &works {
-                communicator.wait(work, None, 1).unwrap().unwrap();
+            for posted in works {
+                finish(communicator, posted).unwrap();
             }
             for (c, (call, count)) in calls.iter().zip(&counts).enumerate() {
                 assert_eq!(call.outputs, [summed(ranks, c, *count)], "operation {c} of {counts:?}");
@@ -182,7 +180,8 @@ fn callbacks_may_go_on() {
         let (sender, receiver) = channel();
         let mut first = all_reduce(rank, 0, 10);
         let on_done = Box::new(move |outcome: &Outcome| sender.send(outcome.is_ok()).unwrap());
-        let work = first.post_as(communicator, Mode::Lazy(Some(on_done))).unwrap();
+        let posted = first.post_as(communicator, Mode::Lazy(Some(on_done))).unwrap();
+        let work = posted.expect("it is not blocking");
         assert_eq!(all_reduce(rank, 1, 10).run(communicator).unwrap(), [summed(ranks, 1, 10)]);
         assert!(work.is_done() && receiver.recv().unwrap());
     });

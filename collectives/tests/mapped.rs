@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ranks::collectives::{LARGE, chunk, every_collective, me, summed};
 use ranks::hosts::on_hosts;
-use ranks::{Call, config, with_ranks};
+use ranks::{Call, config, finish, with_ranks};
 use tpurun_collectives::arena::{Arena, ArenaKind, Arenas};
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{
@@ -60,8 +60,8 @@ impl Device {
     /// Runs a call with its tensors in the arena.
     fn run(&self, mut call: Call, communicator: &Communicator, mode: Mode) -> Vec<Vec<i64>> {
         let (op, outputs) = self.place(&mut call);
-        let work = communicator.post(op, mode).unwrap();
-        communicator.wait(&work, None, 1).expect("no deadline").unwrap();
+        let posted = communicator.post(op, mode).unwrap();
+        finish(communicator, posted).unwrap();
         outputs.iter().map(|tensor| read(*tensor)).collect()
     }
 }
@@ -221,8 +221,7 @@ fn sums_between_hosts_may_be_in_place() {
                 let tensor = device.tensor(&call.inputs[0]);
                 let mut op = call.op();
                 (op.inputs, op.outputs) = (spans(&[tensor]), spans(&[tensor]));
-                let work = communicator.post(op, Mode::Blocking).unwrap();
-                communicator.wait(&work, None, 1).expect("no deadline").unwrap();
+                communicator.post(op, Mode::Blocking).unwrap();
                 assert!(read(tensor) == summed(ranks, 0, count));
             }
         });
@@ -390,19 +389,15 @@ fn nobody_uses_tensors_of_a_rank_that_has_shut_down() {
                 (0..tries * tries).for_each(|_| std::thread::yield_now());
                 communicator.shutdown();
                 is_gone.wait();
-                let outcome = |(work, _): &(Result<Arc<Work>, Failure>, _)| {
-                    work.as_ref()
-                        .unwrap()
-                        .outcome()
-                        .expect("it ended before the shutdown did")
-                        .unwrap_err()
-                        .kind()
+                let outcome = |(posted, _): &(Result<Option<Arc<Work>>, Failure>, _)| {
+                    let work = posted.as_ref().unwrap().as_ref().expect("it is not blocking");
+                    work.outcome().expect("it ended before the shutdown did").unwrap_err().kind()
                 };
                 return works.iter().map(outcome).collect();
             }
             is_gone.wait();
-            let (work, output) = post();
-            let failure = work.and_then(|work| communicator.wait(&work, None, 1).expect("no deadline"));
+            let (posted, output) = post();
+            let failure = posted.and_then(|posted| finish(communicator, posted));
             assert!(read(output) == vec![0; COUNT]);
             vec![failure.unwrap_err().kind()]
         });
@@ -426,7 +421,7 @@ fn shutdown_completes_what_ranks_of_all_hosts_have_posted() {
             }
             let mut call = reduce();
             let (op, outputs) = if is_mapped { device.place(&mut call) } else { (call.op(), vec![]) };
-            let work = communicator.post(op, Mode::Async(None)).unwrap();
+            let work = communicator.post(op, Mode::Async(None)).unwrap().expect("it is not blocking");
             all_have_posted.wait();
             communicator.shutdown();
             let got = outputs.first().map_or_else(|| call.outputs.remove(0), |output| read(*output));

@@ -5,7 +5,7 @@ mod ranks;
 
 use std::time::Duration;
 
-use ranks::{Call, config, who, with_ranks};
+use ranks::{Call, config, finish, who, with_ranks};
 use tpurun_collectives::{Communicator, Config, Failure, FailureKind, Mode, OpKind, Results, Spans};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,8 +27,8 @@ fn gather(communicator: &Communicator, count: usize, mode: Mode) -> Result<(), F
         // SAFETY: the call lives until the operation has ended.
         op.outputs = unsafe { Spans::new(outputs.into_iter().map(|at| (at.cast(), count * 8)), 1) };
     }
-    let work = communicator.post(op, mode)?;
-    communicator.wait(&work, None, 1).expect("a wait without a deadline ends").map(drop)
+    let posted = communicator.post(op, mode)?;
+    finish(communicator, posted)
 }
 
 /// The one failure that all ranks raise.

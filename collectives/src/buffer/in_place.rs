@@ -2,7 +2,7 @@
 
 use super::Spans;
 use crate::arena::{Arena, PeerArena};
-use crate::reduce::{self, Copying, Reduction};
+use crate::reduce::{self, Copying, Reduction, Sources};
 use crate::region::Region;
 
 /// What stays in the first-level cache while it goes to all that want it.
@@ -103,7 +103,7 @@ impl Spans {
         let size = reduction.dtype().size();
         let tile = (ALL_TILES / sources.len().max(1)).clamp(LEAST_TILE, TILE).next_power_of_two();
         let mut at = offset;
-        let mut pointers: Vec<*const u8> = Vec::with_capacity(sources.len());
+        let mut pointers = Sources::with_capacity(sources.len());
         while at < offset + len {
             let (to, room) = first.at(at);
             let mut run = tile.min(offset + len - at).min(room);

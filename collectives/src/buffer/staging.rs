@@ -1,7 +1,7 @@
 //! The user's memory against a shared region: what flat executions and messages do with it.
 
 use super::Spans;
-use crate::reduce::{self, Copying, Reduction};
+use crate::reduce::{self, Copying, Reduction, Sources};
 use crate::region::Region;
 
 impl Spans {
@@ -65,15 +65,15 @@ impl Spans {
         bytes: usize,
         reduction: Reduction,
         region: &Region,
-        sources: &[usize],
+        sources: impl Iterator<Item = usize> + Clone,
     ) {
         if bytes == 0 {
             return;
         }
         self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
             let (at, needed) = (reduction.bytes_for(at), reduction.bytes_for(bytes));
-            let source = |source: &usize| region.pointer(source + at, needed).cast_const();
-            let sources: Vec<*const u8> = sources.iter().map(source).collect();
+            let source = |source: usize| region.pointer(source + at, needed).cast_const();
+            let sources: Sources = sources.clone().map(source).collect();
             // SAFETY: the sources are valid for so many elements (checked by `pointer`) and no tensors; the piece is
             // writable by the promise of `Spans::new`; all hold whole elements.
             unsafe { reduce::fold(reduction, &sources, piece, bytes / reduction.out().size()) };

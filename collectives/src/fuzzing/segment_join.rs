@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Input, Target};
 use crate::layout::{Layout, MAGIC, VERSION};
@@ -11,7 +11,7 @@ use crate::segment::{Membership, Segment};
 use crate::supervise::Supervised;
 use crate::survivors::Survivors;
 use crate::sync::ballot::{self, Count};
-use crate::sync::{Opened, Patience};
+use crate::sync::{Bound, Opened, Patience};
 
 pub(super) const TARGET: Target = Target { name: "segment_join", run, seeds };
 
@@ -83,7 +83,7 @@ fn look_around(segment: &Segment, input: &mut Input<'_>) {
         let _ = segment.liveness(rank);
         let _ = segment.ring(0, rank, segment.rank()).readable();
     }
-    let opened = segment.meeting().wait(round, Patience::NONE, Some(Instant::now()), 0);
+    let opened = segment.meeting().wait(round, Patience::NONE, Bound::Awake, 0);
     if let Opened::Help { piece, of } = opened {
         assert!(piece < of && of <= u32::from(u16::MAX));
     }

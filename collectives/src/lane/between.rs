@@ -83,7 +83,7 @@ pub(crate) fn is_halved(segment: &Segment, op: &Op) -> bool {
 }
 
 /// Where the partial results of all hosts are at a round of this turn.
-pub(crate) fn partials(segment: &Segment, turn: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn partials(segment: &Segment, turn: usize) -> impl Iterator<Item = usize> + Clone {
     let (hosts, layout) = (segment.hosts(), segment.layout());
     (0..hosts.count()).map(move |host| match host == segment.host() {
         true => layout.partial(turn),

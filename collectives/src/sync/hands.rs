@@ -66,7 +66,7 @@ impl Drop for Holding<'_> {
 mod tests {
     use super::*;
     use crate::sync::model::{Arc, Bytes, model, spawn};
-    use crate::sync::{Meeting, Opened, Patience};
+    use crate::sync::{Bound, Meeting, Opened, Patience};
 
     #[derive(Default)]
     struct Shared {
@@ -112,7 +112,7 @@ mod tests {
             let (worker, guilty) = (shared.clone(), shared.clone());
             let worker = spawn(move || worker.work());
             let guilty = spawn(move || guilty.meeting.poison());
-            assert_eq!(shared.meeting.wait(0, Patience::NONE, None, 0), Opened::Poisoned);
+            assert_eq!(shared.meeting.wait(0, Patience::NONE, Bound::Never, 0), Opened::Poisoned);
             shared.take_back();
             for thread in [worker, guilty] {
                 thread.join().expect("nobody panics");

@@ -46,6 +46,17 @@ pub(crate) enum Arrival {
     Early,
 }
 
+/// How long a rank waits at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bound {
+    /// For ever.
+    #[cfg_attr(not(test), expect(dead_code, reason = "every wait outside of tests has a deadline"))]
+    Never,
+    /// As long as it is too early to sleep.
+    Awake,
+    Until(Instant),
+}
+
 /// Why a wait returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Opened {
@@ -131,9 +142,9 @@ impl Meeting {
         }
     }
 
-    /// Waits until round `round` (counted from 0) is open, there is something to fold, `until`, or a nudge
-    /// after the count `nudges`.
-    pub(crate) fn wait(&self, round: u32, patience: Patience, until: Option<Instant>, nudges: u32) -> Opened {
+    /// Waits until round `round` (counted from 0) is open, there is something to fold, or a nudge after the count
+    /// `nudges`; how long is up to `bound`.
+    pub(crate) fn wait(&self, round: u32, patience: Patience, bound: Bound, nudges: u32) -> Opened {
         let word = self.opened.0.atomic();
         let mut patience = patience.begin();
         loop {
@@ -161,9 +172,12 @@ impl Meeting {
             if patience.again() {
                 continue;
             }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return Opened::NotYet;
-            }
+            let until = match bound {
+                Bound::Never => None,
+                Bound::Awake => return Opened::NotYet,
+                Bound::Until(until) if Instant::now() >= until => return Opened::NotYet,
+                Bound::Until(until) => Some(until),
+            };
             let asleep = seen | SLEEPERS;
             if seen == asleep
                 || word.compare_exchange(seen, asleep, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -288,7 +302,7 @@ mod tests {
                 }
             }
             loop {
-                match shared.meeting.wait(round, Patience::NONE, None, 0) {
+                match shared.meeting.wait(round, Patience::NONE, Bound::Never, 0) {
                     Opened::Yes => break,
                     Opened::Help { piece, .. } => fold(piece),
                     other => unreachable!("nobody poisons, there is no deadline, all are here: {other:?}"),
@@ -349,7 +363,7 @@ mod tests {
                 decide(shared);
             }
             loop {
-                match shared.meeting.wait(0, Patience::NONE, None, 0) {
+                match shared.meeting.wait(0, Patience::NONE, Bound::Never, 0) {
                     Opened::Yes => break,
                     Opened::Duty => decide(shared),
                     other => unreachable!("nothing else happens: {other:?}"),
@@ -382,7 +396,7 @@ mod tests {
                 spawn(move || meeting.poison())
             };
             assert_eq!(meeting.arrive(RANKS), Arrival::Early);
-            assert_eq!(meeting.wait(0, Patience::NONE, None, 0), Opened::Poisoned);
+            assert_eq!(meeting.wait(0, Patience::NONE, Bound::Never, 0), Opened::Poisoned);
             guilty.join().expect("the guilty rank does not panic");
         });
     }
@@ -398,7 +412,7 @@ mod tests {
                     if meeting.arrive(RANKS) == Arrival::Last {
                         meeting.open();
                     }
-                    if meeting.wait(0, Patience::NONE, None, 0) == Opened::Yes {
+                    if meeting.wait(0, Patience::NONE, Bound::Never, 0) == Opened::Yes {
                         // This rank goes on, and its next operation fails.
                         meeting.poison();
                     }
@@ -407,7 +421,7 @@ mod tests {
             if meeting.arrive(RANKS) == Arrival::Last {
                 meeting.open();
             }
-            assert_eq!(meeting.wait(0, Patience::NONE, None, 0), Opened::Yes);
+            assert_eq!(meeting.wait(0, Patience::NONE, Bound::Never, 0), Opened::Yes);
             last.join().expect("the last to arrive does not panic");
         });
     }
@@ -431,11 +445,11 @@ mod tests {
                 if shared.1.load(Ordering::Relaxed) == 1 {
                     break;
                 }
-                assert_eq!(shared.0.wait(0, Patience::NONE, None, nudges), Opened::NotYet);
+                assert_eq!(shared.0.wait(0, Patience::NONE, Bound::Never, nudges), Opened::NotYet);
             }
             if leaver.join().expect("the leaver does not panic") {
                 shared.0.open();
-                let opened = shared.0.wait(0, Patience::NONE, None, shared.0.nudges());
+                let opened = shared.0.wait(0, Patience::NONE, Bound::Never, shared.0.nudges());
                 assert_eq!(opened, Opened::Yes);
             }
         });

@@ -137,18 +137,25 @@ impl Call {
 
     /// Posts it; the call must be kept until the work ended.
     pub fn post(&mut self, communicator: &Communicator) -> Result<Arc<Work>, Failure> {
-        self.post_as(communicator, Mode::Async(None))
+        self.post_as(communicator, Mode::Async(None)).map(|work| work.expect("it is not blocking"))
     }
 
     /// The same; it may end as late as somebody waits for it.
     pub fn post_lazily(&mut self, communicator: &Communicator) -> Result<Arc<Work>, Failure> {
-        self.post_as(communicator, Mode::Lazy(None))
+        self.post_as(communicator, Mode::Lazy(None)).map(|work| work.expect("it is not blocking"))
     }
 
-    pub fn post_as(&mut self, communicator: &Communicator, mode: Mode) -> Result<Arc<Work>, Failure> {
+    pub fn post_as(&mut self, communicator: &Communicator, mode: Mode) -> Result<Option<Arc<Work>>, Failure> {
         let op = self.op();
         communicator.post(op, mode)
     }
+}
+
+/// Waits for what was posted, if it was not blocking.
+pub fn finish(communicator: &Communicator, posted: Option<Arc<Work>>) -> Result<(), Failure> {
+    let outcome =
+        |work: Arc<Work>| communicator.wait(&work, None, 1).expect("a wait without a deadline ends");
+    posted.map_or(Ok(()), |work| outcome(work).map(drop))
 }
 
 /// A thread of this process, as messages name a rank.

@@ -134,7 +134,7 @@ impl Shared {
                 departures = 1 << rank;
                 self.publish(rank, GONE + rank, || self.meeting.poison_round(0));
             }
-            match self.meeting.wait(0, Patience::NONE, None, nudges) {
+            match self.meeting.wait(0, Patience::NONE, Bound::Never, nudges) {
                 Opened::Yes => break,
                 Opened::Help { piece, .. } => self.fold(piece),
                 Opened::Poisoned => return Err(self.failure(rank).expect("poisoned for a reason")),
