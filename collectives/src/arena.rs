@@ -24,6 +24,7 @@ use rustix::rand::GetRandomFlags;
 pub use self::export::Export;
 pub use self::peer::PeerArena;
 use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::layout::HUGE_PAGE;
 use crate::region::Region;
 
 /// "tpurun-a", little endian.
@@ -40,6 +41,8 @@ pub struct Arena {
     fd: OwnedFd,
     export: Export,
     forked: AtomicBool,
+    /// By huge page of the data: whether it has been lent, and so been made one.
+    lent: Box<[AtomicBool]>,
 }
 
 impl Arena {
@@ -59,7 +62,8 @@ impl Arena {
         rustix::rand::getrandom(&mut id, GetRandomFlags::empty()).map_err(|error| refused(error.into()))?;
         let export = Export { pid: std::process::id(), fd: fd.as_raw_fd() as u32, bytes, id };
         region.write(size - PAGE as usize, &header(&export));
-        Ok(Self { region, fd, export, forked: AtomicBool::new(false) })
+        let lent = (0..size / HUGE_PAGE).map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { region, fd, export, forked: AtomicBool::new(false), lent })
     }
 
     /// The size of its data.
@@ -96,8 +100,25 @@ impl Arena {
     /// # Errors
     /// Of the host.
     pub fn discard(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
+        let pages = offset as usize / HUGE_PAGE..(offset + bytes).div_ceil(HUGE_PAGE as u64) as usize;
+        self.lent[pages.start.min(self.lent.len())..pages.end.min(self.lent.len())]
+            .iter()
+            .for_each(|lent| lent.store(false, Ordering::Relaxed));
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.fd, hole, offset, bytes)?)
+    }
+
+    /// Other ranks are going to use a range where it is. What is large comes to lie in huge pages, once: all of them
+    /// would have hundreds of entries in their page tables for each, which takes longer to make than to copy it.
+    pub(crate) fn lend(&self, offset: u64, bytes: u64) {
+        let (offset, bytes) = (offset as usize, bytes as usize);
+        for page in offset.div_ceil(HUGE_PAGE)..(offset + bytes) / HUGE_PAGE {
+            let is_news = self.lent.get(page).is_some_and(|lent| !lent.swap(true, Ordering::Relaxed));
+            if is_news && !self.is_forked() {
+                // Refused, it is as it was.
+                let _ = self.region.make_huge(page * HUGE_PAGE..(page + 1) * HUGE_PAGE);
+            }
+        }
     }
 
     /// In the child of a fork: what the child writes stays its own. Makes system calls only, so it may run in

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::lane::{
     Agreed, Between, Gathered, Lane, Meet, Memory, Staging, is_halved, is_scattered, partials,
 };
-use crate::layout::LINE;
+use crate::layout::{LINE, Window};
 use crate::op::{Op, OpKind};
 use crate::reduce::Copying;
 use crate::segment::Segment;
@@ -32,10 +32,10 @@ pub(crate) struct Flat<'a> {
     op: &'a Op,
     schedule: &'a Schedule,
     traffic: &'a Counter,
-    /// Bytes of each chunk that go through a window in one round.
-    stretch: usize,
-    /// Distance of a window's chunks in the first round: close together where they may be small.
-    first: usize,
+    /// What goes through windows in one round.
+    stretch: Stretch,
+    /// The same of the first one: close together where chunks may be small.
+    first: Stretch,
     /// What is staged for each rank is folded over the ranks of a host before it is sent.
     halves_for_each: bool,
     /// How inputs are staged, and how results are taken.
@@ -53,18 +53,25 @@ impl<'a> Flat<'a> {
         // A window must hold the partial results of a stretch, too, which may be wider.
         let is_halved = is_halved(segment, op);
         let widening = if is_halved { op.reduction(segment.size()).widening() } else { 1 };
-        let room = |window: usize| (window / slots / widening / LINE * LINE).max(LINE);
-        let window = segment.layout().window_bytes();
-        let cached = if segment.is_bridged() { window } else { window.min(cached_bytes(segment.size())) };
+        let layout = segment.layout();
+        let stretch = |window: Window| {
+            let most = (layout.bytes_of(window) / slots / widening / LINE * LINE).max(LINE);
+            Stretch { window, most }
+        };
+        let (near, wide) = (stretch(Window::Near), stretch(Window::Wide));
         let (first, stretch) = match op.kind {
             // All ranks know how long each chunk is: small ones then share pages.
             OpKind::ReduceScatter => {
-                let stretch = room(window).min(op.inputs.longest_chunk().next_multiple_of(LINE)).max(LINE);
+                let longest = op.inputs.longest_chunk().next_multiple_of(LINE).max(LINE);
+                let fits = if longest <= near.most { near } else { wide };
+                let stretch = Stretch { most: fits.most.min(longest), ..fits };
                 (stretch, stretch)
             }
             // What nobody reads from the caches again may be much at a time: a round costs every rank a wait.
-            kind if is_for_each(kind) => (room(cached), room(window)),
-            _ => (room(cached), room(cached)),
+            kind if is_for_each(kind) => (near, wide),
+            // Here only the root has a window.
+            OpKind::Broadcast => (wide, wide),
+            _ => (near, near),
         };
         let halves_for_each = is_halved && op.kind == OpKind::ReduceScatter;
         let copying = copying(segment, op);
@@ -74,14 +81,17 @@ impl<'a> Flat<'a> {
     /// Rounds that this rank knows to be needed.
     pub(crate) fn rounds(&self) -> u32 {
         let longest = self.op.inputs.longest_chunk().max(self.op.outputs.longest_chunk());
-        1 + longest.saturating_sub(self.first).div_ceil(self.stretch) as u32
+        1 + longest.saturating_sub(self.first.most).div_ceil(self.stretch.most) as u32
     }
 
     /// What a round moves.
     fn part(&self, round: u32) -> Part {
         match round.checked_sub(1) {
-            None => Part { offset: 0, most: self.first },
-            Some(before) => Part { offset: self.first + before as usize * self.stretch, most: self.stretch },
+            None => Part { offset: 0, stretch: self.first },
+            Some(before) => {
+                let offset = self.first.most + before as usize * self.stretch.most;
+                Part { offset, stretch: self.stretch }
+            }
         }
     }
 
@@ -119,7 +129,7 @@ impl<'a> Flat<'a> {
                     Step::Meet { fold } => {
                         meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(part.offset) };
-                        meet.between.for_each = self.halves_for_each.then_some(part.most);
+                        meet.between.for_each = self.halves_for_each.then_some(part.stretch.most);
                         if round == 0 && agreed.is_none() {
                             let agreed = lane.match_keys(&meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
@@ -163,7 +173,7 @@ impl<'a> Flat<'a> {
         let place = lane.place(self.op);
         self.stage_half(lane, place, 0, lane.turn())?;
         for round in 0..rounds {
-            let offset = round as usize * self.stretch;
+            let offset = round as usize * self.stretch.most;
             let turn = lane.turn();
             meet.fold_bytes = self.left(offset);
             if is_scattered {
@@ -177,15 +187,15 @@ impl<'a> Flat<'a> {
             if round == 0 {
                 lane.match_keys(&meet, rounds)?;
                 // What was staged for the operation before may be on its way until now.
-                self.stage_half(lane, place, self.stretch, turn + 1)?;
+                self.stage_half(lane, place, self.stretch.most, turn + 1)?;
             } else {
                 lane.come(&meet)?;
-                self.stage_half(lane, place, offset + self.stretch, turn + 1)?;
+                self.stage_half(lane, place, offset + self.stretch.most, turn + 1)?;
                 self.fetch_folded(whole.take());
                 lane.await_others(&meet)?;
             }
             whole = match is_scattered {
-                true => offset.checked_sub(self.stretch),
+                true => offset.checked_sub(self.stretch.most),
                 false => Some(offset),
             }
             .map(|offset| (offset, turn));
@@ -223,7 +233,7 @@ impl<'a> Flat<'a> {
         let Some((offset, turn)) = whole else { return };
         for run in self.runs() {
             if let Step::Fetch { block, .. } = &run[0] {
-                self.fetch(Source::Folded, *block, Part { offset, most: self.stretch }, turn);
+                self.fetch(Source::Folded, *block, Part { offset, stretch: self.stretch }, turn);
             }
         }
     }
@@ -301,14 +311,13 @@ impl<'a> Flat<'a> {
 
     /// Bytes of the only chunk that are folded in the round at `offset`.
     fn left(&self, offset: usize) -> usize {
-        self.op.inputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch)
+        self.op.inputs.chunk_bytes(0).saturating_sub(offset).min(self.stretch.most)
     }
 
     fn publish(&self, block: Block, part: Part, window: usize, staged: &mut Staging) {
         let chunk = self.input_chunk(block);
         let bytes = part.of(self.op.inputs.chunk_bytes(chunk));
-        let start = self.segment.layout().window(self.segment.rank(), window);
-        let at = start + self.slot(block) * part.most;
+        let at = self.at(self.segment.rank(), window, block, part);
         self.op.inputs.stage(self.copying.0, (chunk, part.offset), bytes, self.segment.region(), at);
         self.traffic.stage(bytes);
         if self.segment.is_bridged() {
@@ -319,10 +328,10 @@ impl<'a> Flat<'a> {
     /// What other hosts need of it.
     fn note(&self, block: Block, part: Part, bytes: usize, staged: &mut Staging) {
         if !is_for_each(self.op.kind) {
-            staged.for_all = staged.for_all.max(self.slot(block) * part.most + bytes);
+            staged.for_all = staged.for_all.max(self.slot(block) * part.stretch.most + bytes);
             return;
         }
-        staged.stride = part.most;
+        staged.stride = part.stretch.most;
         staged.each.resize(self.segment.size() as usize, 0);
         staged.each[self.slot(block)] = bytes;
     }
@@ -331,7 +340,7 @@ impl<'a> Flat<'a> {
         let chunk = self.output_chunk(block);
         let bytes = part.of(self.op.outputs.chunk_bytes(chunk));
         let at = match from {
-            Source::Rank(rank) => self.segment.layout().window(rank, turn % 2) + self.slot(block) * part.most,
+            Source::Rank(rank) => self.at(rank, turn % 2, block, part),
             Source::Folded => self.segment.layout().folded(turn),
         };
         self.op.outputs.fetch(self.copying.1, (chunk, part.offset), bytes, self.segment.region(), at);
@@ -343,44 +352,46 @@ impl<'a> Flat<'a> {
             Step::Fetch { from: Source::Rank(rank), .. } => Some(*rank),
             _ => None,
         });
-        let at = self.slot(block) * part.most;
         let (offset, bytes) = (part.offset, part.of(self.op.outputs.chunk_bytes(0)));
         if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
-            let at = second.bytes_for(at);
+            let at = second.bytes_for(self.slot(block) * part.stretch.most);
             let sources = partials(self.segment, turn).map(|start| start + at);
             self.traffic.fold_staged(bytes, sources.clone().count());
             self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), sources);
             return;
         }
-        fold_windows(self.segment, self.op, ranks, (turn % 2, at), offset..offset + bytes, self.traffic);
+        let sources = ranks.map(|rank| self.at(rank, turn % 2, block, part));
+        fold_windows(self.segment, self.op, sources, offset..offset + bytes, self.traffic);
     }
+
+    /// Where a block is in the window of a rank.
+    fn at(&self, rank: u32, parity: usize, block: Block, part: Part) -> usize {
+        let Stretch { window, most } = part.stretch;
+        self.segment.layout().start_of(window, rank, parity) + self.slot(block) * most
+    }
+}
+
+/// What goes through windows in a round.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    window: Window,
+    /// Bytes of each chunk at most, and the distance of a window's chunks.
+    most: usize,
 }
 
 /// What a round moves of each chunk.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     offset: usize,
-    /// Bytes at most, and the distance of a window's chunks.
-    most: usize,
+    stretch: Stretch,
 }
 
 impl Part {
     /// Bytes of a chunk that has so many in all.
     fn of(self, chunk: usize) -> usize {
-        chunk.saturating_sub(self.offset).min(self.most)
+        chunk.saturating_sub(self.offset).min(self.stretch.most)
     }
-}
-
-/// What each of so many ranks stages in a round that all read soon: half of a large level 2 cache for all of them,
-/// so that it is still there. Measured on 2 cores with 2 to 64 ranks, as are the bounds.
-fn cached_bytes(ranks: u32) -> usize {
-    const ALL: usize = 1 << 20;
-    const MOST: usize = 512 << 10;
-    // Below, rounds cost more than they move.
-    const LEAST: usize = 64 << 10;
-    let least_chunks = LINE * ranks as usize;
-    (ALL / ranks as usize).clamp(LEAST, MOST).max(least_chunks)
 }
 
 /// How an operation is staged, and how its results are taken.
@@ -403,16 +414,14 @@ fn is_for_each(kind: OpKind) -> bool {
     matches!(kind, OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter)
 }
 
-/// Folds what these ranks have staged, at `at` of their windows of this parity, into a stretch of the result.
+/// Folds what ranks have staged at these places into a stretch of the result.
 pub(crate) fn fold_windows(
     segment: &Segment,
     op: &Op,
-    ranks: impl Iterator<Item = u32> + Clone,
-    (parity, at): (usize, usize),
+    sources: impl Iterator<Item = usize> + Clone,
     stretch: Range<usize>,
     traffic: &Counter,
 ) {
-    let sources = ranks.map(|rank| segment.layout().window(rank, parity) + at);
     let reduction = op.reduction(segment.size());
     traffic.fold_staged(stretch.len(), sources.clone().count());
     op.outputs.fold(0, stretch.start, stretch.len(), reduction, segment.region(), sources);

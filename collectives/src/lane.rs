@@ -56,6 +56,8 @@ pub(crate) struct Lane {
     /// Of everything but the operation that plans depend on.
     plan_print: u64,
     round: u32,
+    /// What ranks stage in lies in huge pages, where there are any.
+    is_settled: bool,
     seq: u64,
     /// Queued operations that this rank has come to a meeting with, and not waited for yet.
     begun: Option<Begun>,
@@ -220,6 +222,7 @@ impl Lane {
             shared,
             plan_print,
             round: 0,
+            is_settled: false,
             seq: 0,
             begun: None,
             staged: Staging::default(),
@@ -254,7 +257,24 @@ impl Lane {
         }
         self.is_lent = false;
         self.presence.ended(posted.recording, &result);
+        self.settle();
         result
+    }
+
+    /// Who meets as often as this goes on: what all ranks stage in comes to lie in huge pages.
+    fn settle(&mut self) {
+        const OFTEN: u32 = 256;
+        let segment = &self.segment;
+        let is_first = segment.hosts().first(segment.host()) == segment.rank();
+        if self.round >= OFTEN && is_first && !self.is_settled {
+            self.is_settled = true;
+            for range in segment.layout().busiest() {
+                if let Err(error) = segment.region().make_huge(range) {
+                    tracing::debug!(%error, "the host gives no huge pages");
+                    return;
+                }
+            }
+        }
     }
 
     /// A bug of ours must reach the other ranks, too, which would wait for this one.

@@ -12,7 +12,7 @@
 //! behind      keys of the operations behind it      two lists per rank
 //! splits      element counts per peer               two per rank
 //! written     what other hosts are to be sent       two per rank
-//! windows     staged bytes of this rank             two per rank
+//! windows     staged bytes of this rank             two per rank, near or wide
 //! folded      the result of a fold                  four (two where no other host is)
 //! partial     what a host's ranks make together     four
 //! ledger      messages pending, (from, to)
@@ -22,18 +22,22 @@
 //! All of it is a pure function of three numbers, so every rank computes the same offsets and checks them
 //! against the header once.
 
+use std::ops::Range;
+
 use crate::arena::{ArenaKind, Export};
 use crate::match_key::OFFERS_BYTES;
 use crate::segment::crossing::WRITTEN_WORDS;
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 9;
+pub(crate) const VERSION: u32 = 10;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
 /// What lies apart in windows is a multiple of this: a cache line.
 pub(crate) const LINE: usize = 64;
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
+/// What the processor can map as one.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 const LEDGER_BYTES: usize = 8;
 pub(crate) const MEMBER_BYTES: usize = 384;
 /// Within a member, between words of segment.rs.
@@ -57,21 +61,48 @@ pub(crate) const FAILURE_TEXT_BYTES: usize = PAGE * 2 - 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     ranks: usize,
-    window_bytes: usize,
+    near_bytes: usize,
+    wide_bytes: usize,
     ring_bytes: usize,
 }
 
+/// Two ways to use the memory that all ranks stage in, of which an operation has one in a round: what is near lies
+/// close together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Window {
+    /// As much as caches keep of all ranks.
+    Near,
+    /// As much as there is.
+    Wide,
+}
+
 impl Layout {
-    /// For `ranks` ranks that stage at most `window_bytes` per round each.
-    pub(crate) fn new(ranks: u32, window_bytes: usize) -> Self {
+    /// For `ranks` ranks on `hosts` hosts that stage at most `wide_bytes` per round each.
+    pub(crate) fn new(ranks: u32, hosts: u32, wide_bytes: usize) -> Self {
         let ranks = ranks as usize;
         let rings = CHANNELS as usize * ranks * ranks;
         let ring_bytes = prev_power_of_two(RINGS_BUDGET / rings).clamp(4 * 1024, 256 * 1024);
-        Self { ranks, window_bytes: window_bytes.next_multiple_of(PAGE), ring_bytes }
+        let wide_bytes = wide_bytes.next_multiple_of(PAGE);
+        // A round between hosts costs the way there and back.
+        let near_bytes = if hosts > 1 { wide_bytes } else { wide_bytes.min(cached_bytes(ranks)) };
+        Self { ranks, near_bytes, wide_bytes, ring_bytes }
     }
 
+    /// Bytes of a near window.
     pub(crate) fn window_bytes(&self) -> usize {
-        self.window_bytes
+        self.near_bytes
+    }
+
+    /// Bytes of a wide window.
+    pub(crate) fn wide_bytes(&self) -> usize {
+        self.wide_bytes
+    }
+
+    pub(crate) fn bytes_of(&self, window: Window) -> usize {
+        match window {
+            Window::Near => self.near_bytes,
+            Window::Wide => self.wide_bytes,
+        }
     }
 
     pub(crate) fn ring_bytes(&self) -> u32 {
@@ -153,18 +184,37 @@ impl Layout {
         self.written_start() + (parity * self.ranks + self.nth(rank)) * self.written_bytes()
     }
 
+    /// The near window of a rank.
     pub(crate) fn window(&self, rank: u32, parity: usize) -> usize {
-        self.windows() + (parity * self.ranks + self.nth(rank)) * self.window_bytes
+        self.start_of(Window::Near, rank, parity)
+    }
+
+    /// Where a window of a rank begins. What all have of one parity is the same memory, in either way.
+    pub(crate) fn start_of(&self, window: Window, rank: u32, parity: usize) -> usize {
+        self.windows() + parity * self.ranks * self.wide_bytes + self.nth(rank) * self.bytes_of(window)
+    }
+
+    /// What ranks of one host use most, in whole huge pages: keys and the words of meetings, near windows, and what is
+    /// folded. None where all windows are less than one.
+    pub(crate) fn busiest(&self) -> impl Iterator<Item = Range<usize>> {
+        let near = self.ranks * self.near_bytes;
+        let windows = |parity: usize| self.windows() + parity * self.ranks * self.wide_bytes;
+        let places = [(0, self.splits_start()), (windows(0), near), (windows(1), near)];
+        let places = places.into_iter().chain([(self.folded(0), 2 * self.wide_bytes)]);
+        let ranges = places.map(|(at, bytes)| {
+            at / HUGE_PAGE * HUGE_PAGE..(at + bytes).next_multiple_of(HUGE_PAGE).min(self.total())
+        });
+        ranges.filter(|_| self.ranks * self.wide_bytes >= HUGE_PAGE)
     }
 
     /// Results, of rounds in [`TURNS`] turns; on one host of two parities.
     pub(crate) fn folded(&self, turn: usize) -> usize {
-        self.folded_start() + turn % TURNS * self.window_bytes
+        self.folded_start() + turn % TURNS * self.wide_bytes
     }
 
     /// What all ranks of this host together have for the others.
     pub(crate) fn partial(&self, turn: usize) -> usize {
-        self.folded(0) + (TURNS + turn % TURNS) * self.window_bytes
+        self.folded(0) + (TURNS + turn % TURNS) * self.wide_bytes
     }
 
     /// The counters of the ring from `from` to `to` on `channel`; its bytes follow at [`ring_data`](Self::ring_data).
@@ -220,11 +270,13 @@ impl Layout {
     }
 
     fn windows(&self) -> usize {
-        page(self.written_start() + 2 * self.ranks * self.written_bytes())
+        let start = self.written_start() + 2 * self.ranks * self.written_bytes();
+        // What is large begins where the processor can map it as one.
+        start.next_multiple_of(if self.ranks * self.wide_bytes < HUGE_PAGE { PAGE } else { HUGE_PAGE })
     }
 
     fn folded_start(&self) -> usize {
-        self.windows() + 2 * self.ranks * self.window_bytes
+        self.windows() + 2 * self.ranks * self.wide_bytes
     }
 
     /// Two words: sends pending from `from` to `to`, and receives of `to` pending from `from`. Where both are
@@ -234,7 +286,7 @@ impl Layout {
     }
 
     fn ledger_start(&self) -> usize {
-        self.folded_start() + 2 * TURNS * self.window_bytes
+        self.folded_start() + 2 * TURNS * self.wide_bytes
     }
 
     fn rings(&self) -> usize {
@@ -260,6 +312,17 @@ const RING_COUNTER_BYTES: usize = 128;
 const _: () = assert!(size_of::<crate::sync::RingCounters>() == RING_COUNTER_BYTES || cfg!(tpurun_loom));
 const _: () = assert!(size_of::<crate::sync::Meeting>() <= PAGE / 2 || cfg!(tpurun_loom));
 
+/// What each of so many ranks stages in a round that all read soon: a large level 2 cache for all of them, so that it
+/// is still there. Measured on 2 cores with 2 to 64 ranks, as are the bounds.
+fn cached_bytes(ranks: usize) -> usize {
+    const ALL: usize = 2 << 20;
+    const MOST: usize = 512 << 10;
+    // Below, rounds cost more than they move.
+    const LEAST: usize = 64 << 10;
+    // Every peer needs a cache line, for the collectives that address each of them.
+    (ALL / ranks).clamp(LEAST, MOST).max(LINE * ranks).next_multiple_of(PAGE)
+}
+
 fn page(bytes: usize) -> usize {
     bytes.next_multiple_of(PAGE)
 }
@@ -276,7 +339,7 @@ mod tests {
     #[test]
     fn nothing_overlaps() {
         for ranks in [1, 2, 3, 17, 64, 65] {
-            let layout = Layout::new(ranks, 100_000);
+            let layout = Layout::new(ranks, 1, 100_000);
             let mut areas = vec![
                 (layout.header(), PAGE),
                 (layout.meeting(), PAGE / 2),
@@ -296,7 +359,7 @@ mod tests {
                     areas.push((layout.behind(rank, parity), OFFERS_BYTES));
                     areas.push((layout.splits(rank, parity), layout.splits_bytes()));
                     areas.push((layout.written(rank, parity), layout.written_bytes()));
-                    areas.push((layout.window(rank, parity), layout.window_bytes()));
+                    areas.push((layout.start_of(Window::Wide, rank, parity), layout.wide_bytes()));
                 }
                 for to in 0..ranks {
                     areas.push((layout.ledger(rank, to), LEDGER_BYTES));
@@ -306,8 +369,8 @@ mod tests {
                     }
                 }
             }
-            areas.extend((0..TURNS).map(|turn| (layout.folded(turn), layout.window_bytes())));
-            areas.extend((0..TURNS).map(|turn| (layout.partial(turn), layout.window_bytes())));
+            areas.extend((0..TURNS).map(|turn| (layout.folded(turn), layout.wide_bytes())));
+            areas.extend((0..TURNS).map(|turn| (layout.partial(turn), layout.wide_bytes())));
             areas.sort_unstable();
             for pair in areas.windows(2) {
                 assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?} overlap with {ranks} ranks");
@@ -318,9 +381,25 @@ mod tests {
     }
 
     #[test]
+    fn near_windows_are_among_the_wide_ones_of_their_parity() {
+        for ranks in [1, 2, 8, 65] {
+            let layout = Layout::new(ranks, 1, 512 << 10);
+            for parity in 0..2 {
+                let near = |rank| layout.window(rank, parity);
+                let wide = |rank| layout.start_of(Window::Wide, rank, parity);
+                assert_eq!(near(0), wide(0));
+                assert!(near(ranks - 1) + layout.window_bytes() <= wide(ranks - 1) + layout.wide_bytes());
+                (1..ranks).for_each(|rank| assert_eq!(near(rank - 1) + layout.window_bytes(), near(rank)));
+            }
+            let several = Layout::new(ranks, 2, 512 << 10);
+            assert_eq!(several.window_bytes(), several.wide_bytes());
+        }
+    }
+
+    #[test]
     fn rings_stay_within_their_budget() {
         for ranks in [2, 64, 256] {
-            let layout = Layout::new(ranks, 1 << 20);
+            let layout = Layout::new(ranks, 1, 1 << 20);
             assert!(layout.total() - layout.rings() <= 2 * RINGS_BUDGET, "{ranks} ranks");
         }
     }

@@ -37,6 +37,10 @@ use crate::traffic::Counter;
 pub(crate) const MIN_BYTES: usize = 16 << 10;
 /// What is summed is staged where this is more than a rank's part of it: who sums needs pages of every rank.
 const MIN_PART: usize = 4 << 10;
+/// As above, of what all get from one rank.
+const MIN_BROADCAST_PART: usize = 8 << 10;
+/// What is only copied is staged where chunks are less than so much for each rank, as others need pages of all.
+const MIN_CHUNK_PART: usize = 512;
 /// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 8 to
 /// 64 ranks on 2 cores.
 const MIN_SHARED: usize = 64 << 10;
@@ -99,10 +103,13 @@ impl Mapping {
         op: &Op,
         parity: usize,
     ) -> Option<Mapped> {
-        let largest = |bytes: fn(&Spans) -> usize| bytes(&op.inputs).max(bytes(&op.outputs));
-        let is_small = match op.kind.reduces() {
-            true => largest(Spans::total) < MIN_BYTES.max(MIN_PART * segment.size() as usize),
-            false => largest(Spans::longest_chunk) < MIN_BYTES,
+        let is_less = |bytes: fn(&Spans) -> usize, part: usize| {
+            bytes(&op.inputs).max(bytes(&op.outputs)) < MIN_BYTES.max(part * segment.size() as usize)
+        };
+        let is_small = match op.kind {
+            OpKind::Broadcast => is_less(Spans::total, MIN_BROADCAST_PART),
+            kind if kind.reduces() => is_less(Spans::total, MIN_PART),
+            _ => is_less(Spans::longest_chunk, MIN_CHUNK_PART),
         };
         if cfg!(tpurun_unmatched) || segment.size() == 1 || segment.is_bridged() || is_small {
             return None;
@@ -119,6 +126,7 @@ impl Mapping {
         if !fits || is_hazardous(op, segment.rank() as usize) {
             return None;
         }
+        inputs.iter().chain(&outputs).for_each(|(offset, bytes)| own.lend(*offset, *bytes));
         let window = segment.layout().window(segment.rank(), parity);
         let per_chunk = |spans: &Spans, places: usize| places.checked_div(spans.chunks()).unwrap_or(0);
         let head = [
@@ -161,6 +169,7 @@ impl Mapping {
         let (place, own) = ArenaKind::ALL.iter().find_map(place)?;
         let kind = place.kind;
         self.of(segment, kind, own)?;
+        own.lend(place.offset, place.bytes);
         // Relaxed: whoever has mapped them maps them for as long as the communicator lives.
         let can_all = segment
             .ranks_here()

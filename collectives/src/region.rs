@@ -6,13 +6,14 @@
 //! a bug of ours and panics, a bad *value* in the memory is the business of whoever reads it.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::layout::LINE;
+use crate::layout::{HUGE_PAGE, LINE, PAGE};
 use crate::reduce::{self, Reduction, Sources};
 use crate::sync::Word;
 
@@ -86,10 +87,42 @@ impl Region {
 
     fn map(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0) }?;
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null on success");
+        if bytes < HUGE_PAGE {
+            let anywhere = std::ptr::null_mut();
+            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            let base = unsafe { rustix::mm::mmap(anywhere, bytes, access, MapFlags::SHARED, fd, 0) }?;
+            let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null on success");
+            return Ok(Self { base, bytes });
+        }
+        // Where a huge page of the memory can be mapped as one.
+        let room = Reservation::new(bytes + HUGE_PAGE)?;
+        let ahead = room.base.addr().get().wrapping_neg() % HUGE_PAGE;
+        // SAFETY: fewer bytes than the reservation has more.
+        let base = unsafe { room.base.add(ahead) };
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: replaces a part of the reservation, which nobody uses.
+        unsafe { rustix::mm::mmap(base.as_ptr().cast(), bytes, access, flags, fd, 0) }?;
+        room.give_back_around(ahead, bytes);
         Ok(Self { base, bytes })
+    }
+
+    /// Has huge pages back what is whole ones of a range: what is in it stays as it is, for all who map it. Whoever uses
+    /// it then has one entry in its page tables where it had 512.
+    ///
+    /// # Errors
+    /// Of a host that has none to give; nothing has changed then.
+    pub(crate) fn make_huge(&self, range: Range<usize>) -> io::Result<()> {
+        let (start, end) = (range.start.next_multiple_of(HUGE_PAGE), range.end / HUGE_PAGE * HUGE_PAGE);
+        if start >= end {
+            return Ok(());
+        }
+        let (at, bytes) = (self.pointer(start, end - start).cast(), end - start);
+        // Of pages that are missing it takes six times as long.
+        // SAFETY: makes pages of this mapping present and changes no byte of them.
+        unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxPopulateWrite) }?;
+        // SAFETY: changes how the bytes of this mapping are kept, and none of them.
+        let refused = unsafe { libc::madvise(at, bytes, libc::MADV_COLLAPSE) } != 0;
+        if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// What this process writes from now on it writes for itself alone: nobody else who maps the memory behind
@@ -191,6 +224,43 @@ impl Region {
     }
 }
 
+/// Addresses that nothing else of this process will have.
+struct Reservation {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Reservation {
+    fn new(bytes: usize) -> io::Result<Self> {
+        let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap_anonymous(anywhere, bytes, ProtFlags::empty(), flags) }?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null on success");
+        Ok(Self { base, bytes })
+    }
+
+    /// All of them but `bytes` from `ahead` on, which are somebody's now.
+    fn give_back_around(self, ahead: usize, bytes: usize) {
+        let behind = ahead + bytes.next_multiple_of(PAGE);
+        for (at, bytes) in [(0, ahead), (behind, self.bytes - behind)] {
+            if bytes > 0 {
+                // SAFETY: within the reservation, and whole pages.
+                let base = unsafe { self.base.add(at) };
+                // SAFETY: addresses of the reservation that nobody uses.
+                let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
+            }
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: exactly what was reserved, and nobody uses.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         let base = self.base.as_ptr().cast();
@@ -232,6 +302,41 @@ mod tests {
         let error = Region::open(&fd, 8192).expect_err("the size differs").to_string();
         assert_eq!(error, "the shared memory has 4096 bytes, expected 8192");
         assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "the size is sealed");
+    }
+
+    #[test]
+    fn what_comes_to_lie_in_huge_pages_is_the_same() {
+        let bytes = 3 * HUGE_PAGE + PAGE;
+        let (one, fd) = Region::create("test", bytes).expect("memfds work here");
+        let two = Region::open(&fd, bytes).expect("the same descriptor maps again");
+        let pattern: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+        one.write(0, &pattern);
+        for (region, other) in [(&one, &two), (&two, &one)] {
+            assert!(region.base.addr().get().is_multiple_of(HUGE_PAGE));
+            // No whole one, one, and as many as there are.
+            for (range, count) in [(1..HUGE_PAGE, 0), (1..2 * HUGE_PAGE, 1), (0..bytes, 3)] {
+                match region.make_huge(range) {
+                    Ok(()) => assert!(huge_pages_at(region) >= count),
+                    Err(error) => eprintln!("this host gives no huge pages: {error}"),
+                }
+            }
+            other.at::<AtomicU64>(HUGE_PAGE).store(7, Ordering::Relaxed);
+            let mut read = vec![0; bytes];
+            region.read(0, &mut read);
+            assert_eq!(read[HUGE_PAGE..HUGE_PAGE + 8], 7_u64.to_le_bytes());
+            read[HUGE_PAGE..HUGE_PAGE + 8].copy_from_slice(&pattern[HUGE_PAGE..HUGE_PAGE + 8]);
+            assert!(read == pattern);
+        }
+    }
+
+    /// How many a mapping of this process has.
+    fn huge_pages_at(region: &Region) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("it is there");
+        let head = format!("{:x}-", region.base.addr());
+        let mapping = maps.split(&head).nth(1).expect("it is mapped");
+        let kib = mapping.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("it is told");
+        let kib: usize = kib.trim().trim_end_matches(" kB").parse().expect("a number");
+        kib * 1024 / HUGE_PAGE
     }
 
     #[test]

@@ -217,7 +217,7 @@ impl Segment {
             segment.wait_for_all(bootstrap, deadline, timeout)?;
             return Ok((Arc::new(segment), None));
         }
-        let layout = Layout::new(members.size(), settings.window_bytes);
+        let layout = Layout::new(members.size(), hosts.count(), settings.window_bytes);
         let (region, fd) = Region::create("tpurun-communicator", layout.total())
             .map_err(|error| refused(&members, "create", layout.total(), &error))?;
         let mut segment = Self { grace, hosts, ..Self::new(region, layout, members) };
@@ -254,7 +254,7 @@ impl Segment {
         word(H_VERIFY).store((settings.results == Results::Verified).into(), Ordering::Relaxed);
         word(H_EPOCH).store(self.members.epoch, Ordering::Relaxed);
         word(H_HOSTS).store(self.hosts.count(), Ordering::Relaxed);
-        let window = self.layout.window_bytes() as u64;
+        let window = self.layout.wide_bytes() as u64;
         self.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
         let name = head(&self.members.name, NAME_BYTES);
         self.region.write(header + H_NAME, name.as_bytes());
@@ -332,7 +332,7 @@ impl Segment {
     pub(crate) fn alone(name: &str, ranks: u32, window_bytes: usize) -> Self {
         let members =
             Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect(), epoch: 0 };
-        let layout = Layout::new(ranks, window_bytes);
+        let layout = Layout::new(ranks, 1, window_bytes);
         let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
         let segment = Self::new(region, layout, members);
         segment.write_header(Settings {
@@ -379,7 +379,7 @@ impl Segment {
             return foreign("epoch", members.epoch.into(), word(H_EPOCH).into());
         }
         let window = usize::try_from(long(H_WINDOW)).unwrap_or(usize::MAX).min(bytes);
-        let layout = Layout::new(members.size(), window);
+        let layout = Layout::new(members.size(), word(H_HOSTS), window);
         if layout.total() != bytes {
             return foreign("bytes", layout.total() as u64, bytes as u64);
         }

@@ -4,13 +4,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "runtime.h"
 #include "timed_collectives.h"
-#include "tpurun.h"
 
 enum { MAX_RANKS = 1024, TIMEOUT_MS = 60000 };
 
 static TpurunComm* comm;
 static TpurunError error;
+
+/* Ordinary memory, which is staged, and such as the other ranks of the host use where it is. */
+const char* const MEMORIES[] = {"staged", "mapped", NULL};
+
+void* take(int memory, size_t bytes) { return memory == 0 ? malloc(bytes) : tpurun_shared_allocate(bytes); }
+
+void give_back(int memory, void* data) {
+  if (memory == 0) {
+    free(data);
+  } else {
+    tpurun_shared_free(data);
+  }
+}
 
 static void check(TpurunStatus status) {
   if (status == TPURUN_OK) return;
@@ -100,6 +113,7 @@ void begin(int* argc, char*** argv) {
                              .size = ranks,
                              .global_ranks = all,
                              .timeout_ms = TIMEOUT_MS};
+  check(tpurun_shared_open(&error));
   check(tpurun_comm_create(&config, &comm, &error));
 }
 

@@ -37,7 +37,7 @@ tpu_dist. Measured in turn in one run of `tpurun bench --against gloo`.""",
         """\
 [mpi_collectives.c](../tests/performance/mpi_collectives.c) measures as `tpurun bench` does; a job of each,
 in turn. Programs of MPI are C and call it themselves, while tpu_dist is called from Python through torch.
-What that takes shows beside "tpu_dist, C": its engine alone, with ordinary memory, called by
+What that takes shows beside "tpu_dist, C": its engine alone, called by
 [a program](../tests/performance/engine_collectives.c) that measures the same way. Ratios are the time of that
 implementation by that of tpu_dist. MPI polls: it is at its best with a core for each rank, and Open MPI
 yields where there are fewer. The root of a broadcast of MPI need not wait for anybody, while every operation

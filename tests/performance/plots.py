@@ -15,6 +15,7 @@ COLOURS = {
     "tpu_dist": "#0b5fa5",
     "tpu_dist, mapped": "#3fa7d6",
     "tpu_dist, C": "#12355b",
+    "tpu_dist, C, mapped": "#7a5195",
     "Gloo": "#c1272d",
     "Gloo, mapped": "#e58a8d",
     "Open MPI": "#2e7d32",
@@ -22,7 +23,7 @@ COLOURS = {
 }
 START_COLOURS = {"tpurun": "#0b5fa5", "torchrun, Gloo": "#c1272d", "mpirun, Open MPI, C": "#2e7d32"}
 OTHER_COLOUR = "#555555"
-MARKERS = dict(zip(COLOURS, "osPd^v*", strict=True))
+MARKERS = dict(zip(COLOURS, "osPXd^v*", strict=True))
 CACHE = ROOT / ".cache" / "matplotlib"
 PANEL_INCHES = (3.0, 3.2)
 # Identifiers in the file are hashes of it instead of random numbers.

@@ -11,7 +11,16 @@ from .quantities import Spread
 OURS = "tpu_dist"
 NAMES = {"gloo": "Gloo"}
 MEMORIES = ("staged", "mapped")
-ORDER = (OURS, f"{OURS}, mapped", f"{OURS}, C", "Gloo", "Gloo, mapped", "Open MPI", "MPICH")
+ORDER = (
+    OURS,
+    f"{OURS}, mapped",
+    f"{OURS}, C",
+    f"{OURS}, C, mapped",
+    "Gloo",
+    "Gloo, mapped",
+    "Open MPI",
+    "MPICH",
+)
 
 
 def series_of(row: Row) -> str:

@@ -3,7 +3,7 @@
  * Times one collective of float32 for each size, as `tpurun bench` does: BYTES are those of the largest
  * buffer of a rank; a time is that of one iteration on the slowest rank, over blocks of iterations that start
  * together; there are as many as fit into SECONDS, three blocks at least. Rank 0 writes a line of JSON for
- * each size: the median, least and greatest time of the blocks.
+ * each size and kind of memory: the median, least and greatest time of the blocks.
  */
 #include "timed_collectives.h"
 
@@ -42,8 +42,8 @@ static double now(void) {
   return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-static float* filled(int count, float value) {
-  float* buffer = malloc(sizeof(float) * (count > 0 ? count : 1));
+static float* filled(int memory, int count, float value) {
+  float* buffer = take(memory, sizeof(float) * (count > 0 ? count : 1));
   if (buffer == NULL) fail("no memory");
   for (int i = 0; i < count; i++) buffer[i] = value;
   return buffer;
@@ -83,12 +83,12 @@ static int by_value(const void* a, const void* b) {
   return (x > y) - (x < y);
 }
 
-static void measure(const Collective* collective, double seconds, int bytes) {
+static void measure(const Collective* collective, double seconds, int memory, int bytes) {
   int is_barrier = collective->result == NOTHING;
   Buffers b = {.count = is_barrier ? 0 : bytes / (int)sizeof(float)};
   b.share = b.count / ranks;
-  b.large = filled(b.count, rank + 1);
-  b.other = filled(b.count, rank + 1);
+  b.large = filled(memory, b.count, rank + 1);
+  b.other = filled(memory, b.count, rank + 1);
   check(collective, &b);
 
   /* The check was the first one: these do not set anything up any more. */
@@ -105,13 +105,14 @@ static void measure(const Collective* collective, double seconds, int bytes) {
   double median = (times[(blocks - 1) / 2] + times[blocks / 2]) / 2;
   if (rank == 0) {
     printf("{\"collective\": \"%s\", \"bytes\": %d, \"ranks\": %d, ", collective->name, bytes, ranks);
+    printf("\"memory\": \"%s\", ", MEMORIES[memory]);
     printf("\"time_us\": %.2f, \"min_us\": %.2f, \"max_us\": %.2f, ", median * 1e6, times[0] * 1e6,
            times[blocks - 1] * 1e6);
     printf("\"blocks\": %d, \"iterations\": %d}\n", blocks, iterations);
     fflush(stdout);
   }
-  free(b.large);
-  free(b.other);
+  give_back(memory, b.large);
+  give_back(memory, b.other);
 }
 
 int main(int argc, char** argv) {
@@ -121,7 +122,9 @@ int main(int argc, char** argv) {
   for (size_t i = 0; i < sizeof(COLLECTIVES) / sizeof(COLLECTIVES[0]); i++)
     if (strcmp(COLLECTIVES[i].name, argv[1]) == 0) collective = &COLLECTIVES[i];
   if (collective == NULL) fail("expected the name of a collective");
-  for (int i = 3; i < argc; i++) measure(collective, atof(argv[2]), atoi(argv[i]));
+  for (int i = 3; i < argc; i++)
+    for (int memory = 0; MEMORIES[memory] != NULL; memory++)
+      measure(collective, atof(argv[2]), memory, atoi(argv[i]));
   finish();
   return 0;
 }

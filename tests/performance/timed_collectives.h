@@ -2,7 +2,14 @@
  * (timed_collectives.c). */
 #pragma once
 
+#include <stddef.h>
+
 extern int rank, ranks;
+
+/* The kinds of memory that buffers may be in, all of which are measured: what rows call them. NULL is the end. */
+extern const char* const MEMORIES[];
+void* take(int memory, size_t bytes);
+void give_back(int memory, void* data);
 
 /* What one operation works on: the elements of the largest buffer, and one rank's share of them. */
 typedef struct {

@@ -41,7 +41,7 @@ fn run(bytes: &[u8]) {
 /// Of the right size with any contents, of any size, or no memory at all.
 fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
     let pages = input.below(4);
-    let layout = Layout::new(ranks, pages * PAGE);
+    let layout = Layout::new(ranks, 1, pages * PAGE);
     let size = match input.below(4) {
         0 | 1 => layout.total(),
         2 => input.number(2 * PAGE as u64) as usize % (1 << 24),
@@ -50,7 +50,7 @@ fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
     // The host refuses memory of no bytes.
     let (region, fd) = Region::create("fuzz", size).ok()?;
     let header = [&MAGIC.to_le_bytes()[..], &VERSION.to_le_bytes(), &ranks.to_le_bytes()].concat();
-    let header = [&header[..], &(layout.window_bytes() as u64).to_le_bytes()].concat();
+    let header = [&header[..], &(layout.wide_bytes() as u64).to_le_bytes()].concat();
     if size >= header.len() {
         region.write(0, &header);
     }

@@ -222,9 +222,9 @@ impl Lane {
                     tensor.op.outputs.fetch(Copying::Cached, (0, 0), tensor.bytes(), region, at);
                     lane.shared.traffic.stage(tensor.bytes());
                 } else {
-                    let (ranks, place) = (lane.segment.ranks(), (parity, tensor.at));
+                    let sources = lane.segment.ranks().map(|rank| layout.window(rank, parity) + tensor.at);
                     let whole = 0..tensor.bytes();
-                    fold_windows(&lane.segment, tensor.op, ranks, place, whole, &lane.shared.traffic);
+                    fold_windows(&lane.segment, tensor.op, sources, whole, &lane.shared.traffic);
                 }
             }
             Ok(ran)

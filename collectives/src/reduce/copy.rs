@@ -49,6 +49,8 @@ unsafe fn copy_on(unit: VectorUnit, how: Copying, from: *const u8, to: *mut u8, 
 const PAGE: usize = 4096;
 /// Read in turn.
 const PAGES: usize = 4;
+/// What is read so much later is fetched: other pages, which the processor does not fetch by itself.
+const AHEAD: usize = 2 * PAGES * PAGE;
 
 /// `bytes` bytes from `from` to `to`, which are apart; past the caches if `STREAM`.
 struct Copy<const STREAM: bool> {
@@ -84,7 +86,10 @@ impl<const STREAM: bool> Kernel for Copy<STREAM> {
         let mut done = head;
         while bytes - done >= PAGES * PAGE {
             for at in (done..done + PAGE).step_by(LINE) {
-                (0..PAGES).for_each(|page| line(at + page * PAGE));
+                for at in (0..PAGES).map(|page| at + page * PAGE) {
+                    U::prefetch(from.wrapping_add(at + AHEAD));
+                    line(at);
+                }
             }
             done += PAGES * PAGE;
         }

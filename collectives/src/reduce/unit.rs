@@ -58,6 +58,10 @@ pub(super) trait Unit {
         unsafe { Self::copy_line(from, to) };
     }
 
+    /// Has the processor fetch a line into its second-level cache, where it can be told to; it may be of no memory.
+    #[inline(always)]
+    fn prefetch(_from: *const u8) {}
+
     /// After it, what was streamed is there for whoever sees what this thread writes next.
     #[inline(always)]
     fn fence() {}
@@ -102,6 +106,13 @@ mod x86 {
             unsafe fn stream_line(from: *const u8, to: *mut u8) {
                 // SAFETY: the caller's promise.
                 unsafe { $function(from, to) }
+            }
+
+            #[cfg(not(miri))]
+            #[inline(always)]
+            fn prefetch(from: *const u8) {
+                // SAFETY: every processor of the architecture has it, and it touches nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
             }
 
             #[cfg(not(miri))]
