@@ -14,7 +14,7 @@ from .machine import machine
 from .options import Options, parse
 from .page import FOLDER, page
 from .plots import NoPlots, draw
-from .programs import OVERLAP, STEPS, WAITING
+from .programs import FLOORS, OVERLAP, STEPS, WAITING
 from .progress import Progress
 from .results import NotResults, Part, Results, load
 from .settings import Settings
@@ -26,6 +26,7 @@ MEASURED: dict[str, Callable[[Settings, Progress], Iterator[Row]]] = {
     "start": start.measured,
     "waiting": WAITING.measured,
     "overlap": OVERLAP.measured,
+    "floors": FLOORS.measured,
 }
 
 

@@ -43,3 +43,4 @@ class Program:
 STEPS = Program("steps", "step", turns=7, block_s=2.0)
 WAITING = Program("waiting", "waiting", turns=7, block_s=1.0)
 OVERLAP = Program("overlap", "overlap", turns=9, block_s=0.5)
+FLOORS = Program("floors", "floors", turns=9, block_s=0.5)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tpurun.bench import SHARED_OUT
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
-PARTS = ("collectives", "mpi", "steps", "start", "waiting", "overlap")
+PARTS = ("collectives", "mpi", "steps", "start", "waiting", "overlap", "floors")
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 QUICK_SIZES = (8, 4 << 10)
 # The numbers of ranks of each part, unless others are asked for.
@@ -19,6 +19,7 @@ RANKS = {
     "start": (2, 4, 8, 64),
     "waiting": (8, 64),
     "overlap": (2, 8),
+    "floors": (8, 64),
 }
 ITEM_BYTES = 4  # of float32, which everything is measured with
 

@@ -154,6 +154,19 @@ def overlap(rows: Sequence[Row]) -> list[str]:
     return [table(head, lines)] * bool(lines) + _missing(rows)
 
 
+def floors(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        if "missing" in row:
+            continue
+        seconds = row["seconds"]
+        cells = [Spread.of(seconds[name]).seconds() for name in ("least", OURS, "gloo")]
+        cells += [Spread.ratios(seconds["gloo"], seconds[name]).ratio() for name in ("least", OURS)]
+        lines.append([size(row["bytes"]), str(row["ranks"]), *cells])
+    head = ["bytes", "ranks", "least", OURS, "Gloo", "Gloo / least", f"Gloo / {OURS}"]
+    return [table(head, lines)] * bool(lines) + _missing(rows)
+
+
 def _name(backend: str) -> str:
     return NAMES.get(backend, backend)
 
@@ -169,4 +182,5 @@ TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
     "start": start,
     "waiting": waiting,
     "overlap": overlap,
+    "floors": floors,
 }
