@@ -129,7 +129,7 @@ def test_sizes_are_whole_elements_for_each_rank():
     ("arguments", "text"),
     [
         ("--parts colectives", "argument --parts: expected some of collectives, mpi, steps, start, waiting, "
-            "overlap, given 'colectives'"),
+            "overlap, floors, given 'colectives'"),
         ("--collectives gather", "argument --collectives: expected some of all_reduce, all_gather, "
             "reduce_scatter, all_to_all, broadcast, barrier, given 'gather'"),
         ("--ranks 2,1", "argument --ranks: expected numbers of 2 to 1024 ranks, given '1'"),
