@@ -1,9 +1,9 @@
-"""``tpurun -n N -m tests.performance.floors``: the least that so many processes take here, whatever joins them.
+"""``tpurun -n N -m tests.performance.floors``: the least that so many processes take, whatever joins them.
 
-A call of few bytes: all ranks call a backend of torch that does nothing, and give up their CPU once, since with more
-ranks than cores each has to have its turn. A large sum of ordinary tensors: all ranks copy theirs into a window that
-stays in the caches, add up their share of what would be there, and copy the result out, and never wait. In turn with
-both backends.
+A call of few bytes: all ranks call a backend of torch that does nothing, and give up their CPU once, since
+with more ranks than cores each has to have its turn. A large sum of ordinary tensors: all ranks copy theirs
+into a window that stays in the caches, add up their share of what would be there, and copy the result out,
+and never wait. In turn with both backends.
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ less is worse than that. Where ranks compute on all cores nothing can hide, beca
     "floors": (
         "The least there is",
         """\
-What so many processes take for an all-reduce on this machine if nothing joins them, in turn with both backends
-([floors.py](../tests/performance/floors.py)). Of 8 B: all call a backend of torch that does nothing, and give
-up their CPU once, since each must have its turn. Of 16 MiB in ordinary tensors: all copy theirs into a window
-that stays in the caches, add up their share of what would be there, copy the result out, and never wait.
-Gloo / least is what could be reached at most; what is less than the least waits less than once in each call.""",
+What so many processes take for an all-reduce on this machine if nothing joins them, in turn with both
+backends ([floors.py](../tests/performance/floors.py)). Of 8 B: all call a backend of torch that does nothing,
+and give up their CPU once, since each must have its turn. Of 16 MiB in ordinary tensors: all copy theirs
+into a window that stays in the caches, add up their share of what would be there, copy the result out, and
+never wait. Gloo / least is what could be reached at most; what is less waits less than once in each call.""",
     ),
 }
 

@@ -6,7 +6,7 @@
 
 extern int rank, ranks;
 
-/* The kinds of memory that buffers may be in, all of which are measured: what rows call them. NULL is the end. */
+/* What rows call the kinds of memory that buffers may be in, all of which are measured. NULL is the end. */
 extern const char* const MEMORIES[];
 void* take(int memory, size_t bytes);
 void give_back(int memory, void* data);
