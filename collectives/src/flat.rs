@@ -339,11 +339,18 @@ impl<'a> Flat<'a> {
     fn fetch(&self, from: Source, block: Block, part: Part, turn: usize) {
         let chunk = self.output_chunk(block);
         let bytes = part.of(self.op.outputs.chunk_bytes(chunk));
-        let at = match from {
-            Source::Rank(rank) => self.at(rank, turn % 2, block, part),
-            Source::Folded => self.segment.layout().folded(turn),
+        let (outputs, region) = (&self.op.outputs, self.segment.region());
+        let (at, is_alone) = match from {
+            Source::Rank(rank) => {
+                (self.at(rank, turn % 2, block, part), is_for_each(self.op.kind) || self.segment.size() == 2)
+            }
+            Source::Folded => (self.segment.layout().folded(turn), false),
         };
-        self.op.outputs.fetch(self.copying.1, (chunk, part.offset), bytes, self.segment.region(), at);
+        if is_alone {
+            outputs.fetch_alone(self.copying.1, (chunk, part.offset), bytes, region, at);
+        } else {
+            outputs.fetch(self.copying.1, (chunk, part.offset), bytes, region, at);
+        }
         self.traffic.stage(bytes);
     }
 
@@ -356,12 +363,12 @@ impl<'a> Flat<'a> {
         if self.halves_for_each {
             let second = self.op.reduction(self.segment.size()).second_half();
             let at = second.bytes_for(self.slot(block) * part.stretch.most);
-            let sources = partials(self.segment, turn).map(|start| start + at);
+            let sources = partials(self.segment, turn).map(|start| Some(start + at));
             self.traffic.fold_staged(bytes, sources.clone().count());
             self.op.outputs.fold(0, offset, bytes, second, self.segment.region(), sources);
             return;
         }
-        let sources = ranks.map(|rank| self.at(rank, turn % 2, block, part));
+        let sources = ranks.map(|rank| (rank, self.at(rank, turn % 2, block, part)));
         fold_windows(self.segment, self.op, sources, offset..offset + bytes, self.traffic);
     }
 
@@ -414,15 +421,19 @@ fn is_for_each(kind: OpKind) -> bool {
     matches!(kind, OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter)
 }
 
-/// Folds what ranks have staged at these places into a stretch of the result.
+/// Folds what these ranks have staged at these places into a stretch of the result. Nobody else reads it, but for what
+/// this rank has staged: that is still in its tensor, if it is folded there. (If not, both of two ranks read it, and
+/// find each other's lines away.)
 pub(crate) fn fold_windows(
     segment: &Segment,
     op: &Op,
-    sources: impl Iterator<Item = usize> + Clone,
+    sources: impl Iterator<Item = (u32, usize)> + Clone,
     stretch: Range<usize>,
     traffic: &Counter,
 ) {
     let reduction = op.reduction(segment.size());
     traffic.fold_staged(stretch.len(), sources.clone().count());
+    let is_in_place = op.outputs.is_same_memory(&op.inputs);
+    let sources = sources.map(|(rank, at)| (!is_in_place || rank != segment.rank()).then_some(at));
     op.outputs.fold(0, stretch.start, stretch.len(), reduction, segment.region(), sources);
 }

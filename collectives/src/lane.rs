@@ -556,10 +556,14 @@ impl Lane {
     /// Of all ranks' windows.
     fn fold_stretch(&self, op: &Op, window: usize, stretch: Range<usize>, round: u32) {
         let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
-        let sources = self.segment.ranks().map(|rank| layout.window(rank, window) + stretch.start);
-        let out = layout.folded(parity) + stretch.start;
+        let windows = self.segment.ranks().map(|rank| layout.window(rank, window));
         let reduction = op.reduction(self.segment.size());
-        self.segment.region().fold(reduction, sources, out, stretch.len() / reduction.dtype().size());
+        let (region, first) = (self.segment.region(), stretch.start);
+        region.read_alone(stretch.len(), windows.clone().map(|window| window + first), |start, bytes| {
+            let sources = windows.clone().map(|window| window + first + start);
+            let out = layout.folded(parity) + first + start;
+            region.fold(reduction, sources, out, bytes / reduction.dtype().size());
+        });
         let written = stretch.len() as u64;
         let read = written * u64::from(self.segment.size());
         self.shared.traffic.add(Traffic { read, written, staged: read + written });

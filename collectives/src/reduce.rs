@@ -90,6 +90,11 @@ impl Reduction {
         self.wide().size() / self.dtype.size()
     }
 
+    /// Bytes of results that come of so many bytes of elements.
+    pub(crate) fn bytes_of(&self, elements: usize) -> usize {
+        elements / self.dtype.size() * self.out.size()
+    }
+
     /// Bytes of elements that so many bytes of results come of.
     pub(crate) fn bytes_for(&self, results: usize) -> usize {
         results / self.out.size() * self.dtype.size()

@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -29,9 +30,9 @@ unsafe impl Shared for Word {}
 // SAFETY: an atomic.
 unsafe impl Shared for std::sync::atomic::AtomicU32 {}
 // SAFETY: an atomic.
-unsafe impl Shared for std::sync::atomic::AtomicU64 {}
+unsafe impl Shared for AtomicU64 {}
 // SAFETY: nothing but atomics.
-unsafe impl<const WORDS: usize> Shared for [std::sync::atomic::AtomicU64; WORDS] {}
+unsafe impl<const WORDS: usize> Shared for [AtomicU64; WORDS] {}
 // SAFETY: `repr(transparent)` over a `Word`.
 unsafe impl Shared for crate::sync::Publication {}
 // SAFETY: `repr(transparent)` over a `Word`.
@@ -42,6 +43,11 @@ unsafe impl Shared for crate::sync::Doorbell {}
 unsafe impl Shared for crate::sync::Meeting {}
 // SAFETY: `repr(C)` over atomics and padding.
 unsafe impl Shared for crate::sync::RingCounters {}
+
+/// Bytes that are read before their lines are handed back: about what a first-level cache holds.
+const KEPT: usize = 32 << 10;
+/// Of one place; less is not worth a call.
+const LEAST_KEPT: usize = 1 << 10;
 
 /// A mapped region; unmapped on drop.
 #[derive(Debug)]
@@ -188,6 +194,46 @@ impl Region {
         unsafe { reduce::fold(reduction, &sources, out, count) };
     }
 
+    /// Has `read(start, bytes)` read those bytes of all these places, one stretch after the other, and gives their
+    /// lines back to who wrote them. Only for who reads them alone, until they are written again.
+    ///
+    /// Before a line that two processors share can be written, all of the machine are asked for it, which takes
+    /// several times as long as the line itself. So what is read is written again as it is: then it is shared no more,
+    /// and goes straight to whoever writes it next. (The migratory lines of Stenstrom, Brorsson and Sandberg, "An
+    /// adaptive cache coherence protocol optimized for migratory sharing", ISCA 1993, which processors do not find.)
+    pub(crate) fn read_alone(
+        &self,
+        bytes: usize,
+        places: impl Iterator<Item = usize> + Clone,
+        mut read: impl FnMut(usize, usize),
+    ) {
+        if bytes < PAGE {
+            return read(0, bytes);
+        }
+        let most = (KEPT / places.clone().count().max(1) / LINE * LINE).max(LEAST_KEPT);
+        for start in (0..bytes).step_by(most) {
+            let bytes = (bytes - start).min(most);
+            read(start, bytes);
+            places.clone().for_each(|place| self.hand_back(place + start, bytes));
+        }
+    }
+
+    /// Writes the whole lines among these bytes as they are.
+    fn hand_back(&self, offset: usize, bytes: usize) {
+        let lines = offset.next_multiple_of(LINE)..(offset + bytes) / LINE * LINE;
+        if lines.is_empty() {
+            return;
+        }
+        let first = self.pointer(lines.start, lines.len()).cast::<AtomicU64>();
+        assert!(first.is_aligned(), "a region begins with a page");
+        for line in 0..lines.len() / LINE {
+            // SAFETY: in bounds and aligned, as just checked; mapped for as long as `self` lives, and nobody writes it
+            // but through atomics until who reads it alone is done.
+            let word = unsafe { &*first.wrapping_add(line * (LINE / size_of::<AtomicU64>())) };
+            word.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     /// Copies bytes into the region.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer(offset, bytes.len());
@@ -281,8 +327,9 @@ pub(crate) fn inherited(variable: &str) -> Option<OwnedFd> {
 #[cfg(test)]
 #[cfg(not(tpurun_loom))]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
     fn two_maps_see_one_memory() {
@@ -326,6 +373,37 @@ mod tests {
             assert_eq!(read[HUGE_PAGE..HUGE_PAGE + 8], 7_u64.to_le_bytes());
             read[HUGE_PAGE..HUGE_PAGE + 8].copy_from_slice(&pattern[HUGE_PAGE..HUGE_PAGE + 8]);
             assert!(read == pattern);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn who_reads_alone_reads_every_byte_once_and_changes_none(
+            places in prop::collection::vec(0..4 * LINE, 1..5),
+            bytes in prop_oneof![0..2 * PAGE, 0..3 * KEPT],
+        ) {
+            let room = (bytes + 4 * LINE).next_multiple_of(PAGE);
+            let (region, _fd) = Region::create("test", places.len() * room).expect("memfds work here");
+            let pattern: Vec<u8> = (0..places.len() * room).map(|at| (at % 251) as u8).collect();
+            region.write(0, &pattern);
+            let places = places.iter().enumerate().map(|(index, at)| index * room + at);
+            let mut done = 0;
+            region.read_alone(bytes, places.clone(), |start, bytes| {
+                assert_eq!(start, done);
+                assert!(start.is_multiple_of(LINE), "elements are whole");
+                done += bytes;
+                for place in places.clone() {
+                    let mut read = vec![0; bytes];
+                    region.read(place + start, &mut read);
+                    assert!(read == pattern[place + start..place + start + bytes]);
+                }
+            });
+            prop_assert_eq!(done, bytes);
+            let mut read = vec![0; pattern.len()];
+            region.read(0, &mut read);
+            prop_assert!(read == pattern);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Tensors of several ranks against each other, where one process can reach all of them.
 
-use super::Spans;
+use super::{Piece, Spans};
 use crate::arena::{Arena, PeerArena};
 use crate::reduce::{self, Copying, Reduction, Sources};
 use crate::region::Region;
@@ -70,9 +70,8 @@ impl Spans {
 
     /// Whether both are the same pieces of memory.
     pub(crate) fn is_same_memory(&self, other: &Self) -> bool {
-        let places =
-            |spans: &Self| spans.own().iter().map(|piece| (piece.data, piece.bytes)).collect::<Vec<_>>();
-        places(self) == places(other)
+        let place = |piece: &Piece| (piece.data, piece.bytes);
+        self.own().iter().map(place).eq(other.own().iter().map(place))
     }
 
     /// Copies `len` bytes from `offset` on to the same bytes of each of `sinks`.

@@ -57,7 +57,22 @@ impl Spans {
         });
     }
 
-    /// Folds the bytes at `sources` of a region, in this order, into a stretch of a chunk.
+    /// As [`fetch`](Self::fetch), for who reads these bytes alone.
+    pub(crate) fn fetch_alone(
+        &self,
+        how: Copying,
+        (chunk, offset): (usize, usize),
+        bytes: usize,
+        region: &Region,
+        at: usize,
+    ) {
+        region.read_alone(bytes, std::iter::once(at), |start, bytes| {
+            self.fetch(how, (chunk, offset + start), bytes, region, at + start);
+        });
+    }
+
+    /// Folds what is at `sources` of a region, which nobody else reads, in this order into a stretch of a chunk. One
+    /// that is nowhere is what the stretch itself holds.
     pub(crate) fn fold(
         &self,
         chunk: usize,
@@ -65,18 +80,25 @@ impl Spans {
         bytes: usize,
         reduction: Reduction,
         region: &Region,
-        sources: impl Iterator<Item = usize> + Clone,
+        sources: impl Iterator<Item = Option<usize>> + Clone,
     ) {
         if bytes == 0 {
             return;
         }
         self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
             let (at, needed) = (reduction.bytes_for(at), reduction.bytes_for(bytes));
-            let source = |source: usize| region.pointer(source + at, needed).cast_const();
-            let sources: Sources = sources.clone().map(source).collect();
-            // SAFETY: the sources are valid for so many elements (checked by `pointer`) and no tensors; the piece is
-            // writable by the promise of `Spans::new`; all hold whole elements.
-            unsafe { reduce::fold(reduction, &sources, piece, bytes / reduction.out().size()) };
+            let places = sources.clone().flatten().map(|source| source + at);
+            region.read_alone(needed, places, |start, bytes| {
+                let out = piece.wrapping_add(reduction.bytes_of(start));
+                let source = |source: Option<usize>| match source {
+                    Some(source) => region.pointer(source + at + start, bytes).cast_const(),
+                    None => out.cast_const(),
+                };
+                let sources: Sources = sources.clone().map(source).collect();
+                // SAFETY: the sources are valid for so many elements (checked by `pointer`) and no tensors, or are
+                // the piece, which is writable by the promise of `Spans::new`; all hold whole elements.
+                unsafe { reduce::fold(reduction, &sources, out, bytes / reduction.dtype().size()) };
+            });
         });
     }
 

@@ -197,8 +197,11 @@ impl Lane {
         let (segment, layout) = (&self.segment, self.segment.layout());
         let ranks = segment.ranks_here();
         let windows = ranks.iter().map(|rank| layout.window(*rank, turn % 2) + offset);
-        let out = layout.partial(turn) + offset * first.widening();
-        segment.region().fold(first, windows, out, bytes / first.dtype().size());
+        let (region, out) = (segment.region(), layout.partial(turn) + first.bytes_of(offset));
+        region.read_alone(bytes, windows.clone(), |start, bytes| {
+            let windows = windows.clone().map(|window| window + start);
+            region.fold(first, windows, out + first.bytes_of(start), bytes / first.dtype().size());
+        });
         self.shared.traffic.fold_staged(bytes, ranks.len());
     }
 

@@ -222,7 +222,8 @@ impl Lane {
                     tensor.op.outputs.fetch(Copying::Cached, (0, 0), tensor.bytes(), region, at);
                     lane.shared.traffic.stage(tensor.bytes());
                 } else {
-                    let sources = lane.segment.ranks().map(|rank| layout.window(rank, parity) + tensor.at);
+                    let window = |rank| (rank, layout.window(rank, parity) + tensor.at);
+                    let sources = lane.segment.ranks().map(window);
                     let whole = 0..tensor.bytes();
                     fold_windows(&lane.segment, tensor.op, sources, whole, &lane.shared.traffic);
                 }
