@@ -335,7 +335,7 @@ impl Messages {
                     let mut at = pending.moved;
                     for (offset, bytes) in now.pieces() {
                         let from = data + offset as usize;
-                        pending.op.outputs.fetch(how, (0, at), bytes as usize, segment.region(), from);
+                        pending.op.outputs.fetch_alone(how, (0, at), bytes as usize, segment.region(), from);
                         at += bytes as usize;
                     }
                     pending.moved = at;
