@@ -25,6 +25,7 @@ use crate::sync::{Ordering, RingError};
 use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
 pub(crate) use parcel::Parcel;
 use parcel::Piece;
+pub(crate) use stripe::Shares;
 use stripe::{Pieces, Stripe};
 
 /// This host's end of one connection, kept by its first rank.
@@ -99,8 +100,8 @@ pub(crate) struct Wrong(&'static str);
 
 impl Bridge {
     /// Those of one host, for so many connections to every other one.
-    pub(crate) fn all(segment: &Arc<Segment>, connections: usize) -> Vec<Self> {
-        Stripe::all(connections).map(|stripe| Self::new(segment.clone(), stripe)).collect()
+    pub(crate) fn all(segment: &Arc<Segment>, shares: Shares) -> Vec<Self> {
+        Stripe::all(shares).map(|stripe| Self::new(segment.clone(), stripe)).collect()
     }
 
     fn new(segment: Arc<Segment>, stripe: Stripe) -> Self {
@@ -524,6 +525,17 @@ impl Bridge {
         );
         let blamed = segment.hosts().ranks(host);
         segment.fail_here(&Verdict::new(FailureKind::RankLost, text).blaming(blamed));
+    }
+
+    /// What is large can not be sent to a host.
+    pub(crate) fn cut_off(&self, host: u32, why: &str) {
+        let segment = &self.segment;
+        let text = format!(
+            "large rounds do not reach host {}: {why}; open TCP between the hosts, or set TPURUN_BULK=quic",
+            segment.hosts().name(host)
+        );
+        let first = segment.hosts().first(host);
+        segment.fail_here(&Verdict::new(FailureKind::Transport, text).blaming([first]));
     }
 
     /// What a host sent can not be: the communicator can not go on.

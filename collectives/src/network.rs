@@ -1,35 +1,42 @@
 //! This process's end of the network: a UDP socket, QUIC connections to other processes over it, a stream for each
 //! communicator on them. One thread drives all of it (`driver.rs`); it exists from the first communicator on that
-//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). Where a
-//! thread may be too slow there are several, each with all of that: several connections to every other process.
+//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). What is
+//! large goes over TCP beside that (`lanes.rs`), or over QUIC, too. Where a thread may be too slow there are several,
+//! each with all of that: several connections to every other process.
 
 pub mod authority;
 pub(crate) mod bell;
 mod connections;
 mod driver;
 mod greeting;
+mod lanes;
+mod line;
 mod link;
 mod mesh;
 pub(crate) mod tls;
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
+use rustix::event::epoll;
 use rustix::net::sockopt;
 
-use crate::bridge::Bridge;
+use crate::bridge::{Bridge, Shares};
 use crate::config::usable_cpus;
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::segment::Segment;
 use authority::Credentials;
 use bell::{Ears, Heard};
-use driver::{Added, Command, Commands, Driver, Over};
+use driver::{Added, Carrier, Command, Commands, Driver, Over};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
+use lanes::Lanes;
 pub use link::{Link, NoLink};
 use mesh::Mesh;
 use tls::{Certificate, Expected, Identity, Who};
@@ -48,10 +55,43 @@ const LINK: &str = "TPURUN_LINK";
 /// How many connections there are between each two processes.
 const CONNECTIONS: &str = "TPURUN_CONNECTIONS";
 const MOST_CONNECTIONS: usize = 16;
+/// A [`Bulk`].
+const BULK: &str = "TPURUN_BULK";
+/// So often a port is looked for that is free for both UDP and TCP.
+const PORTS: usize = 64;
 /// More are not made unasked.
 const MANY_CONNECTIONS: usize = 4;
 /// Nor more than one for so many processors, which ranks need, too.
 const CORES: usize = 4;
+
+/// What the pieces of large rounds go over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bulk {
+    /// TLS over TCP: the system does most of what QUIC does in this process.
+    Tcp,
+    /// As all else.
+    Quic,
+}
+
+impl FromStr for Bulk {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Tcp, Self::Quic];
+        let named = all.into_iter().find(|bulk| bulk.to_string() == text);
+        named.ok_or_else(|| format!("expected tcp or quic, given {text:?}"))
+    }
+}
+
+/// As [`FromStr`] reads it.
+impl fmt::Display for Bulk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Quic => "quic",
+        })
+    }
+}
 
 /// Where a process is reached, and how it is known there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,6 +105,8 @@ pub(crate) struct Address {
 pub(crate) struct Addresses {
     first: Address,
     more_ports: Vec<u16>,
+    /// Over its ports: TCP as well as QUIC, or QUIC alone.
+    bulk: Bulk,
 }
 
 impl Addresses {
@@ -86,6 +128,9 @@ impl fmt::Display for Addresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first.socket)?;
         self.more_ports.iter().try_for_each(|port| write!(f, ",{port}"))?;
+        if self.bulk == Bulk::Tcp {
+            write!(f, "/tcp")?;
+        }
         let Who::Shows(certificate) = &self.first.who else { return Ok(()) };
         write!(f, " ")?;
         certificate.der().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -96,7 +141,9 @@ impl Addresses {
     /// Reads what [`Display`](fmt::Display) wrote, of this rank of the world.
     pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
         let (sockets, hex) = text.split_once(' ').map_or((text, None), |(sockets, hex)| (sockets, Some(hex)));
-        let mut sockets = sockets.split(',');
+        let tcp = sockets.strip_suffix("/tcp");
+        let bulk = if tcp.is_some() { Bulk::Tcp } else { Bulk::Quic };
+        let mut sockets = tcp.unwrap_or(sockets).split(',');
         let socket = sockets.next()?.parse().ok()?;
         let more_ports: Vec<u16> = sockets.map(str::parse).collect::<Result<_, _>>().ok()?;
         let who = match hex {
@@ -108,7 +155,7 @@ impl Addresses {
             }
         };
         let first = Address { socket, who };
-        (more_ports.len() < MOST_CONNECTIONS).then_some(Self { first, more_ports })
+        (more_ports.len() < MOST_CONNECTIONS).then_some(Self { first, more_ports, bulk })
     }
 }
 
@@ -117,8 +164,8 @@ impl Addresses {
 pub struct Network {
     /// Of the process with this number: one that it forks begins anew.
     running: Mutex<Option<(u32, Arc<Running>)>>,
-    /// How many to each other process, where it does not depend on the environment.
-    connections: Option<usize>,
+    /// How many to each other process, and what they are for, where that does not depend on the environment.
+    given: Option<(usize, Bulk)>,
 }
 
 #[derive(Debug)]
@@ -132,12 +179,12 @@ pub(crate) struct Running {
 impl Network {
     /// Not in use yet.
     pub const fn new() -> Self {
-        Self { running: Mutex::new(None), connections: None }
+        Self { running: Mutex::new(None), given: None }
     }
 
     /// With at most so many connections to each other process.
-    pub const fn of_connections(count: usize) -> Self {
-        Self { running: Mutex::new(None), connections: Some(count) }
+    pub const fn of_connections(count: usize, bulk: Bulk) -> Self {
+        Self { running: Mutex::new(None), given: Some((count, bulk)) }
     }
 
     /// This process's end on a host that others reach at `ip`; `rank` of the world, if an authority has given it
@@ -154,7 +201,7 @@ impl Network {
         {
             return Ok(running.clone());
         }
-        let started = Running::start(ip, rank, credentials()?, self.connections)?;
+        let started = Running::start(ip, rank, credentials()?, self.given)?;
         // A fork's copy of its parent's is left alone: its thread is not here.
         std::mem::forget(running.replace((std::process::id(), started.clone())));
         Ok(started)
@@ -187,17 +234,36 @@ impl Running {
             }
         }
         let connections = addresses.iter().map(Addresses::count).fold(self.drivers.len(), usize::min);
+        let all_take_tcp =
+            addresses.iter().chain([&self.addresses]).all(|addresses| addresses.bulk == Bulk::Tcp);
         let drivers = &self.drivers[..connections];
-        let mut each: Vec<_> = addresses.iter().map(Addresses::each).collect();
+        // Which driver each bridge is at.
+        let (shares, at): (_, Vec<(usize, Carrier)>) = match all_take_tcp {
+            false => {
+                (Shares::All(connections), (0..connections).map(|index| (index, Carrier::Quic)).collect())
+            }
+            true => {
+                let lanes = (0..connections).map(|index| (index, Carrier::Tcp));
+                (Shares::AllButFirst(connections), std::iter::once((0, Carrier::Quic)).chain(lanes).collect())
+            }
+        };
+        let each: Vec<Vec<Address>> = addresses.iter().map(|addresses| addresses.each().collect()).collect();
         let mut heard = Some(Heard::new(ears, segment.clone()));
         let mut ways = vec![];
-        for (index, bridge) in Bridge::all(segment, connections).into_iter().enumerate() {
-            let calls = if index == 0 { &drivers[1..] } else { &drivers[..1] };
-            let addresses = each.iter_mut().map(|each| each.next().expect("each has so many")).collect();
+        for (index, (bridge, (driver, carrier))) in
+            Bridge::all(segment, shares).into_iter().zip(at).enumerate()
+        {
+            // Of one driver, each hears of the other.
+            let calls = match (index, driver) {
+                (0, _) => &drivers[1..],
+                (_, 0) => &[],
+                _ => &drivers[..1],
+            };
+            let addresses = each.iter().map(|each| each[driver].clone()).collect();
             let over = Arc::<Over>::default();
             let (heard, calls) = (heard.take(), calls.to_vec());
-            let added = Added { id, bridge, heard, addresses, calls, over: over.clone() };
-            ways.push((drivers[index].clone(), over, added));
+            let added = Added { id, carrier, bridge, heard, addresses, calls, over: over.clone() };
+            ways.push((drivers[driver].clone(), over, added));
         }
         // The first one last: whom it calls is there then.
         let ways = ways.into_iter().rev().map(|(driver, over, added)| {
@@ -243,19 +309,19 @@ impl Running {
         ip: IpAddr,
         rank: u32,
         credentials: Option<Credentials>,
-        connections: Option<usize>,
+        given: Option<(usize, Bulk)>,
     ) -> Result<Arc<Self>, Failure> {
         let link = given_link()?;
-        let connections = match connections {
-            Some(connections) => connections,
-            None => self::connections(link)?,
+        let (connections, bulk) = match given {
+            Some(given) => given,
+            None => (self::connections(link)?, given_bulk(link)?),
         };
         // They share the one there is.
         let link = link.map(|link| Link { rate: link.rate.div_ceil(connections as u64), ..link });
         let identity = Arc::new(Identity::new(credentials)?);
         let expected = Expected::default();
         let made: Vec<_> = (0..connections)
-            .map(|_| make_driver(ip, &identity, &expected, link))
+            .map(|_| make_driver(ip, &identity, &expected, link, bulk))
             .collect::<Result<_, Failure>>()?;
         let (mut drivers, mut ports) = (vec![], vec![]);
         for (driver, commands, port) in made {
@@ -268,24 +334,50 @@ impl Running {
         }
         let more_ports = ports.split_off(1);
         let first = Address { socket: SocketAddr::new(ip, ports[0]), who: identity.known_as(rank) };
-        Ok(Arc::new(Self { drivers, expected, addresses: Addresses { first, more_ports } }))
+        Ok(Arc::new(Self { drivers, expected, addresses: Addresses { first, more_ports, bulk } }))
     }
 }
 
-/// What one thread is to drive, where it is told what to do, and the port of its socket.
+/// What one thread is to drive, where it is told what to do, and the port of its sockets.
 fn make_driver(
     ip: IpAddr,
     identity: &Arc<Identity>,
     expected: &Expected,
     link: Option<Link>,
+    bulk: Bulk,
 ) -> Result<(Driver, Arc<Commands>, u16), Failure> {
-    let socket = UdpSocket::bind((ip, 0)).map_err(|error| refused("open a socket", &error))?;
+    let (socket, listener) = bind(ip, bulk).map_err(|error| refused("open a socket", &error))?;
     enlarge(&socket);
     let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
     let mesh = Mesh::new(identity.clone(), expected.clone(), None)?;
     let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
-    let driver = Driver::new(mesh, socket, commands.clone(), link);
-    Ok((driver.map_err(|error| refused("watch a socket", &error))?, commands, port))
+    let epoll =
+        epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| refused("watch a socket", &error))?;
+    let epoll = Arc::new(epoll);
+    let lanes =
+        listener.map(|listener| Lanes::new(listener, epoll.clone(), identity.clone(), expected.clone()));
+    let driver = Driver::new(mesh, socket, epoll, commands.clone(), link);
+    let driver = driver.map_err(|error| refused("watch a socket", &error))?;
+    Ok((driver.with(lanes.transpose()?), commands, port))
+}
+
+/// A port for QUIC, and the same one for TCP if that is wanted.
+fn bind(ip: IpAddr, bulk: Bulk) -> io::Result<(UdpSocket, Option<TcpListener>)> {
+    let mut tries = 0;
+    loop {
+        let socket = UdpSocket::bind((ip, 0))?;
+        if bulk == Bulk::Quic {
+            return Ok((socket, None));
+        }
+        match TcpListener::bind((ip, socket.local_addr()?.port())) {
+            Ok(listener) => {
+                listener.set_nonblocking(true)?;
+                return Ok((socket, Some(listener)));
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < PORTS => tries += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn refused(what: &str, error: &dyn fmt::Display) -> Failure {
@@ -311,6 +403,14 @@ fn connections(link: Option<Link>) -> Result<usize, Failure> {
         Some(_) => 1,
         None => (usable_cpus() as usize / CORES).clamp(1, MANY_CONNECTIONS),
     }))
+}
+
+/// What is said, or TCP, unless the link is a pretended one: that is one of datagrams.
+fn given_bulk(link: Option<Link>) -> Result<Bulk, Failure> {
+    let given = std::env::var(BULK).ok().filter(|text| !text.is_empty());
+    let given =
+        given.map(|text| text.parse().map_err(|error| invalid_usage!("{BULK}: {error}"))).transpose()?;
+    Ok(if link.is_some() { Bulk::Quic } else { given.unwrap_or(Bulk::Tcp) })
 }
 
 /// The link that is to be between hosts, worse than the one there is.

@@ -9,6 +9,7 @@ use ranks::hosts::{Memory, on_hosts, on_hosts_over, some_on_hosts};
 use ranks::{Call, config};
 use tpurun_collectives::bootstrap::Store;
 use tpurun_collectives::dtype::{Dtype, ReduceOp};
+use tpurun_collectives::network::Bulk;
 use tpurun_collectives::{Config, FailureKind, OpKind, Results};
 use tpurun_topology::Algorithm;
 
@@ -32,12 +33,17 @@ fn every_collective_of_all_sizes() {
 /// Large rounds go over all connections that every host takes, small ones over the first.
 #[test]
 fn every_collective_over_several_connections() {
-    for (hosts, connections) in [(&[0, 0, 1, 1][..], &[3, 1, 3, 1][..]), (&[0, 1, 1, 2], &[2, 4, 1, 3])] {
-        on_hosts_over(connections, hosts, &config(), TIMEOUT, |communicator| {
-            for count in [7, 40_000, 600_000] {
-                every_collective(communicator, count, |call| call.run(communicator).unwrap());
-            }
-        });
+    let counts: [(&[usize], &[usize]); 2] = [(&[0, 0, 1, 1], &[3, 1, 3, 1]), (&[0, 1, 1, 2], &[2, 4, 1, 3])];
+    // Where one host takes no TCP, none does.
+    for bulk in [[Bulk::Quic, Bulk::Quic], [Bulk::Tcp, Bulk::Tcp], [Bulk::Tcp, Bulk::Quic]] {
+        for (hosts, counts) in counts {
+            let connections: Vec<_> = counts.iter().copied().zip(bulk.into_iter().cycle()).collect();
+            on_hosts_over(&connections, hosts, &config(), TIMEOUT, |communicator| {
+                for count in [7, 40_000, 600_000] {
+                    every_collective(communicator, count, |call| call.run(communicator).unwrap());
+                }
+            });
+        }
     }
 }
 
@@ -293,11 +299,19 @@ fn who_is_not_there_when_all_come_together_is_named_on_all_hosts() {
     let texts = std::thread::scope(|scope| {
         // Rank 3 says where it is, and is not heard of again.
         scope.spawn(|| store.set("tpurun/place/1/3", &store.get("tpurun/place/1/2").unwrap()));
-        some_on_hosts(&[1; 4], &store, &[0, 0, 1, 1], &[0, 1, 2], &config(), timeout, |created| {
-            let failure = created.unwrap_err();
-            assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Timeout, &[3][..]), "{failure}");
-            failure.to_string()
-        })
+        some_on_hosts(
+            &[(1, Bulk::Tcp); 4],
+            &store,
+            &[0, 0, 1, 1],
+            &[0, 1, 2],
+            &config(),
+            timeout,
+            |created| {
+                let failure = created.unwrap_err();
+                assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Timeout, &[3][..]), "{failure}");
+                failure.to_string()
+            },
+        )
     });
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     assert!(texts[0].ends_with("creating test: 3 of 4 ranks came, missing rank 3"), "{}", texts[0]);

@@ -10,11 +10,21 @@ const LEAST_STRIPED: usize = 256 << 10;
 /// Rounds that a host may have pieces of on the way at a time: it comes to one when it has seen the one before open.
 const MOST_ROUNDS: usize = 2;
 
+/// So many connections, and which of them the pieces of large rounds go over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shares {
+    All(usize),
+    /// So many beside the first one.
+    AllButFirst(usize),
+}
+
 /// One of the bridges of a host, which share what they have to send.
 #[derive(Clone, Debug)]
 pub(super) struct Stripe {
     index: usize,
     count: usize,
+    /// Those before this one carry none of the pieces of large rounds.
+    first_share: usize,
     common: Arc<Mutex<Common>>,
 }
 
@@ -44,10 +54,14 @@ pub(super) enum Pieces {
 }
 
 impl Stripe {
-    pub(super) fn all(count: usize) -> impl Iterator<Item = Self> {
+    pub(super) fn all(shares: Shares) -> impl Iterator<Item = Self> {
+        let (count, first_share) = match shares {
+            Shares::All(count) => (count, 0),
+            Shares::AllButFirst(count) => (1 + count, 1),
+        };
         let common = Common { striped: vec![VecDeque::new(); count], ..Common::default() };
         let common = Arc::new(Mutex::new(common));
-        (0..count).map(move |index| Self { index, count, common: common.clone() })
+        (0..count).map(move |index| Self { index, count, first_share, common: common.clone() })
     }
 
     /// Speaks for its host.
@@ -55,7 +69,7 @@ impl Stripe {
         self.index == 0
     }
 
-    /// Over how many connections a round of so many bytes goes.
+    /// Over how many connections a round of so many bytes goes, be it that one says only that all others have it.
     pub(super) fn of_round(&self, bytes: usize) -> usize {
         if bytes < LEAST_STRIPED { 1 } else { self.count }
     }
@@ -73,7 +87,9 @@ impl Stripe {
 
     /// Those of the pieces of a striped round that go over this connection.
     pub(super) fn own<T>(&self, pieces: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
-        pieces.skip(self.index).step_by(self.count)
+        let share = self.index.checked_sub(self.first_share);
+        let pieces = pieces.skip(share.unwrap_or(0)).step_by(self.count - self.first_share);
+        pieces.take(share.map_or(0, |_| usize::MAX))
     }
 
     /// Has the others send their pieces of a round.

@@ -2,7 +2,7 @@
 
 use super::{Input, Target};
 use crate::bridge::frame::{Failed, HEADER_BYTES, Header, Kind, Status};
-use crate::bridge::{Bridge, Frames};
+use crate::bridge::{Bridge, Frames, Shares};
 use crate::hosts::Hosts;
 use crate::layout::P2P_CHANNEL;
 use crate::network::{Addresses, Greeting};
@@ -23,7 +23,7 @@ fn run(bytes: &[u8]) {
     }
     let hosts = Hosts::parse(HOSTS, RANKS).expect("hosts of five ranks");
     let segment = std::sync::Arc::new(Segment::alone("dp0", RANKS, 4096).with_hosts(hosts));
-    let mut bridges = Bridge::all(&segment, 2);
+    let mut bridges = Bridge::all(&segment, Shares::All(2));
     let mut frames: Vec<[Frames; 3]> = bridges.iter().map(|_| Default::default()).collect();
     let mut input = Input::new(bytes);
     while !input.is_empty() {

@@ -76,7 +76,7 @@ impl Connections {
         seed: Option<[u8; 32]>,
     ) -> Result<Self, Failure> {
         let transport = Arc::new(transport());
-        let mut server = ServerConfig::with_crypto(Arc::new(identity.server(expected)?));
+        let mut server = ServerConfig::with_crypto(Arc::new(identity.quic_server(expected)?));
         server.transport_config(transport.clone()).migration(false);
         let mut config = EndpointConfig::default();
         config.max_udp_payload_size(MOST_DATAGRAM).expect("it is allowed");
@@ -105,7 +105,7 @@ impl Connections {
         if let Some(handle) = self.outgoing.get(&socket) {
             return Ok(*handle);
         }
-        let crypto = self.identity.client(who).map_err(|failure| failure.to_string())?;
+        let crypto = self.identity.quic_client(who).map_err(|failure| failure.to_string())?;
         let mut config = ClientConfig::new(Arc::new(crypto));
         config.transport_config(self.transport.clone());
         let connected = self.endpoint.connect(now, config, socket, &who.name());

@@ -1,5 +1,5 @@
 //! The thread of the network: a UDP socket, the bells of communicators, and the time, for a [`Mesh`] that knows none
-//! of them.
+//! of them; and the TCP connections of [`Lanes`], if there are any.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::Address;
 use super::bell::Heard;
+use super::lanes::{LANES, Lanes};
 use super::link::{Flight, Link};
 use super::mesh::Mesh;
 use crate::bridge::Bridge;
@@ -45,9 +46,19 @@ pub(super) enum Command {
     Stop(u64),
 }
 
+/// What a bridge sends over.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Carrier {
+    /// Everything, or pieces of what is large.
+    Quic,
+    /// Only such pieces.
+    Tcp,
+}
+
 /// A communicator, as far as it goes over the connections of one driver.
 pub(super) struct Added {
     pub(super) id: u64,
+    pub(super) carrier: Carrier,
     pub(super) bridge: Bridge,
     /// What ranks here do, if they say it here.
     pub(super) heard: Option<Heard>,
@@ -109,11 +120,12 @@ impl Over {
 
 pub(super) struct Driver {
     mesh: Mesh,
+    lanes: Option<Lanes>,
     socket: UdpSocket,
     state: UdpSocketState,
     commands: Arc<Commands>,
-    epoll: OwnedFd,
-    communicators: HashMap<u64, Known>,
+    epoll: Arc<OwnedFd>,
+    communicators: HashMap<(Carrier, u64), Known>,
     /// Whose each bell is.
     bells: HashMap<u64, u64>,
     next_bell: u64,
@@ -124,7 +136,7 @@ pub(super) struct Driver {
     /// A link that is worse than the one there is.
     link: Option<Flight<Datagram>>,
     /// Communicators that are over, and when the last of what they have sent is at the end of that link.
-    over: Vec<(Instant, u64)>,
+    over: Vec<(Instant, Carrier, u64)>,
 }
 
 #[derive(Clone)]
@@ -144,16 +156,17 @@ impl Driver {
     pub(super) fn new(
         mesh: Mesh,
         socket: UdpSocket,
+        epoll: Arc<OwnedFd>,
         commands: Arc<Commands>,
         link: Option<Link>,
     ) -> io::Result<Self> {
         let state = UdpSocketState::new((&socket).into())?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = epoll::EventData::new_u64;
         epoll::add(&epoll, &socket, event(SOCKET), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &commands.wake, event(COMMANDS), epoll::EventFlags::IN)?;
         Ok(Self {
             mesh,
+            lanes: None,
             socket,
             state,
             commands,
@@ -170,6 +183,12 @@ impl Driver {
         })
     }
 
+    /// With TCP connections, too, which the same epoll watches.
+    pub(super) fn with(mut self, lanes: Option<Lanes>) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
     /// As long as the process lives.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(16);
@@ -183,24 +202,28 @@ impl Driver {
                 match event.data.u64() {
                     SOCKET => self.receive(now),
                     COMMANDS => self.obey(now),
+                    line if line >= LANES => self.lanes.iter_mut().for_each(|lanes| lanes.ready(now, line)),
                     bell => self.hear(now, bell),
                 }
             }
             self.mesh.settle(now);
             self.mesh.tick(now);
+            self.lanes.iter_mut().for_each(|lanes| lanes.tick(now));
             self.mesh.settle(now);
-            self.call();
+            self.call(now);
             self.send(now);
             self.mesh.settle(now);
-            self.call();
+            self.call(now);
             // A real link keeps what was sent when its process ends.
             let landed = self.link.as_ref().and_then(Flight::last).unwrap_or(now);
-            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, id)));
-            while let Some((landed, id)) = self.over.first().copied()
+            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, Carrier::Quic, id)));
+            let lanes = self.lanes.as_mut().map(Lanes::over).unwrap_or_default();
+            self.over.extend(lanes.into_iter().map(|id| (now, Carrier::Tcp, id)));
+            while let Some((landed, carrier, id)) = self.over.first().copied()
                 && landed <= now
             {
                 self.over.remove(0);
-                self.forget(id);
+                self.forget(carrier, id);
             }
         }
     }
@@ -211,8 +234,9 @@ impl Driver {
             return Some(Duration::ZERO);
         }
         let arrival = self.link.as_ref().and_then(Flight::next);
-        let landing = self.over.first().map(|(landed, _)| *landed);
-        let deadline = self.mesh.deadline().into_iter().chain(arrival).chain(landing).min();
+        let landing = self.over.first().map(|(landed, ..)| *landed);
+        let late = self.lanes.as_ref().and_then(Lanes::deadline);
+        let deadline = self.mesh.deadline().into_iter().chain(arrival).chain(landing).chain(late).min();
         deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
@@ -220,14 +244,20 @@ impl Driver {
         for command in self.commands.take() {
             match command {
                 Command::Add(added) => self.add(now, *added),
-                Command::Look(id) => self.mesh.rung(now, id),
-                Command::Stop(id) => self.mesh.stop(now, id),
+                Command::Look(id) => {
+                    self.mesh.rung(now, id);
+                    self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+                }
+                Command::Stop(id) => {
+                    self.mesh.stop(now, id);
+                    self.lanes.iter_mut().for_each(|lanes| lanes.stop(now, id));
+                }
             }
         }
     }
 
     fn add(&mut self, now: Instant, added: Added) {
-        let Added { id, bridge, heard, addresses, calls, over } = added;
+        let Added { id, carrier, bridge, heard, addresses, calls, over } = added;
         if let Some(heard) = &heard {
             let bell = self.next_bell;
             self.next_bell += 1;
@@ -238,30 +268,49 @@ impl Driver {
             }
             self.bells.insert(bell, id);
         }
-        self.communicators.insert(id, Known { heard, calls, over });
-        self.mesh.add(now, id, bridge, addresses);
+        self.communicators.insert((carrier, id), Known { heard, calls, over });
+        match (carrier, &mut self.lanes) {
+            (Carrier::Tcp, Some(lanes)) => lanes.add(now, id, bridge, addresses),
+            _ => self.mesh.add(now, id, bridge, addresses),
+        }
     }
 
     fn hear(&mut self, now: Instant, bell: u64) {
         let Some(id) = self.bells.get(&bell) else { return };
-        if let Some(Known { heard: Some(heard), .. }) = self.communicators.get(id) {
+        if let Some(Known { heard: Some(heard), .. }) = self.communicators.get(&(Carrier::Quic, *id)) {
             heard.clear();
             self.mesh.rung(now, *id);
         }
     }
 
-    /// Has the drivers of other bridges look.
-    fn call(&mut self) {
-        for id in self.mesh.calls() {
-            let called = self.communicators.get(&id).map_or(&[][..], |known| &known.calls);
-            called.iter().for_each(|driver| driver.send(Command::Look(id)));
+    /// Has other bridges look, here and where other drivers have them, until none has anything for another one.
+    fn call(&mut self, now: Instant) {
+        loop {
+            let of_mesh = self.mesh.calls();
+            let of_lanes = self.lanes.as_mut().map(Lanes::calls).unwrap_or_default();
+            if of_mesh.is_empty() && of_lanes.is_empty() {
+                return;
+            }
+            for id in of_mesh {
+                self.call_others(Carrier::Quic, id);
+                self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+            }
+            for id in of_lanes {
+                self.call_others(Carrier::Tcp, id);
+                self.mesh.rung(now, id);
+            }
         }
     }
 
-    fn forget(&mut self, id: u64) {
-        let Some(Known { heard, over, .. }) = self.communicators.remove(&id) else { return };
-        self.bells.retain(|_, of| *of != id);
+    fn call_others(&self, carrier: Carrier, id: u64) {
+        let called = self.communicators.get(&(carrier, id)).map_or(&[][..], |known| &known.calls);
+        called.iter().for_each(|driver| driver.send(Command::Look(id)));
+    }
+
+    fn forget(&mut self, carrier: Carrier, id: u64) {
+        let Some(Known { heard, over, .. }) = self.communicators.remove(&(carrier, id)) else { return };
         if let Some(heard) = heard {
+            self.bells.retain(|_, of| *of != id);
             let _ = epoll::delete(&self.epoll, heard.as_fd());
         }
         over.say();

@@ -20,7 +20,7 @@ const ID: u64 = 7;
 fn bridge(rank: u32) -> Bridge {
     let hosts = Hosts::parse("0 1\nn0\nn1", 2).unwrap();
     let segment = Arc::new(Segment::alone("dp0", 2, 4096).with_hosts(hosts).of_rank(rank));
-    Bridge::all(&segment, 1).remove(0)
+    Bridge::all(&segment, Shares::All(1)).remove(0)
 }
 
 /// A process with a certificate of its own, and whom it expects.
@@ -249,16 +249,16 @@ proptest! {
         certificate in proptest::collection::vec(any::<u8>(), 0..99),
     ) {
         let certificate = Certificate::from_der(certificate);
-        for who in [Who::Shows(certificate), Who::Rank(7)] {
+        for (who, bulk) in [(Who::Shows(certificate), Bulk::Tcp), (Who::Rank(7), Bulk::Tcp), (Who::Rank(7), Bulk::Quic)] {
             let first = Address { socket: SocketAddr::new(HERE, port), who };
-            let addresses = Addresses { first, more_ports: more_ports.clone() };
+            let addresses = Addresses { first, more_ports: more_ports.clone(), bulk };
             prop_assert_eq!(addresses.each().count(), addresses.count());
             prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
         }
     }
 
     #[test]
-    fn any_text_is_addresses_or_none(text in "[0-9a-f:., ]{0,40}") {
+    fn any_text_is_addresses_or_none(text in "[0-9a-f:., ]{0,40}(/tcp)?[0-9a-f ]{0,9}") {
         if let Some(addresses) = Addresses::parse(&text, 7) {
             prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -23,8 +23,9 @@ use rustls::{
 use super::authority::{self, Credentials};
 use crate::failure::{Failure, FailureKind};
 
-/// Spoken over connections; another version speaks another one.
-const PROTOCOL: &[u8] = b"tpurun/1";
+/// Spoken over connections; another version speaks others.
+const QUIC: &[u8] = b"tpurun/1";
+const TCP: &[u8] = b"tpurun-bulk/1";
 /// In certificates that are known by themselves, not by the name in them.
 const NAME: &str = "tpurun";
 
@@ -35,6 +36,11 @@ pub(crate) struct Certificate(CertificateDer<'static>);
 impl Certificate {
     pub(crate) fn from_der(bytes: Vec<u8>) -> Self {
         Self(bytes.into())
+    }
+
+    /// Of whoever has shown this chain.
+    pub(crate) fn of_chain(chain: &[CertificateDer<'static>]) -> Option<Self> {
+        chain.first().cloned().map(Self)
     }
 
     pub(crate) fn der(&self) -> &[u8] {
@@ -140,8 +146,20 @@ impl Identity {
         }
     }
 
-    /// For connections from any of those expected, or of the job.
-    pub(crate) fn server(&self, expected: Expected) -> Result<QuicServerConfig, Failure> {
+    /// For QUIC connections from any of those expected, or of the job.
+    pub(crate) fn quic_server(&self, expected: Expected) -> Result<QuicServerConfig, Failure> {
+        QuicServerConfig::try_from(self.server(expected, QUIC)?).map_err(|error| refused(&error))
+    }
+
+    /// The same for TCP.
+    pub(crate) fn tcp_server(&self, expected: Expected) -> Result<ServerConfig, Failure> {
+        let mut config = self.server(expected, TCP)?;
+        // Each connection proves who is at its ends.
+        config.send_tls13_tickets = 0;
+        Ok(config)
+    }
+
+    fn server(&self, expected: Expected, protocol: &[u8]) -> Result<ServerConfig, Failure> {
         let verifier: Arc<dyn ClientCertVerifier> = match &self.authority {
             None => Arc::new(Verifier { expected, algorithms: self.algorithms() }),
             Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
@@ -154,12 +172,23 @@ impl Identity {
             .with_client_cert_verifier(verifier)
             .with_single_cert(vec![self.certificate.0.clone()], self.key.clone_key())
             .map_err(|error| refused(&error))?;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        QuicServerConfig::try_from(config).map_err(|error| refused(&error))
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(config)
     }
 
-    /// For a connection to this one process.
-    pub(crate) fn client(&self, to: &Who) -> Result<QuicClientConfig, Failure> {
+    /// For a QUIC connection to this one process.
+    pub(crate) fn quic_client(&self, to: &Who) -> Result<QuicClientConfig, Failure> {
+        QuicClientConfig::try_from(self.client(to, QUIC)?).map_err(|error| refused(&error))
+    }
+
+    /// The same for TCP.
+    pub(crate) fn tcp_client(&self, to: &Who) -> Result<ClientConfig, Failure> {
+        let mut config = self.client(to, TCP)?;
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+
+    fn client(&self, to: &Who, protocol: &[u8]) -> Result<ClientConfig, Failure> {
         let verifier: Arc<dyn ServerCertVerifier> = match (&self.authority, to) {
             (Some(roots), Who::Rank(_)) => {
                 WebPkiServerVerifier::builder_with_provider(roots.clone(), self.provider.clone())
@@ -179,8 +208,8 @@ impl Identity {
             .with_custom_certificate_verifier(verifier)
             .with_client_auth_cert(vec![self.certificate.0.clone()], self.key.clone_key())
             .map_err(|error| refused(&error))?;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        QuicClientConfig::try_from(config).map_err(|error| refused(&error))
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(config)
     }
 
     fn algorithms(&self) -> WebPkiSupportedAlgorithms {
@@ -192,7 +221,7 @@ impl Identity {
 pub(crate) fn other_end(connection: &quinn_proto::Connection) -> Option<Certificate> {
     let identity =
         connection.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-    identity.first().cloned().map(Certificate)
+    Certificate::of_chain(&identity)
 }
 
 fn refused(error: &dyn fmt::Display) -> Failure {
@@ -225,7 +254,7 @@ impl Verifier {
     }
 }
 
-/// QUIC is never spoken over it.
+/// No connection is configured for it.
 fn no_tls12() -> Error {
     Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic)
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use tpurun_collectives::bootstrap::{Store, StoreBootstrap};
-use tpurun_collectives::network::Network;
+use tpurun_collectives::network::{Bulk, Network};
 use tpurun_collectives::{Communicator, Config, Failure, Membership};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -44,12 +44,12 @@ pub fn on_hosts<T: Send>(
     timeout: Duration,
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
-    on_hosts_over(&vec![1; hosts.len()], hosts, config, timeout, body)
+    on_hosts_over(&vec![(1, Bulk::Tcp); hosts.len()], hosts, config, timeout, body)
 }
 
-/// The same; `connections` has how many each rank takes from each other one.
+/// The same; `connections` has how many each rank takes from each other one, and what they are for.
 pub fn on_hosts_over<T: Send>(
-    connections: &[usize],
+    connections: &[(usize, Bulk)],
     hosts: &[usize],
     config: &Config,
     timeout: Duration,
@@ -62,7 +62,7 @@ pub fn on_hosts_over<T: Send>(
 
 /// The same of some of the ranks, whether they have come together or not.
 pub fn some_on_hosts<T: Send>(
-    connections: &[usize],
+    connections: &[(usize, Bulk)],
     store: &Memory,
     hosts: &[usize],
     ranks: &[usize],
@@ -70,7 +70,8 @@ pub fn some_on_hosts<T: Send>(
     timeout: Duration,
     body: impl Fn(Result<Communicator, Failure>) -> T + Sync,
 ) -> Vec<T> {
-    let networks: Vec<Network> = connections.iter().copied().map(Network::of_connections).collect();
+    let networks = connections.iter().map(|(count, bulk)| Network::of_connections(*count, *bulk));
+    let networks: Vec<Network> = networks.collect();
     let (networks, body) = (&networks, &body);
     std::thread::scope(|scope| {
         let threads: Vec<_> = ranks

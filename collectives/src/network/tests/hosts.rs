@@ -12,8 +12,8 @@ use super::super::simulation::{LONG, Sky};
 use super::super::tls::{Expected, Identity};
 use super::super::{Address, SILENCE};
 use super::ID;
-use crate::bridge::Bridge;
 use crate::bridge::frame::Status;
+use crate::bridge::{Bridge, Shares};
 use crate::failure::FailureKind;
 use crate::hosts::Hosts;
 use crate::segment::crossing::Written;
@@ -229,7 +229,7 @@ impl Processes {
 
     fn add(&mut self, host: usize, segment: &Arc<Segment>, addresses: &[Address]) {
         let (now, connections) = (self.sky.now, self.connections);
-        for (index, bridge) in Bridge::all(segment, connections).into_iter().enumerate() {
+        for (index, bridge) in Bridge::all(segment, Shares::All(connections)).into_iter().enumerate() {
             let of_connection = addresses.iter().skip(index).step_by(connections).cloned().collect();
             self.sky.mesh(host * connections + index).add(now, ID, bridge, of_connection);
         }

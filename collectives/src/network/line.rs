@@ -1,0 +1,431 @@
+//! One TCP connection with TLS 1.3. What is large goes over these: the system cuts it into segments and joins them
+//! again, many at a time, which QUIC does packet by packet in this process.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustls::ServerConfig;
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus, WriteTraffic};
+
+use super::tls::{Certificate, Identity};
+use super::{Address, SILENCE};
+
+/// Read or written at once: what is encrypted or decrypted is still in the caches when the system copies it.
+const ROOM: usize = 128 << 10;
+/// Reads between two looks at other connections.
+const READS: usize = 8;
+/// Most plaintext of a TLS record, and what one adds to that.
+const RECORD: usize = 16 << 10;
+const OVERHEAD: usize = 64;
+
+/// What has become of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Flow {
+    Open,
+    /// The other side has said that it will say no more.
+    Ended,
+    /// It is gone, or who is there is not let in.
+    Broken(String),
+}
+
+enum Tls {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// What is to be done with TLS next.
+enum Step {
+    Again,
+    /// Something must come first.
+    Wait,
+    /// Nothing; data may be sent.
+    Ready,
+    Ended,
+    /// Who takes the data takes no more.
+    Refused,
+    Broken(String),
+}
+
+pub(super) struct Line {
+    socket: TcpStream,
+    tls: Tls,
+    from: SocketAddr,
+    is_connecting: bool,
+    /// Both sides have shown who they are.
+    is_ready: bool,
+    /// No more will be written.
+    is_finished: bool,
+    has_ended: bool,
+    /// To be sent before anything else.
+    words: VecDeque<Bytes>,
+    incoming: Buffer,
+    outgoing: Buffer,
+}
+
+/// Bytes on their way between TLS and the socket.
+struct Buffer {
+    room: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Buffer {
+    fn new() -> Self {
+        Self { room: vec![0; ROOM + RECORD].into(), start: 0, end: 0 }
+    }
+
+    fn filled(&mut self) -> &mut [u8] {
+        &mut self.room[self.start..self.end]
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.start += bytes;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// All that is free, behind what is there.
+    fn free(&mut self) -> &mut [u8] {
+        if self.start > 0 {
+            self.room.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.room[self.end..]
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line").field("from", &self.from).finish_non_exhaustive()
+    }
+}
+
+impl Line {
+    /// To another process; it is not there yet.
+    pub(super) fn connect(identity: &Identity, to: &Address) -> Result<Self, String> {
+        let config = identity.tcp_client(&to.who).map_err(|failure| failure.to_string())?;
+        let name = ServerName::try_from(to.who.name()).map_err(|error| error.to_string())?;
+        let tls =
+            UnbufferedClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
+        let family = if to.socket.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            socket_with(family, SocketType::STREAM, flags, None).map_err(|error| error.to_string())?;
+        match connect(&socket, &to.socket) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        Ok(Self { is_connecting: true, ..Self::new(socket.into(), Tls::Client(tls), to.socket) })
+    }
+
+    /// One that another process has made.
+    pub(super) fn accept(
+        socket: TcpStream,
+        from: SocketAddr,
+        config: &Arc<ServerConfig>,
+    ) -> Result<Self, String> {
+        socket.set_nonblocking(true).map_err(|error| error.to_string())?;
+        let tls = UnbufferedServerConnection::new(config.clone()).map_err(|error| error.to_string())?;
+        Ok(Self::new(socket, Tls::Server(tls), from))
+    }
+
+    fn new(socket: TcpStream, tls: Tls, from: SocketAddr) -> Self {
+        // Both make it better only.
+        let _ = sockopt::set_tcp_nodelay(&socket, true);
+        let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE.as_millis() as u32);
+        let (incoming, outgoing) = (Buffer::new(), Buffer::new());
+        Self {
+            socket,
+            tls,
+            from,
+            is_connecting: false,
+            is_ready: false,
+            is_finished: false,
+            has_ended: false,
+            words: VecDeque::new(),
+            incoming,
+            outgoing,
+        }
+    }
+
+    pub(super) fn from(&self) -> SocketAddr {
+        self.from
+    }
+
+    /// Whether both sides have shown who they are.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// Whether the socket is to say when it takes more.
+    pub(super) fn has_more_to_send(&self) -> bool {
+        self.is_connecting || self.outgoing.end > 0 || self.is_ready && !self.words.is_empty()
+    }
+
+    /// Who is at the other end.
+    pub(super) fn certificate(&self) -> Option<Certificate> {
+        let chain = match &self.tls {
+            Tls::Client(tls) => tls.peer_certificates(),
+            Tls::Server(tls) => tls.peer_certificates(),
+        };
+        chain.and_then(Certificate::of_chain)
+    }
+
+    /// Hands on what has come, in order, as long as it is taken; sends what TLS has to say to that.
+    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> Flow {
+        if self.is_connecting {
+            match sockopt::socket_error(&self.socket) {
+                Ok(Ok(())) if self.socket.peer_addr().is_ok() => self.is_connecting = false,
+                Ok(Ok(())) => return Flow::Open,
+                Ok(Err(error)) | Err(error) => return Flow::Broken(error.to_string()),
+            }
+        }
+        let mut flow = self.process(&mut take);
+        for _ in 0..READS {
+            if flow != Flow::Open {
+                break;
+            }
+            let room = self.incoming.free();
+            let most = room.len();
+            if most == 0 {
+                flow = Flow::Broken("a record that is too long".to_owned());
+                break;
+            }
+            match self.socket.read(room) {
+                Ok(0) => flow = Flow::Broken("it was closed".to_owned()),
+                Ok(bytes) => {
+                    self.incoming.end += bytes;
+                    flow = self.process(&mut take);
+                    if bytes < most {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => flow = Flow::Broken(error.to_string()),
+            }
+        }
+        // Why it breaks is told, where it can be.
+        match self.send(&mut VecDeque::new()) {
+            Flow::Broken(error) if flow == Flow::Open => Flow::Broken(error),
+            _ => flow,
+        }
+    }
+
+    /// Decrypts what has come, and answers.
+    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Flow {
+        let mut broken = None;
+        loop {
+            match self.step(true, take) {
+                Step::Again => {}
+                Step::Wait | Step::Ready if broken.is_some() => break,
+                Step::Wait => return if self.has_ended { Flow::Ended } else { Flow::Open },
+                Step::Ready => {
+                    self.is_ready = true;
+                    return if self.has_ended { Flow::Ended } else { Flow::Open };
+                }
+                Step::Ended if broken.is_none() => {
+                    self.has_ended = true;
+                    return Flow::Ended;
+                }
+                Step::Refused => return Flow::Broken("it said what was not expected".to_owned()),
+                // Once more, for the alert that says so.
+                Step::Broken(error) if broken.is_none() => broken = Some(error),
+                Step::Broken(_) | Step::Ended => break,
+            }
+        }
+        Flow::Broken(broken.expect("it was just seen"))
+    }
+
+    /// `is_reading`: what has come is looked at.
+    fn step(&mut self, is_reading: bool, take: &mut impl FnMut(&[u8]) -> bool) -> Step {
+        let incoming = if is_reading { self.incoming.filled() } else { &mut [] };
+        let outgoing = &mut self.outgoing;
+        let (taken, step) = match &mut self.tls {
+            Tls::Client(tls) => step(tls.process_tls_records(incoming), outgoing, take),
+            Tls::Server(tls) => step(tls.process_tls_records(incoming), outgoing, take),
+        };
+        self.incoming.take(taken);
+        step
+    }
+
+    /// To be sent as soon as both sides have shown who they are, before anything else.
+    pub(super) fn say(&mut self, words: &[u8]) {
+        self.words.push_back(Bytes::copy_from_slice(words));
+    }
+
+    /// Takes as much from the front of `chunks` as may be sent now.
+    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> Flow {
+        loop {
+            let flow = self.flush();
+            let is_full = self.outgoing.end > 0;
+            let has_more = !(self.words.is_empty() && chunks.is_empty());
+            if flow != Flow::Open || is_full || !has_more || !self.is_ready || self.is_finished {
+                return flow;
+            }
+            let mut words = std::mem::take(&mut self.words);
+            let next = if words.is_empty() { &mut *chunks } else { &mut words };
+            let encrypted = self.with_traffic(|traffic, room| {
+                let mut end = 0;
+                while let Some(chunk) = next.front_mut() {
+                    let records = (room.len() - end) / (RECORD + OVERHEAD);
+                    if records == 0 {
+                        break;
+                    }
+                    let now = chunk.split_to(chunk.len().min(records * RECORD));
+                    end += traffic.encrypt(&now, &mut room[end..])?;
+                    if chunk.is_empty() {
+                        next.pop_front();
+                    }
+                }
+                Ok(end)
+            });
+            self.words = words;
+            if encrypted != Flow::Open {
+                return encrypted;
+            }
+        }
+    }
+
+    /// No more will be written, and the other side is told so.
+    pub(super) fn finish(&mut self) -> Flow {
+        if std::mem::replace(&mut self.is_finished, true) {
+            return Flow::Open;
+        }
+        match self.with_traffic(|traffic, room| traffic.queue_close_notify(room)) {
+            Flow::Open => self.flush(),
+            broken => broken,
+        }
+    }
+
+    /// Has `encrypt` write into the free part of what is to be sent, behind what TLS has to say.
+    fn with_traffic(
+        &mut self,
+        encrypt: impl FnOnce(&mut dyn Encrypt, &mut [u8]) -> Result<usize, EncryptError>,
+    ) -> Flow {
+        loop {
+            match self.step(false, &mut |_| false) {
+                Step::Again => {}
+                Step::Broken(error) => return Flow::Broken(error),
+                _ => break,
+            }
+        }
+        let room = self.outgoing.free();
+        let encrypted = match &mut self.tls {
+            Tls::Client(tls) => encrypted(tls.process_tls_records(&mut []), room, encrypt),
+            Tls::Server(tls) => encrypted(tls.process_tls_records(&mut []), room, encrypt),
+        };
+        match encrypted {
+            Ok(bytes) => {
+                self.outgoing.end += bytes;
+                Flow::Open
+            }
+            Err(error) => Flow::Broken(error),
+        }
+    }
+
+    fn flush(&mut self) -> Flow {
+        if self.is_connecting {
+            return Flow::Open;
+        }
+        while self.outgoing.end > 0 {
+            match self.socket.write(self.outgoing.filled()) {
+                Ok(bytes) => self.outgoing.take(bytes),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Flow::Open,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Flow::Broken(error.to_string()),
+            }
+        }
+        if self.is_finished {
+            // It is gone already, or all has been said.
+            let _ = self.socket.shutdown(Shutdown::Write);
+        }
+        Flow::Open
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// [`WriteTraffic`] of either side.
+trait Encrypt {
+    fn encrypt(&mut self, bytes: &[u8], room: &mut [u8]) -> Result<usize, EncryptError>;
+    fn queue_close_notify(&mut self, room: &mut [u8]) -> Result<usize, EncryptError>;
+}
+
+impl<Data> Encrypt for WriteTraffic<'_, Data> {
+    fn encrypt(&mut self, bytes: &[u8], room: &mut [u8]) -> Result<usize, EncryptError> {
+        WriteTraffic::encrypt(self, bytes, room)
+    }
+
+    fn queue_close_notify(&mut self, room: &mut [u8]) -> Result<usize, EncryptError> {
+        WriteTraffic::queue_close_notify(self, room)
+    }
+}
+
+/// One step of TLS, and how many bytes of what has come it was about.
+fn step<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    outgoing: &mut Buffer,
+    take: &mut impl FnMut(&[u8]) -> bool,
+) -> (usize, Step) {
+    let UnbufferedStatus { discard, state } = status;
+    let step = match state {
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
+            match traffic.next_record() {
+                Some(Ok(record)) if take(record.payload) => {}
+                Some(Ok(_)) => break Step::Refused,
+                Some(Err(error)) => break Step::Broken(error.to_string()),
+                None => break Step::Again,
+            }
+        },
+        Ok(ConnectionState::EncodeTlsData(mut data)) => match data.encode(outgoing.free()) {
+            Ok(bytes) => {
+                outgoing.end += bytes;
+                Step::Again
+            }
+            Err(EncodeError::InsufficientSize(_)) => Step::Broken("it asks and does not listen".to_owned()),
+            Err(error) => Step::Broken(error.to_string()),
+        },
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Step::Again
+        }
+        Ok(ConnectionState::BlockedHandshake) => Step::Wait,
+        Ok(ConnectionState::WriteTraffic(_)) => Step::Ready,
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Step::Ended,
+        Ok(state) => Step::Broken(format!("what was not asked for: {state:?}")),
+        Err(error) => Step::Broken(error.to_string()),
+    };
+    (discard, step)
+}
+
+/// What `encrypt` has written, once TLS lets it.
+fn encrypted<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    room: &mut [u8],
+    encrypt: impl FnOnce(&mut dyn Encrypt, &mut [u8]) -> Result<usize, EncryptError>,
+) -> Result<usize, String> {
+    match status.state {
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+            encrypt(&mut traffic, room).map_err(|error| error.to_string())
+        }
+        // TLS has something to say first, or nothing more may be said.
+        Ok(state) => Err(format!("TLS is not ready: {state:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
