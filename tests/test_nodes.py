@@ -342,8 +342,10 @@ dist.all_reduce(torch.ones(9))
     assert [job.wait().code for job in jobs] == [143, 143]
 
 
-def test_large_tensors_take_all_connections(start, script):
+@pytest.mark.parametrize(("bulk", "connections"), [("tcp", 6), ("quic", 0)])
+def test_large_tensors_take_all_connections(start, script, bulk, connections):
     program = """
+import os
 import pathlib
 import torch
 import torch.distributed as dist
@@ -362,12 +364,19 @@ for count in (1, 7):
     dist.reduce_scatter_tensor(part, ones)
     assert torch.equal(part, torch.full_like(part, ranks))
 threads = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
-print(threads.count("tpurun-net"))
+descriptors = pathlib.Path("/proc/self/fd").iterdir()
+sockets = {os.readlink(path) for path in descriptors if path.is_symlink()}
+store = f"{int(os.environ['MASTER_PORT']):04X}"
+rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+own = [row for row in rows if f"socket:[{row[9]}]" in sockets and row[3] == "01"]
+print(threads.count("tpurun-net"), sum(store not in row[1] + row[2] for row in own))
 """
-    done = start("-n", "4", "--hosts", "2", "--connections", "3", script(program)).wait()
+    job = start("-n", "4", "--hosts", "2", "--connections", "3", "--bulk", bulk, script(program))
+    done = job.wait()
     assert done.code == 0, done.err
-    # The first rank of each host speaks for it.
-    assert done.shown_by_rank() == {0: ["3"], 1: ["0"], 2: ["3"], 3: ["0"]}
+    # The first rank of each host speaks for it; over TCP each way has connections of its own.
+    speaks, listens = [f"3 {connections}"], ["0 0"]
+    assert done.shown_by_rank() == {0: speaks, 1: listens, 2: speaks, 3: listens}
 
 
 def test_pretended_hosts_fail_as_real_ones(start, script):

@@ -258,6 +258,9 @@ pub(crate) struct Options {
     /// Connections between each two hosts, each with a thread at both ends [default: up to 4, by the cores, or $TPURUN_CONNECTIONS]
     #[arg(long, value_name = "4")]
     pub(crate) connections: Option<String>,
+    /// What large tensors go over between hosts: TLS over TCP, or QUIC as all else, where TCP is closed [default: tcp, or $TPURUN_BULK]
+    #[arg(long, value_name = "tcp|quic")]
+    pub(crate) bulk: Option<String>,
     /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
     #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
     pub(crate) on_failure: Option<String>,

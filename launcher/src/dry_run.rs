@@ -56,6 +56,9 @@ pub(crate) fn describe(job: &Job) -> String {
     if let Some(connections) = job.connections {
         field("connections", format!("{connections} between each two hosts"));
     }
+    if let Some(bulk) = job.bulk {
+        field("bulk", format!("large tensors go over {bulk} between hosts"));
+    }
     if let Some(Plan { count, node, rendezvous, .. }) = &job.nodes {
         field(
             "node",

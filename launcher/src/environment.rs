@@ -34,6 +34,7 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     variables.extend(job.hbm.map(|bytes| ("TPURUN_HBM", bytes.to_string())));
     variables.extend(job.link.map(|link| ("TPURUN_LINK", link.to_string())));
     variables.extend(job.connections.map(|count| ("TPURUN_CONNECTIONS", count.to_string())));
+    variables.extend(job.bulk.map(|bulk| ("TPURUN_BULK", bulk.to_string())));
     variables.extend(job.algorithm.map(|algorithm| ("TPURUN_ALGORITHM", algorithm.to_string())));
     variables.extend(job.timeout.map(|timeout| ("TPURUN_TIMEOUT_MS", timeout.as_millis().to_string())));
     named(variables)
@@ -99,7 +100,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 20] = [
+const OURS: [&str; 21] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -115,6 +116,7 @@ const OURS: [&str; 20] = [
     "TPURUN_ADDRESS",
     "TPURUN_LINK",
     "TPURUN_CONNECTIONS",
+    "TPURUN_BULK",
     "TPURUN_RESTART",
     "TPURUN_MARKS_AT",
     BOARD_FD_VAR,

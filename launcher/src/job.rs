@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tpurun_collectives::network::{Link, parse_connections};
+use tpurun_collectives::network::{Bulk, Link, parse_connections};
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::cli::{Cli, Command, Options, TorchrunOptions};
@@ -31,6 +31,7 @@ pub(crate) struct Job {
     /// What the network between them is to do to what ranks here send.
     pub(crate) link: Option<Link>,
     pub(crate) connections: Option<usize>,
+    pub(crate) bulk: Option<Bulk>,
     /// How to find the other nodes, when there are any.
     pub(crate) nodes: Option<Plan>,
     /// The scheduler that has placed this tpurun.
@@ -192,13 +193,20 @@ impl Job {
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
         let is_spread =
             nodes.is_some() || remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
-        if !is_spread && (options.link.is_some() || options.connections.is_some()) {
-            let flag = if options.link.is_some() { "--link" } else { "--connections" };
+        let of_several =
+            [("--link", &options.link), ("--connections", &options.connections), ("--bulk", &options.bulk)];
+        if let Some((flag, _)) = of_several.iter().find(|(_, given)| !is_spread && given.is_some()) {
             return Err(format!("{flag}: expected several hosts, of --hosts or --nnodes, given one"));
         }
         let link = options.link.as_deref().map(|text| said("--link", text.parse())).transpose()?;
         let connections = options.connections.as_deref().map(parse_connections);
         let connections = connections.map(|read| said("--connections", read)).transpose()?;
+        let bulk = options.bulk.as_deref().map(|text| said("--bulk", text.parse())).transpose()?;
+        if link.is_some() && bulk == Some(Bulk::Tcp) {
+            return Err(
+                "--bulk: expected quic beside --link, which is one of datagrams, given tcp".to_owned()
+            );
+        }
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
         let master_port = parse_port(options.torchrun.master_port.as_deref())?;
@@ -213,6 +221,7 @@ impl Job {
             hosts: hosts.unwrap_or_default(),
             link,
             connections,
+            bulk,
             wants_server: programs.are_any_forked() || programs.are_several() && python.is_some(),
             programs,
             python,
@@ -595,6 +604,15 @@ mod tests {
             (
                 "tpurun -n 4 --hosts 2 --connections 0 true",
                 "--connections: expected a number from 1 to 16, given \"0\"",
+            ),
+            (
+                "tpurun -n 4 --bulk quic true",
+                "--bulk: expected several hosts, of --hosts or --nnodes, given one",
+            ),
+            ("tpurun -n 4 --hosts 2 --bulk udp true", "--bulk: expected tcp or quic, given \"udp\""),
+            (
+                "tpurun -n 4 --hosts 2 --link loss=1% --bulk tcp true",
+                "--bulk: expected quic beside --link, which is one of datagrams, given tcp",
             ),
             (
                 "tpurun -n 4 --hosts 2 --link loss=1 true",

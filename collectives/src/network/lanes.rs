@@ -577,6 +577,37 @@ impl Lanes {
     }
 }
 
+#[cfg(test)]
+impl Lanes {
+    /// Has this be sent to a host.
+    pub(super) fn say(&mut self, now: Instant, id: u64, host: u32, words: Bytes) {
+        self.communicators.get_mut(&id).expect("it is there").ways[host as usize].out.push_back(words);
+        self.advance(now, Place { communicator: id, host });
+    }
+
+    pub(super) fn knows(&self, id: u64) -> bool {
+        self.communicators.contains_key(&id)
+    }
+
+    /// Whether what is sent to a host goes there.
+    pub(super) fn is_open(&self, id: u64, host: u32) -> bool {
+        let communicator = self.communicators.get(&id);
+        communicator.is_some_and(|communicator| matches!(communicator.ways[host as usize].to, To::Open(_)))
+    }
+
+    /// Whether a host has been let in.
+    pub(super) fn hears(&self, id: u64, host: u32) -> bool {
+        self.communicators
+            .get(&id)
+            .is_some_and(|communicator| communicator.ways[host as usize].from.is_some())
+    }
+
+    /// Connections that are kept.
+    pub(super) fn lines(&self) -> usize {
+        self.lines.len()
+    }
+}
+
 fn wanted(line: &Line, used: &Use) -> EventFlags {
     // It must wait, and so must what it sends.
     let is_heard = !matches!(used, Use::Early(_));

@@ -66,6 +66,8 @@ pub(super) struct Line {
     /// No more will be written.
     is_finished: bool,
     has_ended: bool,
+    /// Why no more is asked of TLS, which must not be after an error.
+    broken: Option<String>,
     /// To be sent before anything else.
     words: VecDeque<Bytes>,
     incoming: Buffer,
@@ -153,6 +155,7 @@ impl Line {
             is_ready: false,
             is_finished: false,
             has_ended: false,
+            broken: None,
             words: VecDeque::new(),
             incoming,
             outgoing,
@@ -223,35 +226,29 @@ impl Line {
         }
     }
 
-    /// Decrypts what has come, and answers.
+    /// Decrypts what has come, and answers. An error is the end at once, without an alert that says why: to have it
+    /// made, TLS would look again at what it has refused.
     fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Flow {
-        let mut broken = None;
-        loop {
-            match self.step(true, take) {
-                Step::Again => {}
-                Step::Wait | Step::Ready if broken.is_some() => break,
-                Step::Wait => return if self.has_ended { Flow::Ended } else { Flow::Open },
-                Step::Ready => {
-                    self.is_ready = true;
-                    return if self.has_ended { Flow::Ended } else { Flow::Open };
-                }
-                Step::Ended if broken.is_none() => {
-                    self.has_ended = true;
-                    return Flow::Ended;
-                }
-                Step::Refused => return Flow::Broken("it said what was not expected".to_owned()),
-                // Once more, for the alert that says so.
-                Step::Broken(error) if broken.is_none() => broken = Some(error),
-                Step::Broken(_) | Step::Ended => break,
+        while self.broken.is_none() {
+            match self.step(take) {
+                Step::Again => continue,
+                Step::Wait => {}
+                Step::Ready => self.is_ready = true,
+                Step::Ended => self.has_ended = true,
+                Step::Refused => self.broken = Some("it said what was not expected".to_owned()),
+                Step::Broken(error) => self.broken = Some(error),
             }
+            break;
         }
-        Flow::Broken(broken.expect("it was just seen"))
+        match &self.broken {
+            Some(error) => Flow::Broken(error.clone()),
+            None if self.has_ended => Flow::Ended,
+            None => Flow::Open,
+        }
     }
 
-    /// `is_reading`: what has come is looked at.
-    fn step(&mut self, is_reading: bool, take: &mut impl FnMut(&[u8]) -> bool) -> Step {
-        let incoming = if is_reading { self.incoming.filled() } else { &mut [] };
-        let outgoing = &mut self.outgoing;
+    fn step(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Step {
+        let (incoming, outgoing) = (self.incoming.filled(), &mut self.outgoing);
         let (taken, step) = match &mut self.tls {
             Tls::Client(tls) => step(tls.process_tls_records(incoming), outgoing, take),
             Tls::Server(tls) => step(tls.process_tls_records(incoming), outgoing, take),
@@ -314,18 +311,17 @@ impl Line {
         &mut self,
         encrypt: impl FnOnce(&mut dyn Encrypt, &mut [u8]) -> Result<usize, EncryptError>,
     ) -> Flow {
-        loop {
-            match self.step(false, &mut |_| false) {
-                Step::Again => {}
-                Step::Broken(error) => return Flow::Broken(error),
-                _ => break,
-            }
+        // What has come has been taken before, but for the beginning of a record, which TLS may have looked at and
+        // must find again.
+        if let Flow::Broken(error) = self.process(&mut |_| false) {
+            return Flow::Broken(error);
         }
-        let room = self.outgoing.free();
-        let encrypted = match &mut self.tls {
-            Tls::Client(tls) => encrypted(tls.process_tls_records(&mut []), room, encrypt),
-            Tls::Server(tls) => encrypted(tls.process_tls_records(&mut []), room, encrypt),
+        let (incoming, room) = (self.incoming.filled(), self.outgoing.free());
+        let (taken, encrypted) = match &mut self.tls {
+            Tls::Client(tls) => encrypted(tls.process_tls_records(incoming), room, encrypt),
+            Tls::Server(tls) => encrypted(tls.process_tls_records(incoming), room, encrypt),
         };
+        self.incoming.take(taken);
         match encrypted {
             Ok(bytes) => {
                 self.outgoing.end += bytes;
@@ -414,18 +410,19 @@ fn step<Data>(
     (discard, step)
 }
 
-/// What `encrypt` has written, once TLS lets it.
+/// What `encrypt` has written, once TLS lets it, and how many bytes of what has come TLS is done with.
 fn encrypted<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     room: &mut [u8],
     encrypt: impl FnOnce(&mut dyn Encrypt, &mut [u8]) -> Result<usize, EncryptError>,
-) -> Result<usize, String> {
-    match status.state {
+) -> (usize, Result<usize, String>) {
+    let UnbufferedStatus { discard, state } = status;
+    let encrypted = match state {
         Ok(ConnectionState::WriteTraffic(mut traffic)) => {
             encrypt(&mut traffic, room).map_err(|error| error.to_string())
         }
-        // TLS has something to say first, or nothing more may be said.
-        Ok(state) => Err(format!("TLS is not ready: {state:?}")),
+        Ok(state) => Err(format!("nothing more can be said: {state:?}")),
         Err(error) => Err(error.to_string()),
-    }
+    };
+    (discard, encrypted)
 }

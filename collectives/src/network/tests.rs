@@ -1,4 +1,5 @@
 mod hosts;
+mod lanes;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -1,0 +1,360 @@
+//! Connections for large rounds, over loopback: who is let in, and what becomes of those that end.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+use super::super::authority::{Authority, RankKey};
+use super::super::greeting::GREETING_BYTES;
+use super::super::lanes::Lanes;
+use super::super::line::{Flow, Line};
+use super::super::tls::{Expected, Identity, Who};
+use super::super::{Address, SILENCE};
+use super::{HERE, ID};
+use crate::bridge::frame::{Header, Kind};
+use crate::bridge::{Bridge, Shares};
+use crate::hosts::Hosts;
+use crate::segment::Segment;
+
+/// What takes longer never happens.
+const LIMIT: Duration = Duration::from_secs(20);
+/// After this nothing is expected any more of what goes over loopback.
+const SHORT: Duration = Duration::from_millis(400);
+/// What comes first of a connection that is refused.
+const HOST: u32 = 0;
+
+/// One process.
+struct End {
+    lanes: Lanes,
+    epoll: Arc<OwnedFd>,
+    address: Address,
+    /// Of its host, over QUIC, which is not there.
+    first: Option<Bridge>,
+    /// Ahead of the clock by so much.
+    ahead: Duration,
+}
+
+impl End {
+    fn new(identity: Identity, rank: u32) -> Self {
+        let listener = TcpListener::bind((HERE, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = Address { socket: listener.local_addr().unwrap(), who: identity.known_as(rank) };
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let lanes = Lanes::new(listener, epoll.clone(), identity.into(), Expected::default()).unwrap();
+        Self { lanes, epoll, address, first: None, ahead: Duration::ZERO }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now() + self.ahead
+    }
+
+    /// Is that host of a communicator of two, with the other one there.
+    fn be(&mut self, host: u32, other: &Address) -> Arc<Segment> {
+        let hosts = Hosts::parse("0 1\nn0\nn1", 2).unwrap();
+        let segment = Arc::new(Segment::alone("dp0", 2, 4096).with_hosts(hosts).of_rank(host));
+        let mut bridges = Bridge::all(&segment, Shares::AllButFirst(1));
+        let (bridge, now) = (bridges.remove(1), self.now());
+        self.first = Some(bridges.remove(0));
+        self.lanes.add(now, ID, bridge, vec![other.clone(), other.clone()]);
+        segment
+    }
+
+    /// Has something to send to the other host: that it has come to this round.
+    fn send(&mut self, host: u32, round: u32) {
+        let rank = 1 - host;
+        let header = Header { kind: Kind::Arrived, rank, round, offset: 0, bytes: 0 };
+        let now = self.now();
+        self.lanes.say(now, ID, host, Bytes::copy_from_slice(&header.encode()));
+    }
+
+    /// Takes part no more.
+    fn leave(&mut self) {
+        let first = self.first.as_mut().expect("it is a host");
+        first.stop();
+        drop(first.look());
+        let now = self.now();
+        self.lanes.stop(now, ID);
+    }
+
+    fn turn(&mut self) {
+        let mut events = Vec::with_capacity(16);
+        let wait = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&wait));
+        let now = self.now();
+        events.iter().for_each(|event: &epoll::Event| self.lanes.ready(now, event.data.u64()));
+        self.lanes.tick(now);
+    }
+}
+
+/// Has both go on until it is so, or for that long.
+fn until(limit: Duration, ends: &mut [&mut End], is_so: impl Fn(&[&mut End]) -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while Instant::now() < end {
+        if is_so(ends) {
+            return true;
+        }
+        ends.iter_mut().for_each(|end| end.turn());
+    }
+    is_so(ends)
+}
+
+fn identity(authority: &Authority, rank: u32) -> Identity {
+    let key = RankKey::new().unwrap();
+    let certificate = authority.certify(rank, key.public()).unwrap();
+    Identity::new(Some(key.certified(authority.certificate(), &certificate))).unwrap()
+}
+
+fn ranked(authority: &Authority, rank: u32) -> End {
+    End::new(identity(authority, rank), rank)
+}
+
+/// Two hosts of one job, of which the second one knows the communicator.
+fn two() -> (End, End, Arc<Segment>) {
+    let authority = Authority::new().unwrap();
+    let (one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
+    let segment = other.be(1, &one.address);
+    (one, other, segment)
+}
+
+#[test]
+fn who_has_something_to_send_is_let_in() {
+    let (mut one, mut other, segment) = two();
+    one.be(0, &other.address);
+    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.lines() > 0), "nothing is sent");
+    one.send(1, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    other.send(0, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.is_open(ID, 0)));
+    assert!(segment.failure().is_none());
+}
+
+/// The other side makes the communicator later.
+#[test]
+fn who_comes_early_waits() {
+    let authority = Authority::new().unwrap();
+    let (mut one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
+    one.be(0, &other.address);
+    one.send(1, 0);
+    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    other.be(1, &one.address);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+}
+
+/// Of another job, of none, and of this one but another rank: each says that it is the first host.
+#[test]
+fn strangers_are_refused() {
+    let authority = Authority::new().unwrap();
+    let elsewhere = ranked(&Authority::new().unwrap(), 0);
+    let nobody = End::new(Identity::new(None).unwrap(), 0);
+    let liar = ranked(&authority, 2);
+    for (mut stranger, is_of_job) in [(elsewhere, false), (nobody, false), (liar, true)] {
+        let (mut one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
+        let segment = other.be(1, &one.address);
+        // Who has no authority can not even mean a rank.
+        let meant = match stranger.address.who {
+            Who::Rank(_) => other.address.clone(),
+            Who::Shows(_) => Address { who: stranger.address.who.clone(), ..other.address.clone() },
+        };
+        stranger.be(0, &meant);
+        stranger.send(1, 0);
+        let is_in = |ends: &[&mut End]| ends[0].lanes.is_open(ID, 1) || ends[1].lanes.hears(ID, HOST);
+        assert!(!until(SHORT, &mut [&mut stranger, &mut other], is_in), "{is_of_job}");
+        // And the right one is let in after that.
+        one.be(0, &other.address);
+        one.send(1, 0);
+        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+        assert!(segment.failure().is_none());
+    }
+}
+
+/// Another process is where one was to be.
+#[test]
+fn who_answers_must_be_who_was_meant() {
+    let authority = Authority::new().unwrap();
+    let (mut one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
+    other.be(1, &one.address);
+    let segment = one.be(0, &Address { who: Who::Rank(2), ..other.address.clone() });
+    one.send(1, 0);
+    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    one.ahead = 2 * SILENCE;
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |_| segment.failure().is_some()));
+    let text = segment.failure().unwrap().text().to_owned();
+    assert!(text.contains("large rounds do not reach host n1: TCP connection to 127.0.0.1:"), "{text}");
+    assert!(text.ends_with("open TCP between the hosts, or set TPURUN_BULK=quic"), "{text}");
+}
+
+/// Nobody listens where the other host said it would.
+#[test]
+fn who_can_not_be_reached_is_named() {
+    let authority = Authority::new().unwrap();
+    let mut one = ranked(&authority, 0);
+    let nowhere = TcpListener::bind((HERE, 0)).unwrap().local_addr().unwrap();
+    let segment = one.be(0, &Address { socket: nowhere, who: Who::Rank(1) });
+    one.send(1, 0);
+    assert!(!until(SHORT, &mut [&mut one], |_| segment.failure().is_some()), "it may come yet");
+    one.ahead = 2 * SILENCE;
+    assert!(until(LIMIT, &mut [&mut one], |_| segment.failure().is_some()));
+    let text = segment.failure().unwrap().text().to_owned();
+    assert!(text.contains("refused"), "{text}");
+}
+
+/// Bytes that are no TLS, and none at all.
+#[test]
+fn who_does_not_say_what_it_comes_for_is_sent_away() {
+    let (_one, mut other, _segment) = two();
+    let to = other.address.socket;
+    let mut noise = TcpStream::connect(to).unwrap();
+    noise.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 1) || other.lanes.lines() == 0);
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    let silent = TcpStream::connect(to).unwrap();
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 1));
+    other.ahead = SILENCE;
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    // Both were closed.
+    for mut closed in [noise, silent] {
+        closed.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut rest = vec![];
+        let _ = closed.read_to_end(&mut rest);
+    }
+}
+
+/// It is of the job, but says something else than what it comes for.
+#[test]
+fn a_greeting_that_is_none_is_refused() {
+    for words in [&[7_u8; GREETING_BYTES][..], &[0; 3 * GREETING_BYTES]] {
+        let authority = Authority::new().unwrap();
+        let (identity, mut other) = (identity(&authority, 0), ranked(&authority, 1));
+        let segment = other.be(1, &Address { who: identity.known_as(0), ..other.address.clone() });
+        let mut line = Line::connect(&identity, &other.address).unwrap();
+        line.say(words);
+        let end = Instant::now() + LIMIT;
+        while !matches!(line.receive(|_| panic!("there is no answer")), Flow::Broken(_)) {
+            assert!(Instant::now() < end, "it was not closed");
+            other.turn();
+        }
+        assert!(line.is_ready(), "it was let in before");
+        assert!(!other.lanes.hears(ID, HOST) && segment.failure().is_none());
+    }
+}
+
+/// A process is gone: nothing says that all was sent.
+#[test]
+fn a_connection_that_breaks_is_a_host_that_is_lost() {
+    let (mut one, mut other, segment) = two();
+    one.be(0, &other.address);
+    one.send(1, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    drop(one);
+    assert!(until(LIMIT, &mut [&mut other], |_| segment.is_lost(0)));
+}
+
+/// A host that has nothing more to say is not lost, and neither is one that needs nothing more.
+#[test]
+fn who_leaves_is_not_lost() {
+    let (mut one, mut other, segment) = two();
+    let own = one.be(0, &other.address);
+    one.send(1, 0);
+    other.send(0, 0);
+    let are_open = |ends: &[&mut End]| ends[0].lanes.is_open(ID, 1) && ends[1].lanes.is_open(ID, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], are_open));
+    one.leave();
+    let is_left = |ends: &[&mut End]| !ends[0].lanes.knows(ID) && !ends[1].lanes.is_open(ID, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], is_left));
+    assert!(!segment.is_lost(0) && !own.is_lost(1));
+    assert!(segment.failure().is_none() && own.failure().is_none());
+    other.leave();
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end.lanes.lines() == 0)));
+}
+
+/// One way between two sockets, as a stranger on it sees it.
+struct Way {
+    from: TcpStream,
+    to: TcpStream,
+    passed: usize,
+}
+
+impl Way {
+    /// Hands on at most so many bytes; changes the one in this place.
+    fn pass(&mut self, most: usize, changed: Option<usize>) {
+        let mut bytes = vec![0; most];
+        match self.from.read(&mut bytes) {
+            Ok(0) => drop(self.to.shutdown(Shutdown::Write)),
+            Ok(count) => {
+                let at = changed.and_then(|changed| changed.checked_sub(self.passed));
+                if let Some(byte) = at.and_then(|at| bytes[..count].get_mut(at)) {
+                    *byte ^= 0x55;
+                }
+                self.passed += count;
+                // Nobody reads what is said after an error.
+                let _ = self.to.write_all(&bytes[..count]);
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
+
+    /// However the bytes between two processes are cut or changed: what comes is the beginning of what was said, and
+    /// all of it where nothing was changed.
+    #[test]
+    fn what_comes_is_what_was_said(
+        to_server: bool,
+        changed in proptest::option::of(0_usize..6000),
+        cuts in proptest::collection::vec(1_usize..3000, 1..9),
+        said in proptest::collection::vec(any::<u8>(), 0..40_000),
+    ) {
+        let authority = Authority::new().unwrap();
+        let (client, server) = (identity(&authority, 0), identity(&authority, 1));
+        let config = Arc::new(server.tcp_server(Expected::default()).unwrap());
+        let [outer, inner] = [0, 1].map(|_| TcpListener::bind((HERE, 0)).unwrap());
+        let to = Address { socket: outer.local_addr().unwrap(), who: server.known_as(1) };
+        let mut client = Line::connect(&client, &to).unwrap();
+        let from_client = outer.accept().unwrap().0;
+        let to_line = TcpStream::connect(inner.local_addr().unwrap()).unwrap();
+        let (accepted, from) = inner.accept().unwrap();
+        let mut server = Line::accept(accepted, from, &config).unwrap();
+        from_client.set_nonblocking(true).unwrap();
+        to_line.set_nonblocking(true).unwrap();
+        let mut there = Way { from: from_client.try_clone().unwrap(), to: to_line.try_clone().unwrap(), passed: 0 };
+        let mut back = Way { from: to_line, to: from_client, passed: 0 };
+        let mut chunks = VecDeque::from([Bytes::copy_from_slice(&said)]);
+        let (mut heard, mut cuts) = (vec![], cuts.into_iter().cycle());
+        let (mut flows, end) = ((Flow::Open, Flow::Open), Instant::now() + LIMIT);
+        while flows.0 == Flow::Open && flows.1 == Flow::Open {
+            prop_assert!(Instant::now() < end, "it goes on for ever");
+            let cut = cuts.next().unwrap();
+            there.pass(cut, changed.filter(|_| to_server));
+            back.pass(cut, changed.filter(|_| !to_server));
+            flows.0 = client.receive(|_| panic!("the server says nothing"));
+            if flows.0 == Flow::Open && client.is_ready() {
+                flows.0 = client.send(&mut chunks);
+                if flows.0 == Flow::Open && chunks.is_empty() {
+                    flows.0 = client.finish();
+                }
+            }
+            flows.1 = server.receive(|bytes| { heard.extend(bytes); true });
+        }
+        prop_assert!(said.starts_with(&heard));
+        let reached = if to_server { there.passed } else { back.passed };
+        if changed.is_none_or(|changed| changed >= reached) {
+            prop_assert_eq!(flows.1, Flow::Ended);
+            prop_assert_eq!(heard, said);
+        } else {
+            prop_assert!(flows != (Flow::Open, Flow::Ended) || heard == said);
+        }
+        // Asked again, they say the same, and do not panic.
+        let _ = (client.receive(|_| true), client.send(&mut chunks), client.finish());
+        let _ = (server.receive(|_| true), server.finish());
+    }
+}
