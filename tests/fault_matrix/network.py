@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fault_matrix.table import table
 from jobs import Finished, Job
-from namespaces import NotAllowed, namespaces, part, unplug
+from namespaces import NotAllowed, close_tcp, namespaces, part, unplug
 from nodes import commands, of_namespaces
 
 HOSTS, EACH = 4, 2
@@ -37,7 +37,7 @@ dist.barrier()
 print("ready", flush=True)
 began, steps, over = time.monotonic(), 0, torch.zeros(1)
 while over.item() == 0:
-    for count in (1, 70_000):
+    for count in (1, 70_000, 300_000):
         tensor = torch.full((count,), float(rank + steps % 7))
         dist.all_reduce(tensor)
         assert torch.equal(tensor, torch.full((count,), size * (size - 1) / 2 + size * (steps % 7)))
@@ -58,6 +58,10 @@ class NetworkFault:
     """What `--link` says, of all hosts."""
     strike: Callable[[list[str]], None] | None = None
     """What is done to the namespaces once all ranks are ready."""
+    is_always: bool = False
+    """It is done before anything starts."""
+    bulk: str | None = None
+    """What `--bulk` says, of all hosts."""
     verdicts: Sequence[str] = ()
     """What the report of each host says of who is to blame, by host; none where the job goes on."""
     limit_s: float = 60
@@ -66,6 +70,7 @@ class NetworkFault:
 
 GONE = r"host n{0} \(node {0}\) is gone: nothing came from it for 5 s"
 LOST = r"rank \d \(host n[12](, pid \d+)?\)  is to blame for RankLostError"
+UNREACHED = r"rank \d \(host n\d, pid \d+\)  raised DistBackendError: large rounds do not reach host n\d"
 FAULTS = [
     NetworkFault(
         "unplugged",
@@ -80,6 +85,21 @@ FAULTS = [
         strike=lambda names: part(names[1], names[2]),
         verdicts=[LOST] * 4,
         limit_s=20,
+    ),
+    NetworkFault(
+        "closed",
+        "hosts reach each other over UDP, not over TCP",
+        strike=lambda names: close_tcp(*names),
+        is_always=True,
+        verdicts=[UNREACHED] * 4,
+        limit_s=25,
+    ),
+    NetworkFault(
+        "avoided",
+        "the same with `--bulk quic`",
+        strike=lambda names: close_tcp(*names),
+        is_always=True,
+        bulk="quic",
     ),
     NetworkFault("bad", "1 % loss, 20 ms delay, 10 ms jitter", link="delay=20ms,jitter=10ms,loss=1%"),
     NetworkFault("slow", "a link of 20 Mbit/s", link="rate=20Mbit"),
@@ -108,15 +128,18 @@ def run(fault: NetworkFault, folder: Path, seconds: float) -> Seen:
     with namespaces(HOSTS) as names:
         jobs = []
         try:
-            link = ["--link", fault.link] if fault.link else []
-            words = [*link, program, str(600 if fault.strike else seconds)]
+            if fault.strike and fault.is_always:
+                fault.strike(names)
+            words = ["--link", fault.link] if fault.link else []
+            words += ["--bulk", fault.bulk] if fault.bulk else []
+            words += [program, str(600 if fault.verdicts else seconds)]
             for node, (command, env) in enumerate(commands(of_namespaces(names), EACH, *words)):
                 (folder / str(node)).mkdir()
                 jobs.append(Job(folder / str(node), command, env=env))
             for job in jobs:
                 job.read_until("ready")
             began = time.time()
-            if fault.strike:
+            if fault.strike and not fault.is_always:
                 fault.strike(names)
             return judge(fault, [job.wait() for job in jobs], began)
         finally:
@@ -156,15 +179,16 @@ def page(seen: Sequence[Seen], command: str) -> str:
 
 Made by `{command}`.
 
-{HOSTS} hosts of {EACH} ranks, which are network namespaces, sum tensors of 1 and 70,000 elements that every
-rank checks. The time is from the fault until the last tpurun has ended, everywhere with that verdict; a host
-that is unplugged says the same of those it does not reach.
+{HOSTS} hosts of {EACH} ranks, which are network namespaces, sum tensors of 1, 70,000 and 300,000 elements,
+which every rank checks. The time is from the fault until the last tpurun has ended, everywhere with that
+verdict; a host that is unplugged says the same of those it does not reach.
 
 {table(["fault", "what all hosts say", "time"], rows)}
 
 {right} of {len(seen)} are right. Strangers (without a certificate, with another job's, with the right one and
 another rank), interruptions and hosts that were never reached are tests of the transport on a simulated
-network, in `collectives/src/network/tests`; strangers with another token are one of `tests/test_nodes.py`.
+network and over loopback, in `collectives/src/network/tests`; strangers with another token are one of
+`tests/test_nodes.py`.
 """
     return text + "\n".join(["", *wrong, ""] if wrong else [])
 
