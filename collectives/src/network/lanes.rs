@@ -99,6 +99,9 @@ struct Way {
     to: To,
     /// What comes from there, if anything has.
     from: Option<u64>,
+    /// When a connection to or from there has broken, and why. Whether the host is lost is found out over QUIC;
+    /// what is still here long after that is cut off.
+    broken: Option<(Instant, String)>,
     frames: Frames,
 }
 
@@ -150,7 +153,7 @@ impl Lanes {
         let own = bridge.segment().host();
         let ways = (0_u32..).zip(addresses).map(|(host, address)| {
             let to = if host == own { To::Closed } else { To::Unused };
-            Way { address, out: VecDeque::new(), to, from: None, frames: Frames::default() }
+            Way { address, out: VecDeque::new(), to, from: None, broken: None, frames: Frames::default() }
         });
         let ways: Vec<Way> = ways.collect();
         let hosts = ways.len() as u32;
@@ -188,10 +191,14 @@ impl Lanes {
             }
             communicator.is_quiet = communicator.bridge.is_over();
         }
+        let is_quiet = communicator.is_quiet;
         for host in 0..communicator.ways.len() as u32 {
             self.advance(now, Place { communicator: id, host });
         }
         self.end_if_over(now, id);
+        if is_quiet && self.communicators.contains_key(&id) {
+            self.wake(now);
+        }
     }
 
     fn way(&mut self, place: Place) -> Option<(&mut Communicator, u32)> {
@@ -224,7 +231,8 @@ impl Lanes {
                     self.watch(token);
                 }
             }
-            To::Apart(_) | To::Greeting(..) | To::Finishing(..) | To::Closed => {}
+            To::Closed => way.out.clear(),
+            To::Apart(_) | To::Greeting(..) | To::Finishing(..) => {}
         }
     }
 
@@ -254,7 +262,7 @@ impl Lanes {
         if since + UNREACHABLE <= now {
             let socket = way.address.socket;
             communicator.bridge.cut_off(host, &format!("TCP connection to {socket}: {why}"));
-            self.close(place);
+            self.needs_no_more(now, place);
         }
         self.wake(now);
     }
@@ -309,18 +317,18 @@ impl Lanes {
     /// Keeps a new connection, and has epoll say what becomes of it.
     fn keep(&mut self, line: Line, used: Use) -> u64 {
         self.last += 1;
-        let (token, event) = (self.last, EventData::new_u64(LANES | self.last));
-        if let Err(error) = epoll::add(&self.epoll, &line, event, wanted(&line, &used)) {
+        self.lines.insert(self.last, (line, used));
+        self.watch(self.last);
+        self.last
+    }
+
+    fn watch(&mut self, token: u64) {
+        let Some((line, used)) = self.lines.get_mut(&token) else { return };
+        let flags = wanted(line, used);
+        if let Err(error) = line.watch(&self.epoll, LANES | token, flags) {
             // Then it will be late, and be closed.
             tracing::warn!(%error, "the network thread can not watch a connection");
         }
-        self.lines.insert(token, (line, used));
-        token
-    }
-
-    fn watch(&self, token: u64) {
-        let Some((line, used)) = self.lines.get(&token) else { return };
-        let _ = epoll::modify(&self.epoll, line, EventData::new_u64(LANES | token), wanted(line, used));
     }
 
     /// Something has happened to a socket.
@@ -358,10 +366,12 @@ impl Lanes {
                     return self.wake(now);
                 }
             };
-            let unknown = self.lines.values().filter(|(_, used)| matches!(used, Use::Unknown(..)));
-            if unknown.count() >= MOST_UNKNOWN {
-                tracing::warn!(%from, "refused a connection: too many others have not said what they are for");
-                continue;
+            let unknown = self.lines.iter().filter(|(_, (_, used))| matches!(used, Use::Unknown(..)));
+            let unknown: Vec<u64> = unknown.map(|(token, _)| *token).collect();
+            if unknown.len() >= MOST_UNKNOWN {
+                // The oldest: who is of the job says at once what it comes for.
+                tracing::warn!("closed a connection: too many have not said what they are for");
+                self.lines.remove(&unknown[0]);
             }
             match Line::accept(socket, from, &self.server) {
                 Ok(line) => drop(self.keep(line, Use::Unknown(vec![], now))),
@@ -376,7 +386,7 @@ impl Lanes {
             said.extend(bytes);
             said.len() <= GREETING_BYTES
         });
-        if let Flow::Broken(error) = flow {
+        if let Flow::Broken(error) = &flow {
             // Who is let in and leaves before it has said anything is nobody to be warned of.
             if !line.is_ready() {
                 tracing::warn!(from = %line.from(), error, "refused a connection");
@@ -384,6 +394,9 @@ impl Lanes {
             return;
         }
         let Ok(words) = <[u8; GREETING_BYTES]>::try_from(&said[..]) else {
+            if flow == Flow::Ended {
+                return;
+            }
             self.lines.insert(token, (line, Use::Unknown(said, since)));
             return self.watch(token);
         };
@@ -399,9 +412,9 @@ impl Lanes {
         let Greeting { communicator: id, host } = greeting;
         let Some(communicator) = self.communicators.get_mut(&id) else {
             let early = self.early.values().map(Vec::len).sum::<usize>();
-            let alike = self.early.entry(greeting).or_default();
-            if early < MOST_EARLY && alike.len() < MOST_ALIKE {
-                alike.push(token);
+            let alike = self.early.get(&greeting).map_or(0, Vec::len);
+            if early < MOST_EARLY && alike < MOST_ALIKE {
+                self.early.entry(greeting).or_default().push(token);
                 self.lines.insert(token, (line, Use::Early(greeting)));
                 self.watch(token);
             }
@@ -442,7 +455,7 @@ impl Lanes {
         match (wrong, &flow) {
             (Some(wrong), _) => bridge.refuse(host, wrong),
             (None, Flow::Ended) => bridge.end(host),
-            (None, Flow::Broken(_)) => bridge.lose(host),
+            (None, Flow::Broken(why)) => drop(way.broken.get_or_insert((now, why.clone()))),
             (None, Flow::Open) => {}
         }
         if bridge.calls() {
@@ -454,7 +467,7 @@ impl Lanes {
                 self.watch(token);
             }
             Flow::Ended => self.end(now, token, line),
-            Flow::Broken(_) => {}
+            Flow::Broken(_) => self.wake(now),
         }
     }
 
@@ -481,7 +494,7 @@ impl Lanes {
                     self.become_open(now, place, token);
                 }
             }
-            (To::Greeting(_, since), flow) => {
+            (To::Greeting(_, since), flow) if !(is_answered && flow == Flow::Ended) => {
                 let why = if let Flow::Broken(why) = flow { why } else { "it was closed".to_owned() };
                 self.apart(now, place, since, &why);
             }
@@ -496,14 +509,12 @@ impl Lanes {
                 self.needs_no_more(now, place);
                 self.end(now, token, line);
             }
-            (_, Flow::Broken(_)) => {
+            (_, Flow::Broken(why)) => {
                 if let Some((communicator, host)) = self.way(place) {
-                    communicator.bridge.lose(host);
-                    if communicator.bridge.calls() {
-                        self.calls.push(place.communicator);
-                    }
+                    communicator.ways[host as usize].broken.get_or_insert((now, why));
                 }
                 self.needs_no_more(now, place);
+                self.wake(now);
             }
         }
     }
@@ -553,13 +564,23 @@ impl Lanes {
                 .map(move |(host, way)| (Place { communicator: *id, host }, way.to))
         });
         for (place, to) in places.collect::<Vec<_>>() {
+            self.cut_off_if_broken(now, place);
             match to {
+                To::Closed => {}
+                _ if self.is_for_nobody(place) => self.needs_no_more(now, place),
                 To::Apart(since) => self.connect(now, place, since),
+                To::Greeting(token, since) if since + UNREACHABLE <= now && !self.is_ready(token) => {
+                    self.lines.remove(&token);
+                    self.apart(now, place, since, "nothing answers");
+                }
                 To::Greeting(..) => self.wake(now),
                 To::Finishing(_, until) if until <= now => self.needs_no_more(now, place),
                 To::Finishing(..) => self.wake(now),
-                To::Unused | To::Open(_) | To::Closed => {}
+                To::Unused | To::Open(_) => {}
             }
+        }
+        if self.communicators.values().any(|communicator| communicator.is_quiet) {
+            self.wake(now);
         }
         let mut late = vec![];
         for (token, (line, used)) in &self.lines {
@@ -574,6 +595,37 @@ impl Lanes {
             }
         }
         late.iter().for_each(|token| drop(self.lines.remove(token)));
+    }
+}
+
+impl Lanes {
+    /// A connection has broken, and the host is not lost.
+    fn cut_off_if_broken(&mut self, now: Instant, place: Place) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        let way = &mut communicator.ways[host as usize];
+        match way.broken.take() {
+            Some((since, why)) if since + UNREACHABLE <= now => {
+                let socket = way.address.socket;
+                communicator.bridge.cut_off(host, &format!("TCP connection to {socket}: {why}"));
+            }
+            Some(broken) => {
+                way.broken = Some(broken);
+                self.wake(now);
+            }
+            None => {}
+        }
+    }
+
+    /// Whether all is said here, and nobody is there any more who needs it.
+    fn is_for_nobody(&mut self, place: Place) -> bool {
+        let Some((communicator, host)) = self.way(place) else { return true };
+        let segment = communicator.bridge.segment();
+        let is_gone = |rank: &u32| segment.left(*rank).is_some() || segment.is_lost(*rank);
+        communicator.is_quiet && segment.hosts().ranks(host).iter().all(is_gone)
+    }
+
+    fn is_ready(&self, token: u64) -> bool {
+        self.lines.get(&token).is_some_and(|(line, _)| line.is_ready())
     }
 }
 
@@ -602,6 +654,15 @@ impl Lanes {
             .is_some_and(|communicator| communicator.ways[host as usize].from.is_some())
     }
 
+    pub(super) fn early(&self) -> usize {
+        self.early.values().map(Vec::len).sum()
+    }
+
+    /// As a process has them that is forked now.
+    pub(super) fn copy_sockets(&self) -> Vec<OwnedFd> {
+        self.lines.values().map(|(line, _)| line.copy_socket()).collect()
+    }
+
     /// Connections that are kept.
     pub(super) fn lines(&self) -> usize {
         self.lines.len()
@@ -609,8 +670,8 @@ impl Lanes {
 }
 
 fn wanted(line: &Line, used: &Use) -> EventFlags {
-    // It must wait, and so must what it sends.
+    // It must wait, and so must what it sends; it may go.
     let is_heard = !matches!(used, Use::Early(_));
-    let read = if is_heard { EventFlags::IN } else { EventFlags::empty() };
+    let read = if is_heard { EventFlags::IN } else { EventFlags::RDHUP };
     if line.has_more_to_send() { read | EventFlags::OUT } else { read }
 }

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use rustls::ServerConfig;
@@ -22,8 +23,9 @@ use super::{Address, SILENCE};
 
 /// Read or written at once: what is encrypted or decrypted is still in the caches when the system copies it.
 const ROOM: usize = 128 << 10;
-/// Reads between two looks at other connections.
+/// Reads and writes between two looks at other connections.
 const READS: usize = 8;
+const WRITES: usize = 8;
 /// Most plaintext of a TLS record, and what one adds to that.
 const RECORD: usize = 16 << 10;
 const OVERHEAD: usize = 64;
@@ -70,6 +72,10 @@ pub(super) struct Line {
     broken: Option<String>,
     /// To be sent before anything else.
     words: VecDeque<Bytes>,
+    /// There was more to be sent than in one turn.
+    has_more: bool,
+    /// What looks at it, and for what.
+    watched: Option<(Arc<OwnedFd>, EventFlags)>,
     incoming: Buffer,
     outgoing: Buffer,
 }
@@ -128,7 +134,9 @@ impl Line {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.to_string()),
         }
-        Ok(Self { is_connecting: true, ..Self::new(socket.into(), Tls::Client(tls), to.socket) })
+        let mut line = Self::new(socket.into(), Tls::Client(tls), to.socket);
+        line.is_connecting = true;
+        Ok(line)
     }
 
     /// One that another process has made.
@@ -143,9 +151,12 @@ impl Line {
     }
 
     fn new(socket: TcpStream, tls: Tls, from: SocketAddr) -> Self {
-        // Both make it better only.
+        // All of these make it better only. What is idle for long is forgotten by firewalls, unless it is not.
         let _ = sockopt::set_tcp_nodelay(&socket, true);
         let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE.as_millis() as u32);
+        let _ = sockopt::set_tcp_keepidle(&socket, SILENCE);
+        let _ = sockopt::set_tcp_keepintvl(&socket, SILENCE / 4);
+        let _ = sockopt::set_socket_keepalive(&socket, true);
         let (incoming, outgoing) = (Buffer::new(), Buffer::new());
         Self {
             socket,
@@ -157,6 +168,8 @@ impl Line {
             has_ended: false,
             broken: None,
             words: VecDeque::new(),
+            has_more: false,
+            watched: None,
             incoming,
             outgoing,
         }
@@ -173,7 +186,27 @@ impl Line {
 
     /// Whether the socket is to say when it takes more.
     pub(super) fn has_more_to_send(&self) -> bool {
-        self.is_connecting || self.outgoing.end > 0 || self.is_ready && !self.words.is_empty()
+        self.is_connecting
+            || self.outgoing.end > 0
+            || self.has_more
+            || self.is_ready && !self.words.is_empty()
+    }
+
+    /// Has epoll say with this number when these come.
+    pub(super) fn watch(
+        &mut self,
+        epoll: &Arc<OwnedFd>,
+        number: u64,
+        flags: EventFlags,
+    ) -> rustix::io::Result<()> {
+        let number = EventData::new_u64(number);
+        match &mut self.watched {
+            None => epoll::add(epoll, &self.socket, number, flags)?,
+            Some((_, now)) if *now == flags => return Ok(()),
+            Some(_) => epoll::modify(epoll, &self.socket, number, flags)?,
+        }
+        self.watched = Some((epoll.clone(), flags));
+        Ok(())
     }
 
     /// Who is at the other end.
@@ -219,7 +252,6 @@ impl Line {
                 Err(error) => flow = Flow::Broken(error.to_string()),
             }
         }
-        // Why it breaks is told, where it can be.
         match self.send(&mut VecDeque::new()) {
             Flow::Broken(error) if flow == Flow::Open => Flow::Broken(error),
             _ => flow,
@@ -264,7 +296,8 @@ impl Line {
 
     /// Takes as much from the front of `chunks` as may be sent now.
     pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> Flow {
-        loop {
+        self.has_more = false;
+        for _ in 0..WRITES {
             let flow = self.flush();
             let is_full = self.outgoing.end > 0;
             let has_more = !(self.words.is_empty() && chunks.is_empty());
@@ -293,6 +326,8 @@ impl Line {
                 return encrypted;
             }
         }
+        self.has_more = !chunks.is_empty();
+        self.flush()
     }
 
     /// No more will be written, and the other side is told so.
@@ -351,9 +386,21 @@ impl Line {
     }
 }
 
-impl AsFd for Line {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+#[cfg(test)]
+impl Line {
+    pub(super) fn copy_socket(&self) -> OwnedFd {
+        self.socket.try_clone().expect("a copy").into()
+    }
+}
+
+impl Drop for Line {
+    /// A process that was forked may have the socket, too: closing it alone would neither end the connection nor have
+    /// epoll forget it.
+    fn drop(&mut self) {
+        if let Some((epoll, _)) = &self.watched {
+            let _ = epoll::delete(epoll, &self.socket);
+        }
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 

@@ -246,15 +246,73 @@ fn a_greeting_that_is_none_is_refused() {
     }
 }
 
-/// A process is gone: nothing says that all was sent.
+/// Nothing says that all was sent. Where the host is gone, QUIC finds that out before.
 #[test]
-fn a_connection_that_breaks_is_a_host_that_is_lost() {
+fn a_connection_that_breaks_is_cut_off_at_last() {
     let (mut one, mut other, segment) = two();
     one.be(0, &other.address);
     one.send(1, 0);
     assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    let before = other.lanes.lines();
     drop(one);
-    assert!(until(LIMIT, &mut [&mut other], |_| segment.is_lost(0)));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() < before));
+    assert!(!until(SHORT, &mut [&mut other], |_| segment.failure().is_some()));
+    other.ahead = 2 * SILENCE;
+    assert!(until(LIMIT, &mut [&mut other], |_| segment.failure().is_some()));
+    let text = segment.failure().unwrap().text().to_owned();
+    assert!(text.starts_with("large rounds do not reach host n0: TCP connection to 127.0.0.1:"), "{text}");
+    assert!(!segment.is_lost(0));
+}
+
+/// Who has waited to be answered and goes is forgotten, however many come after it.
+#[test]
+fn who_comes_early_may_go() {
+    let authority = Authority::new().unwrap();
+    let (mut one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
+    for _ in 0..10 {
+        one.be(0, &other.address);
+        one.send(1, 0);
+        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.early() == 1));
+        one.leave();
+        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.early() == 0));
+        assert!(!one.lanes.knows(ID) && other.lanes.lines() == 0);
+    }
+    one.be(0, &other.address);
+    one.send(1, 0);
+    other.be(1, &one.address);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+}
+
+/// What a process has forked has its sockets, too.
+#[test]
+fn a_socket_that_somebody_else_has_is_no_trouble() {
+    let (mut one, mut other, _segment) = two();
+    one.be(0, &other.address);
+    one.send(1, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    let copies = other.lanes.copy_sockets();
+    one.leave();
+    other.leave();
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end.lanes.lines() == 0)));
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(16);
+    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = epoll::wait(&other.epoll, spare_capacity(&mut events), Some(&none));
+    assert!(events.is_empty() && !copies.is_empty());
+}
+
+/// It says that it will say no more before it has said what it comes for.
+#[test]
+fn who_ends_before_it_has_greeted_is_sent_away() {
+    let authority = Authority::new().unwrap();
+    let (identity, mut other) = (identity(&authority, 0), ranked(&authority, 1));
+    let mut line = Line::connect(&identity, &other.address).unwrap();
+    let end = Instant::now() + LIMIT;
+    while !line.is_ready() {
+        assert!(Instant::now() < end && line.receive(|_| true) == Flow::Open);
+        other.turn();
+    }
+    line.finish();
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
 }
 
 /// A host that has nothing more to say is not lost, and neither is one that needs nothing more.
