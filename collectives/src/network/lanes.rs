@@ -91,6 +91,15 @@ struct Communicator {
     is_stopped: bool,
 }
 
+impl Communicator {
+    /// Whether all ranks of a host have left or are lost.
+    fn has_nobody(&self, host: u32) -> bool {
+        let segment = self.bridge.segment();
+        let is_gone = |rank: &u32| segment.left(*rank).is_some() || segment.is_lost(*rank);
+        segment.hosts().ranks(host).iter().all(is_gone)
+    }
+}
+
 /// To and from one host.
 struct Way {
     address: Address,
@@ -257,11 +266,9 @@ impl Lanes {
     /// Tries again later, unless it has been tried for long.
     fn apart(&mut self, now: Instant, place: Place, since: Instant, why: &str) {
         let Some((communicator, host)) = self.way(place) else { return };
-        let way = &mut communicator.ways[host as usize];
-        way.to = To::Apart(since);
+        communicator.ways[host as usize].to = To::Apart(since);
         if since + UNREACHABLE <= now {
-            let socket = way.address.socket;
-            communicator.bridge.cut_off(host, &format!("TCP connection to {socket}: {why}"));
+            self.give_up(place, why);
             self.needs_no_more(now, place);
         }
         self.wake(now);
@@ -604,10 +611,7 @@ impl Lanes {
         let Some((communicator, host)) = self.way(place) else { return };
         let way = &mut communicator.ways[host as usize];
         match way.broken.take() {
-            Some((since, why)) if since + UNREACHABLE <= now => {
-                let socket = way.address.socket;
-                communicator.bridge.cut_off(host, &format!("TCP connection to {socket}: {why}"));
-            }
+            Some((since, why)) if since + UNREACHABLE <= now => self.give_up(place, &why),
             Some(broken) => {
                 way.broken = Some(broken);
                 self.wake(now);
@@ -616,12 +620,24 @@ impl Lanes {
         }
     }
 
+    /// What has not come from a host, or has not gone there, never will.
+    fn give_up(&mut self, place: Place, why: &str) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        if communicator.has_nobody(host) {
+            communicator.bridge.end(host);
+        } else {
+            let socket = communicator.ways[host as usize].address.socket;
+            communicator.bridge.cut_off(host, &format!("TCP connection to {socket}: {why}"));
+        }
+        if communicator.bridge.calls() {
+            self.calls.push(place.communicator);
+        }
+    }
+
     /// Whether all is said here, and nobody is there any more who needs it.
     fn is_for_nobody(&mut self, place: Place) -> bool {
-        let Some((communicator, host)) = self.way(place) else { return true };
-        let segment = communicator.bridge.segment();
-        let is_gone = |rank: &u32| segment.left(*rank).is_some() || segment.is_lost(*rank);
-        communicator.is_quiet && segment.hosts().ranks(host).iter().all(is_gone)
+        self.way(place)
+            .is_none_or(|(communicator, host)| communicator.is_quiet && communicator.has_nobody(host))
     }
 
     fn is_ready(&self, token: u64) -> bool {

@@ -19,7 +19,7 @@ use super::super::line::{Flow, Line};
 use super::super::tls::{Expected, Identity, Who};
 use super::super::{Address, SILENCE};
 use super::{HERE, ID};
-use crate::bridge::frame::{Header, Kind};
+use crate::bridge::frame::{Header, Kind, Status};
 use crate::bridge::{Bridge, Shares};
 use crate::hosts::Hosts;
 use crate::segment::Segment;
@@ -262,6 +262,20 @@ fn a_connection_that_breaks_is_cut_off_at_last() {
     let text = segment.failure().unwrap().text().to_owned();
     assert!(text.starts_with("large rounds do not reach host n0: TCP connection to 127.0.0.1:"), "{text}");
     assert!(!segment.is_lost(0));
+}
+
+/// The ranks of a host have left, which QUIC has said: nothing is missed.
+#[test]
+fn a_connection_of_who_has_left_may_break() {
+    let (mut one, mut other, segment) = two();
+    one.be(0, &other.address);
+    one.send(1, 0);
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    segment.put_status(0, &Status { arrived: 1, posted: 1, left: 2, lost: 0 });
+    drop(one);
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    other.ahead = 2 * SILENCE;
+    assert!(!until(SHORT, &mut [&mut other], |_| segment.failure().is_some()));
 }
 
 /// Who has waited to be answered and goes is forgotten, however many come after it.
