@@ -72,7 +72,7 @@ def test_a_rank_that_has_finished_is_waited_for_in_vain(run):
     wait = "os._exit(0) if rank == 2 else dist.all_reduce(tensor)"
     done = run(3, 1, PROGRAM.format(wait=wait), "--timeout", "120s")
     told = re.findall(r"rank 2 \(host n2, pid \d+\) exited with code 0 while others wait for it", lines(done))
-    assert len(told) == 2, lines(done)
+    assert len(told) == 2, done
 
 
 def test_a_stopped_rank_is_lost_to_those_of_other_nodes(run):
