@@ -54,14 +54,12 @@ class NetworkFault:
 
     name: str
     what: str
-    link: str | None = None
-    """What `--link` says, of all hosts."""
+    options: Sequence[str] = ()
+    """Of tpurun, on all hosts."""
+    before: Callable[[list[str]], None] | None = None
+    """What is done to the namespaces before anything starts."""
     strike: Callable[[list[str]], None] | None = None
     """What is done to the namespaces once all ranks are ready."""
-    is_always: bool = False
-    """It is done before anything starts."""
-    bulk: str | None = None
-    """What `--bulk` says, of all hosts."""
     verdicts: Sequence[str] = ()
     """What the report of each host says of who is to blame, by host; none where the job goes on."""
     limit_s: float = 60
@@ -89,22 +87,24 @@ FAULTS = [
     NetworkFault(
         "closed",
         "hosts reach each other over UDP, not over TCP",
-        strike=lambda names: close_tcp(*names),
-        is_always=True,
+        before=lambda names: close_tcp(*names),
         verdicts=[UNREACHED] * 4,
         limit_s=25,
     ),
     NetworkFault(
         "avoided",
         "the same with `--bulk quic`",
-        strike=lambda names: close_tcp(*names),
-        is_always=True,
-        bulk="quic",
+        before=lambda names: close_tcp(*names),
+        options=["--bulk", "quic"],
     ),
-    NetworkFault("bad", "1 % loss, 20 ms delay, 10 ms jitter", link="delay=20ms,jitter=10ms,loss=1%"),
-    NetworkFault("slow", "a link of 20 Mbit/s", link="rate=20Mbit"),
     NetworkFault(
-        "replayed", "half of all datagrams come twice, and out of order", link="duplicate=50%,jitter=2ms"
+        "bad", "1 % loss, 20 ms delay, 10 ms jitter", options=["--link", "delay=20ms,jitter=10ms,loss=1%"]
+    ),
+    NetworkFault("slow", "a link of 20 Mbit/s", options=["--link", "rate=20Mbit"]),
+    NetworkFault(
+        "replayed",
+        "half of all datagrams come twice, and out of order",
+        options=["--link", "duplicate=50%,jitter=2ms"],
     ),
 ]
 
@@ -128,18 +128,16 @@ def run(fault: NetworkFault, folder: Path, seconds: float) -> Seen:
     with namespaces(HOSTS) as names:
         jobs = []
         try:
-            if fault.strike and fault.is_always:
-                fault.strike(names)
-            words = ["--link", fault.link] if fault.link else []
-            words += ["--bulk", fault.bulk] if fault.bulk else []
-            words += [program, str(600 if fault.verdicts else seconds)]
+            if fault.before:
+                fault.before(names)
+            words = [*fault.options, program, str(600 if fault.verdicts else seconds)]
             for node, (command, env) in enumerate(commands(of_namespaces(names), EACH, *words)):
                 (folder / str(node)).mkdir()
                 jobs.append(Job(folder / str(node), command, env=env))
             for job in jobs:
                 job.read_until("ready")
             began = time.time()
-            if fault.strike and not fault.is_always:
+            if fault.strike:
                 fault.strike(names)
             return judge(fault, [job.wait() for job in jobs], began)
         finally:
