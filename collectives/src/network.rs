@@ -311,7 +311,8 @@ impl Running {
         credentials: Option<Credentials>,
         given: Option<(usize, Bulk)>,
     ) -> Result<Arc<Self>, Failure> {
-        let link = given_link()?;
+        // The link that is to be between hosts, worse than the one there is.
+        let link: Option<Link> = setting(LINK, str::parse)?;
         let (connections, bulk) = match given {
             Some(given) => given,
             None => (self::connections(link)?, given_bulk(link)?),
@@ -356,9 +357,8 @@ fn make_driver(
     let epoll = Arc::new(epoll);
     let lanes =
         listener.map(|listener| Lanes::new(listener, epoll.clone(), identity.clone(), expected.clone()));
-    let driver = Driver::new(mesh, socket, epoll, commands.clone(), link);
-    let driver = driver.map_err(|error| refused("watch a socket", &error))?;
-    Ok((driver.with(lanes.transpose()?), commands, port))
+    let driver = Driver::new(mesh, lanes.transpose()?, socket, epoll, commands.clone(), link);
+    Ok((driver.map_err(|error| refused("watch a socket", &error))?, commands, port))
 }
 
 /// A port for QUIC, and the same one for TCP if that is wanted.
@@ -395,10 +395,7 @@ pub fn parse_connections(text: &str) -> Result<usize, String> {
 
 /// The number that is given, or what suits the processors here.
 fn connections(link: Option<Link>) -> Result<usize, Failure> {
-    let given = std::env::var(CONNECTIONS).ok().filter(|text| !text.is_empty());
-    let given = given.map(|text| parse_connections(&text)).transpose();
-    let given = given.map_err(|error| invalid_usage!("{CONNECTIONS}: {error}"))?;
-    Ok(given.unwrap_or_else(|| match link {
+    Ok(setting(CONNECTIONS, parse_connections)?.unwrap_or_else(|| match link {
         // What is pretended is to be the same everywhere.
         Some(_) => 1,
         None => (usable_cpus() as usize / CORES).clamp(1, MANY_CONNECTIONS),
@@ -407,16 +404,14 @@ fn connections(link: Option<Link>) -> Result<usize, Failure> {
 
 /// What is said, or TCP, unless the link is a pretended one: that is one of datagrams.
 fn given_bulk(link: Option<Link>) -> Result<Bulk, Failure> {
-    let given = std::env::var(BULK).ok().filter(|text| !text.is_empty());
-    let given =
-        given.map(|text| text.parse().map_err(|error| invalid_usage!("{BULK}: {error}"))).transpose()?;
+    let given = setting(BULK, str::parse)?;
     Ok(if link.is_some() { Bulk::Quic } else { given.unwrap_or(Bulk::Tcp) })
 }
 
-/// The link that is to be between hosts, worse than the one there is.
-fn given_link() -> Result<Option<Link>, Failure> {
-    let given = std::env::var(LINK).ok().filter(|text| !text.is_empty());
-    given.map(|text| text.parse().map_err(|error| invalid_usage!("{LINK}: {error}"))).transpose()
+/// What this variable of the environment says, unless it says nothing.
+fn setting<T, E: fmt::Display>(name: &str, parse: fn(&str) -> Result<T, E>) -> Result<Option<T>, Failure> {
+    let given = std::env::var(name).ok().filter(|text| !text.is_empty());
+    given.map(|text| parse(&text).map_err(|error| invalid_usage!("{name}: {error}"))).transpose()
 }
 
 /// What bursts fit into: rounds come as a whole. More than the system allows is for who may.

@@ -153,8 +153,10 @@ struct Known {
 }
 
 impl Driver {
+    /// `epoll` watches the connections of `lanes`, too.
     pub(super) fn new(
         mesh: Mesh,
+        lanes: Option<Lanes>,
         socket: UdpSocket,
         epoll: Arc<OwnedFd>,
         commands: Arc<Commands>,
@@ -166,7 +168,7 @@ impl Driver {
         epoll::add(&epoll, &commands.wake, event(COMMANDS), epoll::EventFlags::IN)?;
         Ok(Self {
             mesh,
-            lanes: None,
+            lanes,
             socket,
             state,
             commands,
@@ -181,12 +183,6 @@ impl Driver {
             link: link.map(|link| Flight::new(link, std::process::id().into())),
             over: vec![],
         })
-    }
-
-    /// With TCP connections, too, which the same epoll watches.
-    pub(super) fn with(mut self, lanes: Option<Lanes>) -> Self {
-        self.lanes = lanes;
-        self
     }
 
     /// As long as the process lives.

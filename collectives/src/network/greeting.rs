@@ -1,4 +1,14 @@
-//! The first words of a stream.
+//! The first words of a stream or connection, and those that have said them before their communicator is made here.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Who does not say so soon what it comes for is sent away.
+pub(super) const GREETING: Duration = Duration::from_secs(5);
+/// Communicators that are not made here yet, and that somebody comes for.
+const MOST_EARLY: usize = 4096;
+/// So many may say that they are for the same.
+const MOST_ALIKE: usize = 8;
 
 /// Which stream it is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,5 +35,45 @@ impl Greeting {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
         let communicator = u64::from_le_bytes(bytes[8..].try_into().expect("eight"));
         (word(0) == GREETING_MAGIC).then_some(Self { communicator, host: word(4) })
+    }
+}
+
+/// Those that wait for their communicator to be made here, whoever they are from.
+#[derive(Debug)]
+pub(super) struct Early<T>(HashMap<Greeting, Vec<T>>);
+
+impl<T: PartialEq> Early<T> {
+    pub(super) fn new() -> Self {
+        Self(HashMap::new())
+    }
+
+    /// Whether it may wait.
+    pub(super) fn keep(&mut self, greeting: Greeting, waiting: T) -> bool {
+        let alike = self.0.get(&greeting).map_or(0, Vec::len);
+        let may_wait = self.0.len() < MOST_EARLY && alike < MOST_ALIKE;
+        if may_wait {
+            self.0.entry(greeting).or_default().push(waiting);
+        }
+        may_wait
+    }
+
+    /// All that wait for this.
+    pub(super) fn take(&mut self, greeting: Greeting) -> Vec<T> {
+        self.0.remove(&greeting).unwrap_or_default()
+    }
+
+    /// It is gone.
+    pub(super) fn forget(&mut self, greeting: Greeting, gone: &T) {
+        if let Some(early) = self.0.get_mut(&greeting) {
+            early.retain(|other| other != gone);
+            if early.is_empty() {
+                self.0.remove(&greeting);
+            }
+        }
+    }
+
+    /// How many wait.
+    pub(super) fn count(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
     }
 }

@@ -4,7 +4,7 @@
 //! Who sends makes the connection, when it first has something; the other side answers its greeting once it has made
 //! the communicator, too, and reads what comes at once from then on: no communicator can hold up another one.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustls::ServerConfig;
 
-use super::greeting::{GREETING_BYTES, Greeting};
+use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
 use super::line::{Flow, Line};
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
@@ -24,14 +24,10 @@ use crate::failure::Failure;
 
 /// So often connections are tried again, and those that are late looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// Who does not say so soon what it comes for is sent away.
-const GREETING: Duration = Duration::from_secs(5);
 /// So many may come at a time that have not said it yet.
 const MOST_UNKNOWN: usize = 256;
-/// Connections of communicators that are not made here yet.
-const MOST_EARLY: usize = 4096;
-/// Of these, that say they are for the same.
-const MOST_ALIKE: usize = 8;
+/// So many may wait for their communicators: each has a socket.
+const MOST_WAITING: usize = 4096;
 /// Who is lost is noticed before.
 const UNREACHABLE: Duration = SILENCE.saturating_add(Duration::from_secs(5));
 
@@ -48,8 +44,7 @@ pub(super) struct Lanes {
     lines: BTreeMap<u64, (Line, Use)>,
     last: u64,
     communicators: BTreeMap<u64, Communicator>,
-    /// Of communicators that are not made here yet, whoever they are from.
-    early: HashMap<Greeting, Vec<u64>>,
+    early: Early<u64>,
     next_look: Option<Instant>,
     /// Nobody is let in before the next look.
     is_deaf: bool,
@@ -144,7 +139,7 @@ impl Lanes {
             lines: BTreeMap::new(),
             last: 0,
             communicators: BTreeMap::new(),
-            early: HashMap::new(),
+            early: Early::new(),
             next_look: None,
             is_deaf: false,
             over: vec![],
@@ -169,7 +164,7 @@ impl Lanes {
         self.communicators.insert(id, Communicator { bridge, ways, is_quiet: false, is_stopped: false });
         for host in 0..hosts {
             let greeting = Greeting { communicator: id, host };
-            for token in self.early.remove(&greeting).into_iter().flatten() {
+            for token in self.early.take(greeting) {
                 if let Some((line, _)) = self.lines.remove(&token) {
                     self.introduce(greeting, token, line);
                 }
@@ -346,9 +341,9 @@ impl Lanes {
         let token = event & !LANES;
         let Some((line, used)) = self.lines.remove(&token) else { return };
         match used {
-            Use::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
+            Use::Unknown(said, since) => self.hear_greeting(token, line, said, since),
             // It has nothing to say before it is answered.
-            Use::Early(greeting) => self.forget_early(greeting, token),
+            Use::Early(greeting) => self.early.forget(greeting, &token),
             Use::From(place) => self.hear(now, token, line, place),
             Use::To(place, said) => self.hear_answer(now, token, line, place, said),
             Use::Ending(until) => self.hear_end(token, line, until),
@@ -388,7 +383,7 @@ impl Lanes {
         }
     }
 
-    fn hear_greeting(&mut self, now: Instant, token: u64, mut line: Line, mut said: Vec<u8>, since: Instant) {
+    fn hear_greeting(&mut self, token: u64, mut line: Line, mut said: Vec<u8>, since: Instant) {
         let flow = line.receive(|bytes| {
             said.extend(bytes);
             said.len() <= GREETING_BYTES
@@ -412,16 +407,12 @@ impl Lanes {
             return;
         };
         self.introduce(greeting, token, line);
-        self.wake(now);
     }
 
     fn introduce(&mut self, greeting: Greeting, token: u64, mut line: Line) {
         let Greeting { communicator: id, host } = greeting;
         let Some(communicator) = self.communicators.get_mut(&id) else {
-            let early = self.early.values().map(Vec::len).sum::<usize>();
-            let alike = self.early.get(&greeting).map_or(0, Vec::len);
-            if early < MOST_EARLY && alike < MOST_ALIKE {
-                self.early.entry(greeting).or_default().push(token);
+            if self.early.count() < MOST_WAITING && self.early.keep(greeting, token) {
                 self.lines.insert(token, (line, Use::Early(greeting)));
                 self.watch(token);
             }
@@ -440,13 +431,6 @@ impl Lanes {
         line.send(&mut VecDeque::new());
         self.lines.insert(token, (line, Use::From(Place { communicator: id, host })));
         self.watch(token);
-    }
-
-    fn forget_early(&mut self, greeting: Greeting, token: u64) {
-        if let Some(early) = self.early.get_mut(&greeting) {
-            early.retain(|other| *other != token);
-        }
-        self.early.retain(|_, early| !early.is_empty());
     }
 
     /// What a host has sent.
@@ -603,9 +587,7 @@ impl Lanes {
         }
         late.iter().for_each(|token| drop(self.lines.remove(token)));
     }
-}
 
-impl Lanes {
     /// A connection has broken, and the host is not lost.
     fn cut_off_if_broken(&mut self, now: Instant, place: Place) {
         let Some((communicator, host)) = self.way(place) else { return };
@@ -671,7 +653,7 @@ impl Lanes {
     }
 
     pub(super) fn early(&self) -> usize {
-        self.early.values().map(Vec::len).sum()
+        self.early.count()
     }
 
     /// As a process has them that is forked now.

@@ -4,7 +4,7 @@
 //! A stream begins with a greeting that says which communicator it is of and from which host. Nothing is
 //! believed before TLS has shown who is at the other end (`tls.rs`), and that is where the host's first rank is.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use quinn_proto::{ConnectionError, ConnectionHandle, EcnCodepoint, Event, StreamEvent, StreamId, Transmit};
 
 use super::connections::{Connections, Flow, Stream};
-use super::greeting::{GREETING_BYTES, Greeting};
+use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
 use crate::bridge::{Bridge, Frames, Outbox};
@@ -21,20 +21,13 @@ use crate::failure::Failure;
 
 /// So often bridges look whether anything changed that nobody rang for, and connections are tried again.
 const LOOK: Duration = Duration::from_millis(100);
-/// A stream that does not say what it is for this long is closed.
-const GREETING: Duration = Duration::from_secs(5);
-/// Streams of communicators that are not made here yet.
-const MOST_EARLY: usize = 4096;
-/// Of these, that say they are for the same.
-const MOST_ALIKE: usize = 8;
 
 pub(super) struct Mesh {
     connections: Connections,
     communicators: BTreeMap<u64, Communicator>,
     /// What streams are for.
     streams: BTreeMap<Stream, Use>,
-    /// Of communicators that are not made here yet, whoever they are from.
-    early: HashMap<Greeting, Vec<Stream>>,
+    early: Early<Stream>,
     /// Streams for which something may have come.
     readable: BTreeSet<Stream>,
     next_look: Option<Instant>,
@@ -112,7 +105,7 @@ impl Mesh {
             connections: Connections::new(identity, expected, seed)?,
             communicators: BTreeMap::new(),
             streams: BTreeMap::new(),
-            early: HashMap::new(),
+            early: Early::new(),
             readable: BTreeSet::new(),
             next_look: None,
             over: vec![],
@@ -141,7 +134,7 @@ impl Mesh {
         }
         for host in 0..own {
             let greeting = Greeting { communicator: id, host };
-            for stream in self.early.remove(&greeting).into_iter().flatten() {
+            for stream in self.early.take(greeting) {
                 self.introduce(now, greeting, stream);
             }
         }
@@ -261,15 +254,11 @@ impl Mesh {
     fn introduce(&mut self, now: Instant, greeting: Greeting, stream: Stream) {
         let Greeting { communicator: id, host } = greeting;
         let Some(communicator) = self.communicators.get_mut(&id) else {
-            if self.early.len() < MOST_EARLY {
-                let early = self.early.entry(greeting).or_default();
-                if early.len() < MOST_ALIKE {
-                    early.push(stream);
-                    self.streams.insert(stream, Use::Early(greeting));
-                    return;
-                }
+            if !self.early.keep(greeting, stream) {
+                return self.drop_unknown(stream);
             }
-            return self.drop_unknown(stream);
+            self.streams.insert(stream, Use::Early(greeting));
+            return;
         };
         let link = communicator.links.get_mut(host as usize);
         let link = link.filter(|link| matches!(link.state, State::Awaited));
@@ -387,15 +376,10 @@ impl Mesh {
                         self.end_if_over(communicator);
                     }
                 }
-                Some(Use::Early(greeting)) => {
-                    if let Some(early) = self.early.get_mut(&greeting) {
-                        early.retain(|other| *other != stream);
-                    }
-                }
+                Some(Use::Early(greeting)) => self.early.forget(greeting, &stream),
                 Some(Use::Unknown(..)) | None => {}
             }
         }
-        self.early.retain(|_, early| !early.is_empty());
     }
 
     fn links_where(&self, wanted: impl Fn(&Link) -> bool) -> Vec<(u64, u32)> {
