@@ -69,7 +69,7 @@ except DeadlockError as error:
 
 
 def test_a_rank_that_has_finished_is_waited_for_in_vain(run):
-    # What is still on its way when a process ends so abruptly goes with it: first the others have all of rank 2.
+    # What is still on its way when a process ends so abruptly goes with it.
     wait = """
     if rank == 2: dist.recv(tensor, 0); dist.recv(tensor, 1); os._exit(0)
     dist.send(tensor, 2); dist.all_reduce(tensor)"""
