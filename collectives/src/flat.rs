@@ -204,7 +204,8 @@ impl<'a> Flat<'a> {
         Ok(())
     }
 
-    /// Stages a stretch for the round of this turn, if there is one and it can not be read in its `place`.
+    /// Stages a stretch for the round of this turn, if there is one and it can not be read in its `place` or folded
+    /// with what the others have staged.
     fn stage_half(
         &self,
         lane: &Lane,
@@ -216,7 +217,8 @@ impl<'a> Flat<'a> {
         if bytes == 0 {
             return Ok(());
         }
-        if place.is_none() {
+        let folds_own = place.is_none() && lane.can_fold_own(turn);
+        if place.is_none() && !folds_own {
             let at = self.segment.layout().window(self.segment.rank(), turn % 2);
             self.op.inputs.stage(self.copying.0, (0, offset), bytes, self.segment.region(), at);
             self.traffic.stage(bytes);
@@ -226,7 +228,7 @@ impl<'a> Flat<'a> {
             Place { offset, bytes, ..whole }
         };
         self.segment.set_place(turn % 2, place.map(stretch));
-        lane.staged_half(self.op, turn, bytes)
+        lane.staged_half(self.op, turn, bytes, folds_own.then_some(offset))
     }
 
     fn fetch_folded(&self, whole: Option<(usize, usize)>) {

@@ -207,6 +207,24 @@ fn sums_between_hosts_read_tensors_where_they_are() {
     }
 }
 
+/// Tensors that are not where others can read them: the last rank of a host that comes with its own folds it where it is.
+#[test]
+fn sums_between_hosts_stage_nothing_for_who_folds() {
+    let count = 2 * (4 << 20) / size_of::<i64>() + 11;
+    // Bytes of a tensor each that are staged or read there, by all ranks. Those of a host may come at the same time.
+    for (hosts, least, most) in [(&[0, 1, 2][..], 6, 6), (&[0, 0, 1, 1], 12, 16)] {
+        let taken = on_hosts(hosts, &config(), TIMEOUT, |communicator| {
+            let (rank, ranks) = me(communicator);
+            let call = Call::new(OpKind::AllReduce, vec![chunk(rank, 0, count)], vec![vec![0; count]]);
+            assert!(call.run(communicator).unwrap() == [summed(ranks, 0, count)], "{hosts:?}");
+            communicator.traffic().staged
+        });
+        let by_all = taken.iter().sum::<u64>();
+        let bytes = 8 * count as u64;
+        assert!((least * bytes..=most * bytes).contains(&by_all), "{hosts:?}: {taken:?} of {bytes}");
+    }
+}
+
 /// Where the result goes where the tensor was, a stretch is not written before all have read it.
 #[test]
 fn sums_between_hosts_may_be_in_place() {

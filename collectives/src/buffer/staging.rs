@@ -102,6 +102,32 @@ impl Spans {
         });
     }
 
+    /// Folds a stretch of this memory and what is at `sources` of a region, which nobody else reads, in this order to
+    /// place `to` of it. The source that is nowhere there is this memory.
+    pub(crate) fn fold_with(
+        &self,
+        (offset, bytes): (usize, usize),
+        reduction: Reduction,
+        region: &Region,
+        sources: impl Iterator<Item = Option<usize>> + Clone,
+        to: usize,
+    ) {
+        self.each(offset, bytes, |at, piece, bytes| {
+            let places = sources.clone().flatten().map(|source| source + at);
+            region.read_alone(bytes, places, |start, bytes| {
+                let source = |source: Option<usize>| match source {
+                    Some(source) => region.pointer(source + at + start, bytes).cast_const(),
+                    None => piece.wrapping_add(start).cast_const(),
+                };
+                let sources: Sources = sources.clone().map(source).collect();
+                let out = region.pointer(to + reduction.bytes_of(at + start), reduction.bytes_of(bytes));
+                // SAFETY: the sources are valid for so many elements (checked by `pointer`, and by `each` for the
+                // piece, which is no part of a region), and the result is another place; all hold whole elements.
+                unsafe { reduce::fold(reduction, &sources, out, bytes / reduction.dtype().size()) };
+            });
+        });
+    }
+
     /// Makes a chunk of `to` what a group of one rank makes of a chunk of ours.
     pub(crate) fn fold_alone(&self, reduction: Reduction, to: &Spans) {
         let size = reduction.dtype().size();
@@ -110,5 +136,58 @@ impl Spans {
             // SAFETY: `each_pair` gives `count` elements on both sides, the same memory or apart.
             unsafe { reduce::fold(reduction, &[from], to, count) };
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dtype::{Dtype, ReduceOp};
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        /// Whether memory is staged before it is folded or not makes no difference.
+        #[test]
+        fn what_is_not_staged_is_folded_alike(
+            values in prop::collection::vec((-100i16..100, -100i16..100, -100i16..100), 1..3000),
+            cut in any::<(prop::sample::Index, prop::sample::Index)>(),
+            own in 0usize..3,
+            op in prop::sample::select(vec![ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max]),
+        ) {
+            // More than a page of them are handed back.
+            const ROOM: usize = 1 << 14;
+            let reduction = Reduction::new(Dtype::Bf16, op, 1.0, 3).expect("defined").first_half();
+            let (region, _fd) = Region::create("test", 5 * ROOM).expect("memfds work here");
+            let bytes = |pick: fn(&(i16, i16, i16)) -> i16| -> Vec<u8> {
+                values.iter().flat_map(|value| half::bf16::from_f32(pick(value).into()).to_le_bytes()).collect()
+            };
+            let mut all = [bytes(|value| value.0), bytes(|value| value.1), bytes(|value| value.2)];
+            for (index, bytes) in all.iter().enumerate() {
+                region.write(index * ROOM, bytes);
+            }
+            let (left, right) = all[own].split_at_mut(2 * cut.0.index(values.len() + 1));
+            // SAFETY: the vectors outlive the spans, and are not touched meanwhile.
+            let spans = unsafe {
+                Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 2)
+            };
+            let first = cut.1.index(values.len());
+            let (offset, bytes) = (2 * first, 2 * (values.len() - first));
+            let size = reduction.out().size();
+            let (staged, unstaged) = (3 * ROOM, 3 * ROOM + size * 3000);
+            region.fold(reduction, (0..3).map(|index| index * ROOM + offset), staged, bytes / 2);
+            let sources = (0..3).map(|index| (index != own).then_some(index * ROOM + offset));
+            spans.fold_with((offset, bytes), reduction, &region, sources, unstaged);
+            let read = |at| {
+                let mut result = vec![0; bytes / 2 * size];
+                region.read(at, &mut result);
+                result
+            };
+            prop_assert_eq!(read(unstaged), read(staged));
+        }
     }
 }

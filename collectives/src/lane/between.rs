@@ -157,11 +157,42 @@ impl Lane {
         place
     }
 
+    /// Whether the first half of a fold is left to this rank, and all others here have what they fold in their windows:
+    /// then this one can read its own where it is.
+    pub(crate) fn can_fold_own(&self, turn: usize) -> bool {
+        let (segment, parity) = (&self.segment, turn % 2);
+        let is_staged = |rank: &u32| *rank == segment.rank() || segment.place(*rank, parity).is_none();
+        segment.stages_last(parity) && segment.ranks_here().iter().all(is_staged)
+    }
+
     /// The first half of a fold of so many bytes that this rank has for the round of this turn, if it is the last one
-    /// here to say so. That round may begin later.
-    pub(crate) fn staged_half(&self, op: &Op, turn: usize, bytes: usize) -> Result<(), Failure> {
+    /// here to say so. That round may begin later. `own` is where its input has them, if they are not staged.
+    pub(crate) fn staged_half(
+        &self,
+        op: &Op,
+        turn: usize,
+        bytes: usize,
+        own: Option<usize>,
+    ) -> Result<(), Failure> {
         let first = op.reduction(self.segment.size()).first_half();
-        if self.segment.count_staged(turn % 2) { self.fold_placed(first, turn, bytes) } else { Ok(()) }
+        let is_last = self.segment.count_staged(turn % 2);
+        match own {
+            Some(offset) => self.fold_own(first, turn, (&op.inputs, offset), bytes),
+            None if is_last => return self.fold_placed(first, turn, bytes),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The same, of this rank's tensor and the windows of the others here.
+    fn fold_own(&self, first: Reduction, turn: usize, (inputs, offset): (&Spans, usize), bytes: usize) {
+        let (segment, layout) = (&self.segment, self.segment.layout());
+        let ranks = segment.ranks_here();
+        let window = |rank: &u32| (*rank != segment.rank()).then(|| layout.window(*rank, turn % 2));
+        let (region, out) = (segment.region(), layout.partial(turn));
+        inputs.fold_with((offset, bytes), first, region, ranks.iter().map(window), out);
+        self.shared.traffic.in_place(bytes, 1, 0);
+        self.shared.traffic.fold_staged(bytes, ranks.len() - 1);
     }
 
     /// The same, of what may not be in windows.

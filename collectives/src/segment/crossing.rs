@@ -137,6 +137,13 @@ impl Segment {
         count.fetch_add(1, Ordering::AcqRel).wrapping_add(1).is_multiple_of(ranks)
     }
 
+    /// Whether all other ranks here have said so, and what they have staged is there to be read.
+    pub(crate) fn stages_last(&self, parity: usize) -> bool {
+        let ranks = self.ranks_here().len() as u64;
+        let count: &AtomicU64 = self.region().at(self.layout().header() + H_STAGED + 8 * parity);
+        count.load(Ordering::Acquire).wrapping_add(1).is_multiple_of(ranks)
+    }
+
     /// Rounds for which all that other hosts are to be sent is there.
     pub(crate) fn local_rounds(&self) -> u64 {
         self.ready().load(Ordering::Acquire)
