@@ -132,16 +132,18 @@ impl Segment {
     /// last one here. A rank may be a round ahead of the others, and so each parity has a count.
     pub(crate) fn count_staged(&self, parity: usize) -> bool {
         let ranks = self.ranks_here().len() as u64;
-        let count: &AtomicU64 = self.region().at(self.layout().header() + H_STAGED + 8 * parity);
         // Acquire and release, through all of them: what the ranks here have staged.
-        count.fetch_add(1, Ordering::AcqRel).wrapping_add(1).is_multiple_of(ranks)
+        self.staged(parity).fetch_add(1, Ordering::AcqRel).wrapping_add(1).is_multiple_of(ranks)
     }
 
     /// Whether all other ranks here have said so, and what they have staged is there to be read.
     pub(crate) fn stages_last(&self, parity: usize) -> bool {
         let ranks = self.ranks_here().len() as u64;
-        let count: &AtomicU64 = self.region().at(self.layout().header() + H_STAGED + 8 * parity);
-        count.load(Ordering::Acquire).wrapping_add(1).is_multiple_of(ranks)
+        self.staged(parity).load(Ordering::Acquire).wrapping_add(1).is_multiple_of(ranks)
+    }
+
+    fn staged(&self, parity: usize) -> &AtomicU64 {
+        self.region().at(self.layout().header() + H_STAGED + 8 * parity)
     }
 
     /// Rounds for which all that other hosts are to be sent is there.
