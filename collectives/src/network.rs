@@ -13,6 +13,7 @@ mod lanes;
 mod line;
 mod link;
 mod mesh;
+mod records;
 pub(crate) mod tls;
 
 use std::fmt;

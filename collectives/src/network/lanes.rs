@@ -420,7 +420,7 @@ impl Lanes {
         };
         let way = communicator.ways.get_mut(host as usize).filter(|way| way.from.is_none());
         let shown = line.certificate();
-        let Some(way) = way.filter(|way| shown.is_some_and(|shown| way.address.who.has_shown(&shown))) else {
+        let Some(way) = way.filter(|way| shown.is_some_and(|shown| way.address.who.has_shown(shown))) else {
             // It is of this job, but not who it says.
             tracing::warn!(host, "refused a connection from another process than the host's first rank");
             return;

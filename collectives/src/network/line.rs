@@ -8,7 +8,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -16,8 +16,9 @@ use rustls::ServerConfig;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus, WriteTraffic};
+use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 
+use super::records::{Opened, RECORD, Records};
 use super::tls::{Certificate, Identity};
 use super::{Address, SILENCE};
 
@@ -26,9 +27,6 @@ const ROOM: usize = 128 << 10;
 /// Reads and writes between two looks at other connections.
 const READS: usize = 8;
 const WRITES: usize = 8;
-/// Most plaintext of a TLS record, and what one adds to that.
-const RECORD: usize = 16 << 10;
-const OVERHEAD: usize = 64;
 
 /// What has become of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,6 +41,10 @@ pub(super) enum Flow {
 enum Tls {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
+    /// Both sides have shown who they are.
+    Ready(Records, Option<Certificate>),
+    /// Nothing is asked of it any more, which must not be after an error.
+    Broken(String),
 }
 
 /// What is to be done with TLS next.
@@ -50,7 +52,7 @@ enum Step {
     Again,
     /// Something must come first.
     Wait,
-    /// Nothing; data may be sent.
+    /// The handshake is over.
     Ready,
     Ended,
     /// Who takes the data takes no more.
@@ -63,13 +65,9 @@ pub(super) struct Line {
     tls: Tls,
     from: SocketAddr,
     is_connecting: bool,
-    /// Both sides have shown who they are.
-    is_ready: bool,
     /// No more will be written.
     is_finished: bool,
     has_ended: bool,
-    /// Why no more is asked of TLS, which must not be after an error.
-    broken: Option<String>,
     /// To be sent before anything else.
     words: VecDeque<Bytes>,
     /// There was more to be sent than in one turn.
@@ -163,10 +161,8 @@ impl Line {
             tls,
             from,
             is_connecting: false,
-            is_ready: false,
             is_finished: false,
             has_ended: false,
-            broken: None,
             words: VecDeque::new(),
             has_more: false,
             watched: None,
@@ -181,7 +177,7 @@ impl Line {
 
     /// Whether both sides have shown who they are.
     pub(super) fn is_ready(&self) -> bool {
-        self.is_ready
+        matches!(self.tls, Tls::Ready(..))
     }
 
     /// Whether the socket is to say when it takes more.
@@ -189,7 +185,7 @@ impl Line {
         self.is_connecting
             || self.outgoing.end > 0
             || self.has_more
-            || self.is_ready && !self.words.is_empty()
+            || self.is_ready() && !self.words.is_empty()
     }
 
     /// Has epoll say with this number when these come.
@@ -210,12 +206,11 @@ impl Line {
     }
 
     /// Who is at the other end.
-    pub(super) fn certificate(&self) -> Option<Certificate> {
-        let chain = match &self.tls {
-            Tls::Client(tls) => tls.peer_certificates(),
-            Tls::Server(tls) => tls.peer_certificates(),
-        };
-        chain.and_then(Certificate::of_chain)
+    pub(super) fn certificate(&self) -> Option<&Certificate> {
+        match &self.tls {
+            Tls::Ready(_, certificate) => certificate.as_ref(),
+            _ => None,
+        }
     }
 
     /// Hands on what has come, in order, as long as it is taken; sends what TLS has to say to that.
@@ -261,21 +256,24 @@ impl Line {
     /// Decrypts what has come, and answers. An error is the end at once, without an alert that says why: to have it
     /// made, TLS would look again at what it has refused.
     fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Flow {
-        while self.broken.is_none() {
+        while !self.has_ended {
             match self.step(take) {
                 Step::Again => continue,
                 Step::Wait => {}
-                Step::Ready => self.is_ready = true,
+                Step::Ready => {
+                    self.tls = std::mem::replace(&mut self.tls, Tls::Broken(String::new())).into_ready();
+                    continue;
+                }
                 Step::Ended => self.has_ended = true,
-                Step::Refused => self.broken = Some("it said what was not expected".to_owned()),
-                Step::Broken(error) => self.broken = Some(error),
+                Step::Refused => self.tls = Tls::Broken("it said what was not expected".to_owned()),
+                Step::Broken(error) => self.tls = Tls::Broken(error),
             }
             break;
         }
-        match &self.broken {
-            Some(error) => Flow::Broken(error.clone()),
-            None if self.has_ended => Flow::Ended,
-            None => Flow::Open,
+        match &self.tls {
+            Tls::Broken(error) => Flow::Broken(error.clone()),
+            _ if self.has_ended => Flow::Ended,
+            _ => Flow::Open,
         }
     }
 
@@ -284,6 +282,14 @@ impl Line {
         let (taken, step) = match &mut self.tls {
             Tls::Client(tls) => step(tls.process_tls_records(incoming), outgoing, take),
             Tls::Server(tls) => step(tls.process_tls_records(incoming), outgoing, take),
+            Tls::Ready(records, _) => match records.open(incoming, take) {
+                Ok(Opened::Taken(bytes)) => (bytes, Step::Again),
+                Ok(Opened::Nothing) => (0, Step::Wait),
+                Ok(Opened::Ended) => (0, Step::Ended),
+                Ok(Opened::Refused) => (0, Step::Refused),
+                Err(error) => (0, Step::Broken(error)),
+            },
+            Tls::Broken(error) => (0, Step::Broken(error.clone())),
         };
         self.incoming.take(taken);
         step
@@ -300,34 +306,39 @@ impl Line {
         for _ in 0..WRITES {
             let flow = self.flush();
             let is_full = self.outgoing.end > 0;
-            let has_more = !(self.words.is_empty() && chunks.is_empty());
-            if flow != Flow::Open || is_full || !has_more || !self.is_ready || self.is_finished {
+            if flow != Flow::Open || is_full || self.is_finished {
                 return flow;
             }
-            let mut words = std::mem::take(&mut self.words);
-            let next = if words.is_empty() { &mut *chunks } else { &mut words };
-            let encrypted = self.with_traffic(|traffic, room| {
-                let mut end = 0;
-                while let Some(chunk) = next.front_mut() {
-                    let records = (room.len() - end) / (RECORD + OVERHEAD);
-                    if records == 0 {
-                        break;
-                    }
-                    let now = chunk.split_to(chunk.len().min(records * RECORD));
-                    end += traffic.encrypt(&now, &mut room[end..])?;
-                    if chunk.is_empty() {
-                        next.pop_front();
-                    }
+            let next = if self.words.is_empty() { &mut *chunks } else { &mut self.words };
+            let records = match &mut self.tls {
+                Tls::Ready(records, _) => records,
+                Tls::Broken(error) => return Flow::Broken(error.clone()),
+                Tls::Client(_) | Tls::Server(_) => return Flow::Open,
+            };
+            while let Some(chunk) = next.front_mut() {
+                let sealed = records.seal(chunk, self.outgoing.free());
+                let (taken, bytes) = match sealed {
+                    Ok(sealed) => sealed,
+                    Err(error) => return self.breaks(error),
+                };
+                chunk.advance(taken);
+                self.outgoing.end += bytes;
+                if !chunk.is_empty() {
+                    break;
                 }
-                Ok(end)
-            });
-            self.words = words;
-            if encrypted != Flow::Open {
-                return encrypted;
+                next.pop_front();
+            }
+            if self.outgoing.end == 0 {
+                return Flow::Open;
             }
         }
         self.has_more = !chunks.is_empty();
         self.flush()
+    }
+
+    fn breaks(&mut self, error: String) -> Flow {
+        self.tls = Tls::Broken(error.clone());
+        Flow::Broken(error)
     }
 
     /// No more will be written, and the other side is told so.
@@ -335,35 +346,16 @@ impl Line {
         if std::mem::replace(&mut self.is_finished, true) {
             return Flow::Open;
         }
-        match self.with_traffic(|traffic, room| traffic.queue_close_notify(room)) {
-            Flow::Open => self.flush(),
-            broken => broken,
-        }
-    }
-
-    /// Has `encrypt` write into the free part of what is to be sent, behind what TLS has to say.
-    fn with_traffic(
-        &mut self,
-        encrypt: impl FnOnce(&mut dyn Encrypt, &mut [u8]) -> Result<usize, EncryptError>,
-    ) -> Flow {
-        // What has come has been taken before, but for the beginning of a record, which TLS may have looked at and
-        // must find again.
-        if let Flow::Broken(error) = self.process(&mut |_| false) {
-            return Flow::Broken(error);
-        }
-        let (incoming, room) = (self.incoming.filled(), self.outgoing.free());
-        let (taken, encrypted) = match &mut self.tls {
-            Tls::Client(tls) => encrypted(tls.process_tls_records(incoming), room, encrypt),
-            Tls::Server(tls) => encrypted(tls.process_tls_records(incoming), room, encrypt),
+        let closed = match &mut self.tls {
+            Tls::Ready(records, _) => records.close(self.outgoing.free()),
+            Tls::Broken(error) => Err(error.clone()),
+            Tls::Client(_) | Tls::Server(_) => Err("nothing has been said yet".to_owned()),
         };
-        self.incoming.take(taken);
-        match encrypted {
-            Ok(bytes) => {
-                self.outgoing.end += bytes;
-                Flow::Open
-            }
-            Err(error) => Flow::Broken(error),
+        match closed {
+            Ok(bytes) => self.outgoing.end += bytes,
+            Err(error) => return self.breaks(error),
         }
+        self.flush()
     }
 
     fn flush(&mut self) -> Flow {
@@ -388,6 +380,11 @@ impl Line {
 
 #[cfg(test)]
 impl Line {
+    pub(super) fn change_keys_after(&mut self, sent: u64) {
+        let Tls::Ready(records, _) = &mut self.tls else { panic!("it has no keys yet") };
+        records.change_keys_after(sent);
+    }
+
     pub(super) fn copy_socket(&self) -> OwnedFd {
         self.socket.try_clone().expect("a copy").into()
     }
@@ -404,23 +401,26 @@ impl Drop for Line {
     }
 }
 
-/// [`WriteTraffic`] of either side.
-trait Encrypt {
-    fn encrypt(&mut self, bytes: &[u8], room: &mut [u8]) -> Result<usize, EncryptError>;
-    fn queue_close_notify(&mut self, room: &mut [u8]) -> Result<usize, EncryptError>;
+impl Tls {
+    /// After the handshake.
+    fn into_ready(self) -> Self {
+        let (certificate, records) = match self {
+            Self::Client(tls) => {
+                (tls.peer_certificates().and_then(Certificate::of_chain), Records::of_client(tls))
+            }
+            Self::Server(tls) => {
+                (tls.peer_certificates().and_then(Certificate::of_chain), Records::of_server(tls))
+            }
+            other => return other,
+        };
+        match records {
+            Ok(records) => Self::Ready(records, certificate),
+            Err(error) => Self::Broken(error),
+        }
+    }
 }
 
-impl<Data> Encrypt for WriteTraffic<'_, Data> {
-    fn encrypt(&mut self, bytes: &[u8], room: &mut [u8]) -> Result<usize, EncryptError> {
-        WriteTraffic::encrypt(self, bytes, room)
-    }
-
-    fn queue_close_notify(&mut self, room: &mut [u8]) -> Result<usize, EncryptError> {
-        WriteTraffic::queue_close_notify(self, room)
-    }
-}
-
-/// One step of TLS, and how many bytes of what has come it was about.
+/// One step of the handshake, and how many bytes of what has come it was about.
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Buffer,
@@ -455,21 +455,4 @@ fn step<Data>(
         Err(error) => Step::Broken(error.to_string()),
     };
     (discard, step)
-}
-
-/// What `encrypt` has written, once TLS lets it, and how many bytes of what has come TLS is done with.
-fn encrypted<Data>(
-    status: UnbufferedStatus<'_, '_, Data>,
-    room: &mut [u8],
-    encrypt: impl FnOnce(&mut dyn Encrypt, &mut [u8]) -> Result<usize, EncryptError>,
-) -> (usize, Result<usize, String>) {
-    let UnbufferedStatus { discard, state } = status;
-    let encrypted = match state {
-        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
-            encrypt(&mut traffic, room).map_err(|error| error.to_string())
-        }
-        Ok(state) => Err(format!("nothing more can be said: {state:?}")),
-        Err(error) => Err(error.to_string()),
-    };
-    (discard, encrypted)
 }

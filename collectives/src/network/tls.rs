@@ -156,6 +156,7 @@ impl Identity {
         let mut config = self.server(expected, TCP)?;
         // Each connection proves who is at its ends.
         config.send_tls13_tickets = 0;
+        config.enable_secret_extraction = true;
         Ok(config)
     }
 
@@ -185,6 +186,7 @@ impl Identity {
     pub(crate) fn tcp_client(&self, to: &Who) -> Result<ClientConfig, Failure> {
         let mut config = self.client(to, TCP)?;
         config.resumption = Resumption::disabled();
+        config.enable_secret_extraction = true;
         Ok(config)
     }
 

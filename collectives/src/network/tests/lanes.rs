@@ -11,6 +11,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use rustls::{ServerConnection, Stream};
 
 use super::super::authority::{Authority, RankKey};
 use super::super::greeting::GREETING_BYTES;
@@ -375,6 +376,52 @@ impl Way {
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
     }
+}
+
+/// rustls alone at the other end understands all that is said, and is understood, also where keys change on the way.
+#[test]
+fn records_are_those_of_tls() {
+    let authority = Authority::new().unwrap();
+    let (client, server) = (identity(&authority, 0), identity(&authority, 1));
+    let config = Arc::new(server.tcp_server(Expected::default()).unwrap());
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let to = Address { socket: listener.local_addr().unwrap(), who: server.known_as(1) };
+    let echo = std::thread::spawn(move || {
+        let mut socket = listener.accept().unwrap().0;
+        let mut tls = ServerConnection::new(config).unwrap();
+        let mut some = vec![0; 50_000];
+        loop {
+            let bytes = Stream::new(&mut tls, &mut socket).read(&mut some).unwrap();
+            if bytes == 0 {
+                tls.send_close_notify();
+                tls.complete_io(&mut socket).unwrap();
+                return;
+            }
+            tls.refresh_traffic_keys().unwrap();
+            Stream::new(&mut tls, &mut socket).write_all(&some[..bytes]).unwrap();
+        }
+    });
+    let said: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
+    let mut chunks: VecDeque<Bytes> = said.chunks(41_000).map(Bytes::copy_from_slice).collect();
+    let mut line = Line::connect(&client, &to).unwrap();
+    let (mut heard, mut flow, end) = (Vec::<u8>::new(), Flow::Open, Instant::now() + LIMIT);
+    while flow == Flow::Open {
+        assert!(Instant::now() < end, "it goes on for ever");
+        flow = line.receive(|bytes| {
+            heard.extend(bytes);
+            true
+        });
+        if flow == Flow::Open && line.is_ready() {
+            line.change_keys_after(3);
+            flow = line.send(&mut chunks);
+        }
+        if flow == Flow::Open && heard.len() == said.len() {
+            flow = line.finish();
+        }
+    }
+    assert_eq!(flow, Flow::Ended);
+    assert!(heard == said);
+    echo.join().unwrap();
 }
 
 proptest! {
