@@ -86,19 +86,10 @@ impl Spans {
             return;
         }
         self.chunk(chunk).each(offset, bytes, |at, piece, bytes| {
-            let (at, needed) = (reduction.bytes_for(at), reduction.bytes_for(bytes));
-            let places = sources.clone().flatten().map(|source| source + at);
-            region.read_alone(needed, places, |start, bytes| {
-                let out = piece.wrapping_add(reduction.bytes_of(start));
-                let source = |source: Option<usize>| match source {
-                    Some(source) => region.pointer(source + at + start, bytes).cast_const(),
-                    None => out.cast_const(),
-                };
-                let sources: Sources = sources.clone().map(source).collect();
-                // SAFETY: the sources are valid for so many elements (checked by `pointer`) and no tensors, or are
-                // the piece, which is writable by the promise of `Spans::new`; all hold whole elements.
-                unsafe { reduce::fold(reduction, &sources, out, bytes / reduction.dtype().size()) };
-            });
+            let stretch = (reduction.bytes_for(at), reduction.bytes_for(bytes));
+            let out = |start: usize, _| piece.wrapping_add(reduction.bytes_of(start));
+            // SAFETY: the piece is writable by the promise of `new`, and has room for so much.
+            unsafe { fold_piece(reduction, region, sources.clone(), stretch, piece, out) };
         });
     }
 
@@ -113,18 +104,12 @@ impl Spans {
         to: usize,
     ) {
         self.each(offset, bytes, |at, piece, bytes| {
-            let places = sources.clone().flatten().map(|source| source + at);
-            region.read_alone(bytes, places, |start, bytes| {
-                let source = |source: Option<usize>| match source {
-                    Some(source) => region.pointer(source + at + start, bytes).cast_const(),
-                    None => piece.wrapping_add(start).cast_const(),
-                };
-                let sources: Sources = sources.clone().map(source).collect();
-                let out = region.pointer(to + reduction.bytes_of(at + start), reduction.bytes_of(bytes));
-                // SAFETY: the sources are valid for so many elements (checked by `pointer`, and by `each` for the
-                // piece, which is no part of a region), and the result is another place; all hold whole elements.
-                unsafe { reduce::fold(reduction, &sources, out, bytes / reduction.dtype().size()) };
-            });
+            let out = |start: usize, bytes| {
+                region.pointer(to + reduction.bytes_of(at + start), reduction.bytes_of(bytes))
+            };
+            // SAFETY: the piece is readable by the promise of `new` and no part of a region; `pointer` has found the
+            // room for the result, which is another place.
+            unsafe { fold_piece(reduction, region, sources.clone(), (at, bytes), piece, out) };
         });
     }
 
@@ -137,6 +122,31 @@ impl Spans {
             unsafe { reduce::fold(reduction, &[from], to, count) };
         });
     }
+}
+
+/// Folds `bytes` bytes from `at` on of what is at `sources` of a region, and of `own` where one is nowhere there. `out`
+/// says where the result of so many bytes from a place in them on goes.
+///
+/// # Safety
+/// `own` is readable for so many bytes, and `out` writable; the two are the same memory or apart.
+unsafe fn fold_piece(
+    reduction: Reduction,
+    region: &Region,
+    sources: impl Iterator<Item = Option<usize>> + Clone,
+    (at, bytes): (usize, usize),
+    own: *mut u8,
+    out: impl Fn(usize, usize) -> *mut u8,
+) {
+    let places = sources.clone().flatten().map(|source| source + at);
+    region.read_alone(bytes, places, |start, bytes| {
+        let source = |source: Option<usize>| match source {
+            Some(source) => region.pointer(source + at + start, bytes).cast_const(),
+            None => own.wrapping_add(start).cast_const(),
+        };
+        let sources: Sources = sources.clone().map(source).collect();
+        // SAFETY: `pointer` has checked the sources in the region, the caller the rest; all hold whole elements.
+        unsafe { reduce::fold(reduction, &sources, out(start, bytes), bytes / reduction.dtype().size()) };
+    });
 }
 
 #[cfg(test)]
