@@ -16,9 +16,12 @@ class NotAllowed(Exception):
 
 
 @contextmanager
-def namespaces(count: int, mtu: int = 1500, rate: str | None = None) -> Iterator[list[str]]:
+def namespaces(
+    count: int, mtu: int = 1500, rate: str | None = None, congestion: str | None = None
+) -> Iterator[list[str]]:
     """Their names; number i has the address 10.77.0.(i + 1). `mtu` is of the links, in bytes; `rate` is
-    what each host sends at most, in tc's units (`5gbit`).
+    what each host sends at most, in tc's units (`5gbit`); `congestion` is TCP's congestion control, this
+    machine's unless given.
     """
     # A namespace that was removed is gone a moment later.
     stem = f"t{os.getpid()}n{next(_numbers)}"
@@ -39,6 +42,9 @@ def namespaces(count: int, mtu: int = 1500, rate: str | None = None) -> Iterator
             _ip("-n", name, "link", "set", "eth0", "mtu", str(mtu))
             for device in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", device, "up")
+            if congestion is not None:
+                setting = f"net.ipv4.tcp_congestion_control={congestion}"
+                _ip("netns", "exec", name, "sysctl", "-q", "-w", setting)
             if rate is not None:
                 bucket = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"]
                 _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *bucket)

@@ -23,9 +23,9 @@ PORT = 29_400
 LIMIT_S = 600
 
 
-def measure(hosts: int, ranks: int, mtu: int, rate: str | None, options: list[str]) -> int:
+def measure(hosts: int, ranks: int, link: dict[str, int | str | None], options: list[str]) -> int:
     """Runs `tpurun bench` on so many hosts with so many ranks each; node 0 prints. Returns its exit code."""
-    with namespaces(hosts, mtu, rate) as names:
+    with namespaces(hosts, **link) as names:
         environment = os.environ | {
             "TPURUN_TOKEN": secrets.token_hex(24),
             # Which it would find by the name of the machine.
@@ -63,6 +63,9 @@ def main() -> int:
     parser.add_argument(
         "--rate", help="what a host sends at most, as in `5gbit` [default: what the cores give]"
     )
+    parser.add_argument(
+        "--congestion", help="TCP's congestion control, as in `reno` [default: this machine's]"
+    )
     parser.add_argument("--memory", default="staged", help="staged, or staged,mapped as tpurun bench has it")
     parser.add_argument("--alone", action="store_true", help="without Gloo")
     given = parser.parse_args()
@@ -71,10 +74,11 @@ def main() -> int:
     options += [] if given.alone else ["--against", "gloo"]
     for shape in given.shape.split(","):
         hosts, ranks = (int(number) for number in shape.split("x"))
-        link = f"MTU {given.mtu}" + (f", {given.rate}" if given.rate else "")
-        print(f"{hosts} hosts of {ranks} ranks, {link}", flush=True)
+        link = {"mtu": given.mtu, "rate": given.rate, "congestion": given.congestion}
+        words = [f"MTU {given.mtu}", *filter(None, (given.rate, given.congestion))]
+        print(f"{hosts} hosts of {ranks} ranks, {', '.join(words)}", flush=True)
         try:
-            code = measure(hosts, ranks, given.mtu, given.rate, options)
+            code = measure(hosts, ranks, link, options)
         except NotAllowed as why:
             print(f"network namespaces: {why}", file=sys.stderr)
             return 2
