@@ -2,7 +2,8 @@
 
 `python -m tests.performance.hosts` measures 2 hosts x 2 ranks and 4 x 2, as root. Ours is encrypted, that of
 Gloo plain TCP; both have the same link, and all hosts share the cores of this machine. Without `--rate` the
-link is as fast as the cores, and they are all that is measured.
+link is as fast as the cores, and they are what is measured, where TCP's congestion control does not pace
+(BBR does; `--congestion reno` does not).
 """
 
 from __future__ import annotations
