@@ -15,7 +15,7 @@ static TpurunError error;
 /* Ordinary memory, which is staged, and such as the other ranks of the host use where it is. */
 const char* const MEMORIES[] = {"staged", "mapped", NULL};
 
-void* take(int memory, size_t bytes) { return memory == 0 ? malloc(bytes) : tpurun_shared_allocate(bytes); }
+void* take(int memory, size_t bytes) { return memory == 0 ? aligned(bytes) : tpurun_shared_allocate(bytes); }
 
 void give_back(int memory, void* data) {
   if (memory == 0) {

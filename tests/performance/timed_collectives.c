@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+enum { LINE = 64 };
 enum { MIN_BLOCKS = 3, MAX_BLOCKS = 7, MAX_ITERATIONS = 20000 };
 
 int rank, ranks;
@@ -35,6 +36,8 @@ void fail(const char* text) {
   fprintf(stderr, "error on rank %d: %s\n", rank, text);
   give_up();
 }
+
+void* aligned(size_t bytes) { return aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE); }
 
 static double now(void) {
   struct timespec time;

@@ -10,6 +10,8 @@ extern int rank, ranks;
 extern const char* const MEMORIES[];
 void* take(int memory, size_t bytes);
 void give_back(int memory, void* data);
+/* Ordinary memory that begins with a cache line, as that of torch's tensors does. */
+void* aligned(size_t bytes);
 
 /* What one operation works on: the elements of the largest buffer, and one rank's share of them. */
 typedef struct {
