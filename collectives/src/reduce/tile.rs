@@ -162,6 +162,13 @@ where
             return;
         }
         let factor = self.factor;
+        if let [left, right] = *self.sources
+            && !F::converts_blocks::<U>()
+            && !T::converts_blocks::<U>()
+        {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_pair(left, right) };
+        }
         let mut tile = Tile::new();
         let most = Tile::lanes::<F::Wide>(self.sources.len());
         let mut start = 0;
@@ -179,6 +186,49 @@ where
             // this tile is read any more.
             unsafe { finish::<T, O, U>(totals, out, self.ranks) };
             start += lanes;
+        }
+    }
+}
+
+impl<F, T, O> Fold<'_, F, T, O>
+where
+    F: Format,
+    T: Format<Wide = F::Wide>,
+    O: Operator<F::Wide>,
+{
+    /// Of two sources, without accumulators.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline(always)]
+    unsafe fn run_pair(self, left: *const u8, right: *const u8) {
+        let out = self.out.cast::<T::Raw>();
+        // The loop is compiled for each: only then is it known that what is written is not read later.
+        if left == self.out.cast_const() {
+            // SAFETY: the caller's promise.
+            unsafe { self.combine_pair(out.cast_const().cast(), right.cast(), out) }
+        } else if right == self.out.cast_const() {
+            // SAFETY: the caller's promise.
+            unsafe { self.combine_pair(left.cast(), out.cast_const().cast(), out) }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.combine_pair(left.cast(), right.cast(), out) }
+        }
+    }
+
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline(always)]
+    unsafe fn combine_pair(&self, left: *const F::Raw, right: *const F::Raw, out: *mut T::Raw) {
+        for index in 0..self.count {
+            let operand = |source: *const F::Raw| {
+                // SAFETY: within the elements that the caller promised.
+                let raw = unsafe { source.wrapping_add(index).read_unaligned() };
+                O::lift(F::widen(raw), self.factor)
+            };
+            let result = O::finish(O::combine(operand(left), operand(right)), self.ranks);
+            // SAFETY: as above.
+            unsafe { out.wrapping_add(index).write_unaligned(T::narrow(result)) };
         }
     }
 }
