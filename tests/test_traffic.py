@@ -10,10 +10,9 @@ from jobs import TPURUN, Job
 from tpurun import _C
 
 
-# Two ranks fold for themselves, more fold together and fetch the result.
-@pytest.mark.parametrize(("ranks", "staged_passes"), [(2, 10), (3, 16)])
-def test_what_is_moved_is_counted(ranks, staged_passes, tmp_path):
-    """Staged, an all-reduce of N > 2 ranks reads 3 N and writes 2 N + 1 times its size; mapped, N and N."""
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_moved_is_counted(ranks, tmp_path):
+    """Bytes are those of the schedules, whoever executes them."""
     command = [TPURUN, "bench", "--ranks", str(ranks), "--json", "--seconds", "0.01", "--sizes", "96K,3M"]
     command += ["--collectives", "all_reduce,all_gather,broadcast,all_to_all", "--memory", "staged,mapped"]
     job = Job(tmp_path, command).wait()
@@ -27,8 +26,18 @@ def test_what_is_moved_is_counted(ranks, staged_passes, tmp_path):
         else:
             assert row["traffic_bytes"] > row["floor_bytes"] and row["staged_bytes"] > 0
     staged = [row for row in rows if (row["memory"], row["collective"]) == ("staged", "all_reduce")]
-    assert [row["traffic_bytes"] for row in staged] == [staged_passes * row["bytes"] for row in staged]
-    assert [row["floor_bytes"] for row in staged] == [2 * ranks * row["bytes"] for row in staged]
+    for row in staged:
+        assert row["traffic_bytes"] == staged_passes(row, ranks) * row["bytes"]
+        assert row["floor_bytes"] == 2 * ranks * row["bytes"]
+
+
+def staged_passes(row: dict, ranks: int) -> int:
+    """How often an all-reduce reads or writes as many bytes as a tensor has; mapped, 2 N times."""
+    if row["bytes"] >= 1 << 20 and ranks > len(os.sched_getaffinity(0)):
+        # A chain: the first rank begins it, the others fold to it, and all take the result.
+        return 2 + 3 * (ranks - 1) + 2 * ranks
+    # Two ranks fold for themselves, more fold together and fetch the result.
+    return 10 if ranks == 2 else 5 * ranks + 1
 
 
 def least_traffic(row: dict, ranks: int) -> int:

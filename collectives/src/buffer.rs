@@ -12,6 +12,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub(crate) use staging::Link;
+
 use crate::reduce::{self, Copying, Reduction};
 
 /// Pieces of memory in chunk-major order; chunks have the same number of pieces, of any sizes.

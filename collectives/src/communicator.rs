@@ -88,13 +88,11 @@ impl Communicator {
         let window_bytes = window_bytes(config.staging_bytes, members.size());
         // Who waits for the others already here is on the board as blocked, in no operation yet.
         let presence = Arc::new(Presence::new(board, &members));
-        presence.blocked();
-        let waiting = presence.waiting(WaitKind::Creation, python_threads);
+        let blocked = presence.blocked(WaitKind::Creation, Some(python_threads));
         let Config { matching, results, cpus, .. } = config;
         let settings = Settings { window_bytes, matching, results, cpus };
         let (segment, crossing) = Segment::rendezvous(members, settings, bootstrap, timeout)?;
-        drop(waiting);
-        presence.unblocked();
+        drop(blocked);
         let shared = Arc::<Shared>::default();
         let lane = Lane::new(segment.clone(), config, presence.clone(), shared.clone())?;
         Ok(Self {

@@ -1,13 +1,15 @@
 //! Flat schedules: every rank stages into its window, all meet, every rank takes what it needs.
 //!
-//! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk. Bytes
-//! moved for an all-reduce of S bytes on N ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result. Two
-//! ranks each fold into their own tensor: 4 to stage, 6 to fold.
+//! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk, or, where more
+//! ranks than there are cores reduce it, through a chain (`chain.rs`). Bytes moved for an all-reduce of S bytes on N
+//! ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result. Two ranks each fold into their own tensor: 4 to
+//! stage, 6 to fold.
 
 use std::ops::Range;
 
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
+use crate::chain::{Chained, is_chained};
 use crate::failure::Failure;
 use crate::lane::{
     Agreed, Between, Gathered, Lane, Meet, Memory, Staging, is_halved, is_scattered, partials,
@@ -111,6 +113,15 @@ impl<'a> Flat<'a> {
         }
         if folds_together(self.schedule) && is_halved(self.segment, self.op) {
             return self.run_halved(lane, meet);
+        }
+        if is_chained(self.segment, self.op) {
+            if agreed.is_none() {
+                lane.match_keys(&meet, 1)?;
+            }
+            // Until the next meeting nobody stages in the windows of the one before it.
+            let windows = self.segment.layout().all_windows(1 - lane.parity());
+            let chained = Chained::new(self.segment, self.op, self.traffic, windows);
+            return lane.run_chain(&meet, &chained);
         }
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;

@@ -19,15 +19,17 @@ use tpurun_topology::{Algorithm, Schedule};
 
 use crate::arena::ArenaKind;
 use crate::board::{Recording, WaitKind};
+use crate::chain::Chained;
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, bug};
 use crate::flat::Flat;
 use crate::layout::{LINE, TURNS};
+use crate::lookout::Lookout;
 use crate::mapped::{self, Mapped, Mapping};
 use crate::match_key::{self, Offer, Planned, Posted, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::{Planner, Wanted};
-use crate::presence::Presence;
+use crate::presence::{Blocked, Presence};
 use crate::process::LOOK_PERIOD;
 use crate::segment::{Segment, Verdict};
 use crate::splits;
@@ -56,6 +58,8 @@ pub(crate) struct Lane {
     /// Of everything but the operation that plans depend on.
     plan_print: u64,
     round: u32,
+    /// Pieces that have gone through the chain.
+    chained: u64,
     /// What ranks stage in lies in huge pages, where there are any.
     is_settled: bool,
     seq: u64,
@@ -222,6 +226,7 @@ impl Lane {
             shared,
             plan_print,
             round: 0,
+            chained: 0,
             is_settled: false,
             seq: 0,
             begun: None,
@@ -320,7 +325,9 @@ impl Lane {
             return flat.run(self, meet, Some(agreed));
         }
         let hopeless = |needed: &[u32]| self.hopeless(&meet, &[], needed);
-        let moved = stepwise::run(&segment, op, &schedule, meet.seq, meet.deadline, &hopeless)?;
+        let tell = || self.blocked(&meet);
+        let lookout = Lookout::new(&segment, meet.deadline, Patience::NONE, &hopeless, &tell);
+        let moved = stepwise::run(&segment, op, &schedule, meet.seq, lookout)?;
         shared.traffic.add(moved);
         Ok(())
     }
@@ -404,6 +411,26 @@ impl Lane {
     /// A later meeting of an operation.
     pub(crate) fn meet_again(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
         self.meet(meet, About::Data)
+    }
+
+    /// A fold whose keys have matched, as a chain. It is over when all are done with it.
+    pub(crate) fn run_chain(&mut self, meet: &Meet<'_>, chained: &Chained<'_>) -> Result<(), Failure> {
+        let first = self.chained;
+        self.chained += chained.pieces();
+        let hopeless = |needed: &[u32]| self.hopeless(meet, &[], needed);
+        let tell = || self.blocked(meet);
+        let lookout = Lookout::new(&self.segment, meet.deadline, self.patience(meet), &hopeless, &tell);
+        chained.run(first, lookout)?;
+        self.meet_again(meet)
+    }
+
+    fn blocked(&self, meet: &Meet<'_>) -> Blocked<'_> {
+        self.presence.blocked(WaitKind::Collective { seq: meet.seq }, meet.posted.caller)
+    }
+
+    fn patience(&self, meet: &Meet<'_>) -> Patience {
+        let computes = meet.posted.caller.is_none() && self.shared.sleepers.load(StdOrdering::Relaxed) == 0;
+        self.patience[usize::from(computes)]
     }
 
     /// The last meeting of an operation, where results are not trusted: compares them.
@@ -574,15 +601,14 @@ impl Lane {
         let round = self.round;
         let segment = self.segment.clone();
         let meeting = segment.meeting();
-        let mut waiting = None;
+        let presence = self.presence.clone();
+        let mut blocked = None;
         let mut departures = 0;
         let mut look = None;
         let result = loop {
             // The first try does not tell the board, nor read the clock: most waits are shorter than that is worth.
             let bound = look.map_or(Bound::Awake, |look: Instant| Bound::Until(look.min(meet.deadline)));
             let nudges = meeting.nudges();
-            let computes =
-                meet.posted.caller.is_none() && self.shared.sleepers.load(StdOrdering::Relaxed) == 0;
             if matches!(about, About::Keys(_))
                 && let Err(failure) = self.refuse_if_closing(meet)
             {
@@ -592,7 +618,7 @@ impl Lane {
                 departures = self.segment.departures();
                 self.give_up_if_hopeless(meet, round);
             }
-            match meeting.wait(round, self.patience[usize::from(computes)], bound, nudges) {
+            match meeting.wait(round, self.patience(meet), bound, nudges) {
                 Opened::Yes => {
                     self.round = round.wrapping_add(1);
                     break Ok(());
@@ -613,9 +639,8 @@ impl Lane {
                 }
                 Opened::NotYet if look.is_none() => {
                     look = Some(Instant::now() + LOOK_PERIOD / 5);
-                    self.presence.blocked();
-                    let kind = WaitKind::Collective { seq: meet.seq };
-                    waiting = meet.posted.caller.and_then(|threads| self.presence.waiting(kind, threads));
+                    blocked =
+                        Some(presence.blocked(WaitKind::Collective { seq: meet.seq }, meet.posted.caller));
                 }
                 // Nudged: what that announced is looked at above.
                 Opened::NotYet if look.is_some_and(|look| Instant::now() < look.min(meet.deadline)) => {}
@@ -625,10 +650,7 @@ impl Lane {
                 }
             }
         };
-        if look.is_some() {
-            self.presence.unblocked();
-        }
-        drop(waiting);
+        drop(blocked);
         result
     }
 

@@ -12,6 +12,7 @@
 //! behind      keys of the operations behind it      two lists per rank
 //! splits      element counts per peer               two per rank
 //! written     what other hosts are to be sent       two per rank
+//! chain       how far ranks and places are          one line per place and per rank
 //! windows     staged bytes of this rank             two per rank, near or wide
 //! folded      the result of a fold                  four (two where no other host is)
 //! partial     what a host's ranks make together     four
@@ -29,7 +30,7 @@ use crate::match_key::OFFERS_BYTES;
 use crate::segment::crossing::WRITTEN_WORDS;
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub(crate) const VERSION: u32 = 10;
+pub(crate) const VERSION: u32 = 11;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
@@ -50,6 +51,9 @@ pub(crate) const SLOT_BYTES: usize = 384;
 /// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
 pub(crate) const P2P_CHANNEL: u32 = 6;
 pub(crate) const CHANNELS: u32 = P2P_CHANNEL + 1;
+/// Pieces of a chain that may be on their way at once.
+pub(crate) const PLACES: usize = 64;
+const PROGRESS_BYTES: usize = LINE;
 /// Rounds for which what is folded for other hosts has places of its own.
 pub(crate) const TURNS: usize = 4;
 /// All rings of a segment may take this much address space (not memory: untouched pages cost nothing).
@@ -184,6 +188,16 @@ impl Layout {
         self.written_start() + (parity * self.ranks + self.nth(rank)) * self.written_bytes()
     }
 
+    /// How often ranks were done with each place of a chain, [`PLACES`] counts.
+    pub(crate) fn chain_places(&self) -> usize {
+        page(self.written_start() + 2 * self.ranks * self.written_bytes())
+    }
+
+    /// How much of chains `rank` has folded.
+    pub(crate) fn chain_rank(&self, rank: u32) -> usize {
+        self.chain_places() + (PLACES + self.nth(rank)) * PROGRESS_BYTES
+    }
+
     /// The near window of a rank.
     pub(crate) fn window(&self, rank: u32, parity: usize) -> usize {
         self.start_of(Window::Near, rank, parity)
@@ -191,15 +205,22 @@ impl Layout {
 
     /// Where a window of a rank begins. What all have of one parity is the same memory, in either way.
     pub(crate) fn start_of(&self, window: Window, rank: u32, parity: usize) -> usize {
-        self.windows() + parity * self.ranks * self.wide_bytes + self.nth(rank) * self.bytes_of(window)
+        self.all_windows(parity).start + self.nth(rank) * self.bytes_of(window)
+    }
+
+    /// The windows of all ranks of one parity, as one.
+    pub(crate) fn all_windows(&self, parity: usize) -> Range<usize> {
+        let bytes = self.ranks * self.wide_bytes;
+        let start = self.windows() + parity * bytes;
+        start..start + bytes
     }
 
     /// What ranks of one host use most, in whole huge pages: keys and the words of meetings, near windows, and what is
     /// folded. None where all windows are less than one.
     pub(crate) fn busiest(&self) -> impl Iterator<Item = Range<usize>> {
         let near = self.ranks * self.near_bytes;
-        let windows = |parity: usize| self.windows() + parity * self.ranks * self.wide_bytes;
-        let places = [(0, self.splits_start()), (windows(0), near), (windows(1), near)];
+        let windows = |parity| (self.all_windows(parity).start, near);
+        let places = [(0, self.splits_start()), windows(0), windows(1)];
         let places = places.into_iter().chain([(self.folded(0), 2 * self.wide_bytes)]);
         let ranges = places.map(|(at, bytes)| {
             at / HUGE_PAGE * HUGE_PAGE..(at + bytes).next_multiple_of(HUGE_PAGE).min(self.total())
@@ -270,7 +291,7 @@ impl Layout {
     }
 
     fn windows(&self) -> usize {
-        let start = self.written_start() + 2 * self.ranks * self.written_bytes();
+        let start = self.chain_places() + (PLACES + self.ranks) * PROGRESS_BYTES;
         // What is large begins where the processor can map it as one.
         start.next_multiple_of(if self.ranks * self.wide_bytes < HUGE_PAGE { PAGE } else { HUGE_PAGE })
     }
@@ -310,6 +331,7 @@ impl Layout {
 /// Bytes of one [`RingCounters`](crate::sync::RingCounters).
 const RING_COUNTER_BYTES: usize = 128;
 const _: () = assert!(size_of::<crate::sync::RingCounters>() == RING_COUNTER_BYTES || cfg!(tpurun_loom));
+const _: () = assert!(size_of::<crate::sync::Progress>() == PROGRESS_BYTES || cfg!(tpurun_loom));
 const _: () = assert!(size_of::<crate::sync::Meeting>() <= PAGE / 2 || cfg!(tpurun_loom));
 
 /// What each of so many ranks stages in a round that all read soon: a large level 2 cache for all of them, so that it
@@ -351,7 +373,9 @@ mod tests {
                 (layout.blamed(), layout.rank_set_bytes()),
                 (layout.given_up(), layout.rank_set_bytes()),
             ];
+            areas.push((layout.chain_places(), PLACES * PROGRESS_BYTES));
             for rank in 0..ranks {
+                areas.push((layout.chain_rank(rank), PROGRESS_BYTES));
                 areas.push((layout.member(rank), MEMBER_BYTES));
                 areas.push((layout.survivors(rank), layout.rank_set_bytes()));
                 for parity in 0..2 {

@@ -23,6 +23,8 @@ mod bridge;
 #[cfg(not(tpurun_loom))]
 pub mod buffer;
 #[cfg(not(tpurun_loom))]
+mod chain;
+#[cfg(not(tpurun_loom))]
 mod communicator;
 #[cfg(not(tpurun_loom))]
 mod config;
@@ -48,6 +50,8 @@ mod hosts;
 mod lane;
 #[cfg(not(tpurun_loom))]
 mod layout;
+#[cfg(not(tpurun_loom))]
+mod lookout;
 #[cfg(not(tpurun_loom))]
 mod mapped;
 #[cfg(not(tpurun_loom))]

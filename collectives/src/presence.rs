@@ -72,17 +72,14 @@ impl Presence {
         }
     }
 
-    /// The collective in flight waits for others, until [`unblocked`](Self::unblocked).
-    pub(crate) fn blocked(&self) {
+    /// What is in flight waits for others until the answer is dropped, and so does the calling thread, if it is one of
+    /// so many Python threads.
+    pub(crate) fn blocked(&self, kind: WaitKind, caller: Option<u32>) -> Blocked<'_> {
         if let Some(lane) = self.lane() {
             lane.blocked();
         }
-    }
-
-    pub(crate) fn unblocked(&self) {
-        if let Some(lane) = self.lane() {
-            lane.unblocked();
-        }
+        let waiting = caller.and_then(|threads| self.waiting(kind, threads));
+        Blocked { presence: self, _waiting: waiting }
     }
 
     /// The calling thread sleeps until what it waits for has happened; over when the answer is dropped.
@@ -100,6 +97,21 @@ impl Presence {
 
     fn lane(&self) -> Option<&Lane> {
         self.board.as_ref().map(|(lane, _)| lane)
+    }
+}
+
+/// Something that waits for others.
+#[derive(Debug)]
+pub(crate) struct Blocked<'a> {
+    presence: &'a Presence,
+    _waiting: Option<Waiting>,
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.presence.lane() {
+            lane.unblocked();
+        }
     }
 }
 

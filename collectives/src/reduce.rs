@@ -100,6 +100,11 @@ impl Reduction {
         results / self.out.size() * self.dtype.size()
     }
 
+    /// Whether a partial result of one operand is another one than the operand.
+    pub(crate) fn is_lifted(&self) -> bool {
+        self.wide() != self.dtype || self.op == ReduceOp::PremulSum
+    }
+
     /// The operation between partial results: what is left of this one without its first and last step.
     const fn partial(&self) -> Self {
         let op = match self.op {
@@ -238,7 +243,7 @@ unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8],
 /// `from` must be readable for `count` elements, `to` writable for `count` wide ones. They may be the same
 /// memory where the layouts are, and must otherwise not overlap. Pointers need not be aligned.
 pub unsafe fn widen(reduction: Reduction, from: *const u8, to: *mut u8, count: usize) {
-    if reduction.wide() == reduction.dtype && reduction.op != ReduceOp::PremulSum {
+    if !reduction.is_lifted() {
         // SAFETY: the caller's promise.
         return unsafe { to.copy_from(from, count * reduction.dtype.size()) };
     }
@@ -254,6 +259,35 @@ pub unsafe fn widen(reduction: Reduction, from: *const u8, to: *mut u8, count: u
 pub unsafe fn accumulate(reduction: Reduction, received: *const u8, partial: *mut u8, count: usize) {
     // SAFETY: the caller's promise; the output is the second source.
     unsafe { fold(reduction.partial(), &[received, partial.cast_const()], partial, count) }
+}
+
+/// `partial[i] = partial[i] ⊕ operand[i]`, both partial results.
+///
+/// # Safety
+/// As [`accumulate`].
+pub(crate) unsafe fn accumulate_last(
+    reduction: Reduction,
+    partial: *mut u8,
+    operand: *const u8,
+    count: usize,
+) {
+    // SAFETY: the caller's promise; the output is the first source.
+    unsafe { fold(reduction.partial(), &[partial.cast_const(), operand], partial, count) }
+}
+
+/// `to[i] = finish(partial[i] ⊕ operand[i])`: the last operand makes the result.
+///
+/// # Safety
+/// As [`finish`], with `operand` readable for `count` wide elements, too.
+pub(crate) unsafe fn finish_with(
+    reduction: Reduction,
+    partial: *const u8,
+    operand: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { fold(reduction.second_half(), &[partial, operand], to, count) }
 }
 
 /// `to[i] = finish(from[i])`: a partial result becomes the result; rounds once and divides for an average.

@@ -43,6 +43,8 @@ unsafe impl Shared for crate::sync::Doorbell {}
 unsafe impl Shared for crate::sync::Meeting {}
 // SAFETY: `repr(C)` over atomics and padding.
 unsafe impl Shared for crate::sync::RingCounters {}
+// SAFETY: `repr(C)` over an atomic and padding.
+unsafe impl<const COUNT: usize> Shared for [crate::sync::Progress; COUNT] {}
 
 /// Bytes that are read before their lines are handed back: about what a first-level cache holds.
 const KEPT: usize = 32 << 10;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
-use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, VERSION};
+use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
 use crate::network::Crossing;
 use crate::network::bell::{Bell, Ears};
 use crate::op::OpKind;
@@ -23,8 +23,8 @@ use crate::rank_list::RankList;
 use crate::rank_set::RankSet;
 use crate::region::Region;
 use crate::sync::{
-    AtomicU32, AtomicU64, Doorbell, EVERYBODY, Meeting, Ordering, Publication, Ring, Run, Settled, Word,
-    Writer,
+    AtomicU32, AtomicU64, Chain, Doorbell, EVERYBODY, Meeting, Ordering, Progress, Publication, Ring, Run,
+    Settled, Word, Writer,
 };
 use crate::text::head;
 
@@ -531,6 +531,20 @@ impl Segment {
     /// Rung whenever something happened on a byte ring of `rank`.
     pub(crate) fn doorbell(&self, rank: u32) -> &Doorbell {
         self.region.at(self.layout.member(rank) + M_DOORBELL)
+    }
+
+    /// The chain of all ranks, as this one sees it, with so many places.
+    pub(crate) fn chain(&self, places: usize) -> Chain<'_> {
+        let progress = |rank| &self.region.at::<[Progress; 1]>(self.layout.chain_rank(rank))[0];
+        let done: &[Progress; PLACES] = self.region.at(self.layout.chain_places());
+        let rank = self.rank();
+        Chain {
+            before: rank.checked_sub(1).map(progress),
+            own: progress(rank),
+            last: progress(self.size() - 1),
+            done: &done[..places],
+            ranks: self.size(),
+        }
     }
 
     pub(crate) fn ring(&self, channel: u32, from: u32, to: u32) -> Ring<'_> {

@@ -6,6 +6,7 @@
 //! has the futex's semantics (compare and sleep are one step).
 
 pub(crate) mod ballot;
+mod chain;
 mod completion;
 mod doorbell;
 mod hands;
@@ -17,6 +18,7 @@ mod publication;
 mod queue;
 mod ring;
 
+pub(crate) use chain::{Chain, Progress};
 pub(crate) use completion::Completion;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use hands::Hands;

@@ -4,7 +4,7 @@ mod ranks;
 
 use std::time::Duration;
 
-use ranks::collectives::{LARGE, chunk, every_collective, me, summed};
+use ranks::collectives::{LARGE, chunk, every_collective, every_fold, me, summed};
 use ranks::{Call, config, who, with_ranks};
 use tpurun_collectives::dtype::ReduceOp;
 use tpurun_collectives::{Config, Failure, FailureKind, OpKind};
@@ -30,6 +30,30 @@ fn every_collective_of_more_than_caches_hold() {
     with_ranks(2, &config(), TIMEOUT, |communicator| {
         every_collective(communicator, LARGE, |call| call.run(communicator).unwrap());
     });
+}
+
+/// With more ranks than cores, what is large is folded in a chain: of one piece and of many, with results that stay in
+/// the caches and that do not, by ranks that follow each other closely and by such as sleep. The places of one
+/// operation are those of the next.
+#[test]
+fn chains_are_right_too() {
+    for (ranks, cpus, counts) in [
+        (2, 1, &[131_072, 300_011, 1_200_007][..]),
+        (3, 2, &[131_072, 300_011]),
+        (5, 1, &[131_073, 26_215]),
+        (40, 2, &[131_072, 3277]),
+    ] {
+        with_ranks(ranks, &Config { cpus, ..config() }, TIMEOUT, |communicator| {
+            for &count in counts {
+                every_fold(communicator, count, |call| call.run(communicator).unwrap());
+            }
+            every_fold(communicator, counts[0], |mut call| {
+                let work = call.post(communicator).unwrap();
+                communicator.wait(&work, None, 1).unwrap().unwrap();
+                call.outputs
+            });
+        });
+    }
 }
 
 /// The routes of the torus, over byte rings: forced, because one host has something better.

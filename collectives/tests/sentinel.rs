@@ -14,7 +14,7 @@ use ranks::{Call, config};
 use tpurun_collectives::board::now_ns;
 use tpurun_collectives::bootstrap::{Store, StoreBootstrap};
 use tpurun_collectives::network::Network;
-use tpurun_collectives::{Communicator, Failure, Membership, OpKind, Sentinel};
+use tpurun_collectives::{Communicator, Config, Failure, Membership, OpKind, Sentinel};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RANK: &str = "SENTINEL_TEST_RANK";
@@ -63,7 +63,9 @@ fn join(sentinel: &Sentinel) -> Communicator {
     let members = Membership { name: "dp0".to_owned(), rank, world_ranks: (0..ranks).collect(), epoch: 0 };
     let store = Directory(std::env::var(DIRECTORY).unwrap().into());
     let bootstrap = StoreBootstrap::new(store, rank, &NETWORK).unwrap();
-    Communicator::create(members, TIMEOUT, config(), &bootstrap, None, 0).unwrap().watched_by(sentinel)
+    // With more ranks than CPUs, wherever this runs.
+    let config = Config { cpus: 2, ..config() };
+    Communicator::create(members, TIMEOUT, config, &bootstrap, None, 0).unwrap().watched_by(sentinel)
 }
 
 fn say(line: &str) {
@@ -240,14 +242,23 @@ fn a_killed_rank_is_missed_at_once() {
 /// Wherever it dies: before it arrives, as the last one, with a piece of the fold in its hands.
 #[test]
 fn a_rank_that_dies_at_work_is_missed_at_once() {
-    const TEST: &str = "a_rank_that_dies_at_work_is_missed_at_once";
+    dies_at_work("a_rank_that_dies_at_work_is_missed_at_once", 1 << 16);
+}
+
+/// What is larger is folded in a chain, where only the next one waits for it.
+#[test]
+fn a_rank_that_dies_in_a_chain_is_missed_at_once() {
+    dies_at_work("a_rank_that_dies_in_a_chain_is_missed_at_once", 1 << 18);
+}
+
+fn dies_at_work(test: &'static str, count: usize) {
     if rank().is_some() {
         let sentinel = Sentinel::new();
         let communicator = join(&sentinel);
-        reduce(&communicator, 1 << 16).unwrap();
+        reduce(&communicator, count).unwrap();
         say("ready");
         let failure = loop {
-            if let Err(failure) = reduce(&communicator, 1 << 16) {
+            if let Err(failure) = reduce(&communicator, count) {
                 break failure;
             }
         };
@@ -256,14 +267,14 @@ fn a_rank_that_dies_at_work_is_missed_at_once() {
     }
     let mut times = Vec::new();
     for _ in 0..5 {
-        let mut world = World::new(TEST, 4);
+        let mut world = World::new(test, 4);
         world.hear_all("ready");
         let died = world.kill(1);
         let (took, text) = world.learned(&[1], died);
         assert!(text.starts_with("RankLost rank 1 (host "), "{text}");
         times.extend(took);
     }
-    judge(TEST, times);
+    judge(test, times);
 }
 
 /// One watches the other, so nobody watches the second one when it dies.

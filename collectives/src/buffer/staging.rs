@@ -4,6 +4,21 @@ use super::Spans;
 use crate::reduce::{self, Copying, Reduction, Sources};
 use crate::region::Region;
 
+/// Where a rank is in a chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Link {
+    First,
+    Middle,
+    Last,
+}
+
+/// What is folded before the next is looked at: it stays in a first-level cache.
+const TILE: usize = 8 << 10;
+
+/// A tile of elements that are in no memory of others.
+#[repr(align(64))]
+struct Tile([u8; TILE]);
+
 impl Spans {
     /// Bytes of one chunk; 0 for one that is not there.
     pub(crate) fn chunk_bytes(&self, chunk: usize) -> usize {
@@ -113,6 +128,53 @@ impl Spans {
         });
     }
 
+    /// Folds a stretch of this memory, as the operand of the `link`-th rank of a chain, to the partial results that lie
+    /// at place `at` of a region. The last one leaves results there instead.
+    pub(crate) fn fold_on(
+        &self,
+        link: Link,
+        (offset, bytes): (usize, usize),
+        reduction: Reduction,
+        region: &Region,
+        at: usize,
+    ) {
+        let (size, wide) = (reduction.dtype().size(), reduction.wide().size());
+        let (mut operands, mut results) = (Tile([0; TILE]), Tile([0; TILE]));
+        self.each(offset, bytes, |start, piece, bytes| {
+            let (start, count) = (start / size, bytes / size);
+            if link == Link::First {
+                let partial = region.pointer(at + start * wide, count * wide);
+                // SAFETY: the piece is readable by the promise of `new` and no part of a region; `pointer` has found
+                // the room.
+                return unsafe { reduce::widen(reduction, piece, partial, count) };
+            }
+            for done in (0..count).step_by(TILE / wide) {
+                let count = (count - done).min(TILE / wide);
+                let partial = region.pointer(at + (start + done) * wide, count * wide);
+                let own = piece.wrapping_add(done * size);
+                let operand = match reduction.is_lifted() {
+                    true => {
+                        // SAFETY: so many elements are in the piece, and their partial results in the tile.
+                        unsafe { reduce::widen(reduction, own, operands.0.as_mut_ptr(), count) };
+                        operands.0.as_ptr()
+                    }
+                    false => own.cast_const(),
+                };
+                if link == Link::Middle {
+                    // SAFETY: partial results are in the region, as `pointer` has found, the operand is as above.
+                    unsafe { reduce::accumulate_last(reduction, partial, operand, count) };
+                    continue;
+                }
+                let to = results.0.as_mut_ptr();
+                // SAFETY: as above; a result is no larger than a partial one, of which a tile has room for so many.
+                unsafe { reduce::finish_with(reduction, partial, operand, to, count) };
+                let place = region.pointer(at + (start + done) * size, count * size);
+                // SAFETY: `pointer` has found the room, before the partial results that are yet to be read.
+                unsafe { place.copy_from(to, count * size) };
+            }
+        });
+    }
+
     /// Makes a chunk of `to` what a group of one rank makes of a chunk of ours.
     pub(crate) fn fold_alone(&self, reduction: Reduction, to: &Spans) {
         let size = reduction.dtype().size();
@@ -198,6 +260,49 @@ mod tests {
                 result
             };
             prop_assert_eq!(read(unstaged), read(staged));
+        }
+
+        /// Ranks that fold one after the other get the same bits as one that folds all, of every type and operation
+        /// and of any values.
+        #[test]
+        fn a_chain_folds_as_one_rank_does(
+            dtype in prop::sample::select(Dtype::ALL.to_vec()),
+            op in prop::sample::select(ReduceOp::ALL.to_vec()),
+            scale in prop::sample::select(vec![1.0, 0.3]),
+            ranks in 2usize..5,
+            cut in any::<(prop::sample::Index, prop::sample::Index)>(),
+            bytes in prop::collection::vec(any::<u8>(), 1..20_000),
+        ) {
+            const ROOM: usize = 1 << 16;
+            let Ok(reduction) = Reduction::new(dtype, op, scale, ranks as u32) else { return Ok(()) };
+            let size = dtype.size();
+            let count = bytes.len() / size / ranks;
+            prop_assume!(count > 0);
+            let (region, _fd) = Region::create("test", 7 * ROOM).expect("memfds work here");
+            let first = cut.1.index(count);
+            let (offset, len) = (size * first, size * (count - first));
+            for (rank, own) in bytes.chunks_exact(size * count).take(ranks).enumerate() {
+                region.write(rank * ROOM, &own[offset..]);
+                let mut own = own.to_vec();
+                let (left, right) = own.split_at_mut(size * cut.0.index(count + 1));
+                // SAFETY: the vector outlives the spans, and is not touched meanwhile.
+                let spans = unsafe {
+                    Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 2)
+                };
+                let link = match rank {
+                    0 => Link::First,
+                    _ if rank + 1 == ranks => Link::Last,
+                    _ => Link::Middle,
+                };
+                spans.fold_on(link, (offset, len), reduction, &region, 5 * ROOM);
+            }
+            region.fold(reduction, (0..ranks).map(|rank| rank * ROOM), 4 * ROOM, len / size);
+            let read = |at| {
+                let mut result = vec![0; len];
+                region.read(at, &mut result);
+                result
+            };
+            prop_assert_eq!(read(5 * ROOM), read(4 * ROOM));
         }
     }
 }

@@ -1,0 +1,140 @@
+//! The chain: ranks fold one after the other, the pieces of a tensor following each other through a few places.
+//!
+//! A piece lies in its place until all ranks are done with it: the first rank begins it, each one folds to what the
+//! ranks before it have left there, and what the last one leaves is whole, for whoever takes it. So a place has one
+//! writer at a time, in the order of the ranks, and is read by all only once it changes no more. Pieces are counted for
+//! as long as the communicator lives: no count is ever set back.
+//!
+//! Nothing is locked and nothing needs a cleanup: a rank that dies is as far as its count says.
+
+use super::{AtomicU64, Ordering};
+
+/// How many pieces a rank has folded, or how often ranks have been done with a place. All zeroes is the first state.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Progress(AtomicU64);
+
+/// What one rank sees of the chain.
+#[derive(Debug)]
+pub(crate) struct Chain<'a> {
+    /// Of the rank before this one; the first has none.
+    pub(crate) before: Option<&'a Progress>,
+    pub(crate) own: &'a Progress,
+    pub(crate) last: &'a Progress,
+    /// Of each place, in the order in which pieces come to them.
+    pub(crate) done: &'a [Progress],
+    pub(crate) ranks: u32,
+}
+
+impl Chain<'_> {
+    /// Whether it is this rank's turn to fold a piece.
+    pub(crate) fn may_fold(&self, piece: u64) -> bool {
+        match self.before {
+            // Acquire pairs with `folded`: what the ranks before have left there.
+            Some(before) => before.0.load(Ordering::Acquire) > piece,
+            None => {
+                // Acquire pairs with `leave`: nobody reads any more what was there before.
+                let before = piece / self.done.len() as u64;
+                self.place(piece).0.load(Ordering::Acquire) >= before.wrapping_mul(self.ranks.into())
+            }
+        }
+    }
+
+    /// This rank has folded a piece.
+    pub(crate) fn folded(&self, piece: u64) {
+        // Release: what it has left there.
+        self.own.0.store(piece + 1, Ordering::Release);
+    }
+
+    /// Whether all ranks have folded a piece.
+    pub(crate) fn is_whole(&self, piece: u64) -> bool {
+        // As in `may_fold`.
+        self.last.0.load(Ordering::Acquire) > piece
+    }
+
+    /// This rank needs a piece no more; whether it is the last one to say so, after which its place is free.
+    pub(crate) fn leave(&self, piece: u64) -> bool {
+        // Release: what it has read. The first rank acquires all of them through the chain of increments.
+        let before = self.place(piece).0.fetch_add(1, Ordering::AcqRel);
+        before.wrapping_add(1).is_multiple_of(self.ranks.into())
+    }
+
+    fn place(&self, piece: u64) -> &Progress {
+        &self.done[(piece % self.done.len() as u64) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::model::{Arc, Bytes, model_within, spawn};
+    use crate::sync::{AtomicU32, Doorbell};
+
+    const RANKS: usize = 2;
+
+    #[derive(Default)]
+    struct Shared {
+        folded: [Progress; RANKS],
+        done: [Progress; 1],
+        bells: [Doorbell; RANKS],
+        // Relaxed, so that only the protocol's own orderings make the sum visible.
+        place: (Bytes, AtomicU32),
+    }
+
+    impl Shared {
+        fn chain(&self, rank: usize) -> Chain<'_> {
+            Chain {
+                before: rank.checked_sub(1).map(|before| &self.folded[before]),
+                own: &self.folded[rank],
+                last: &self.folded[RANKS - 1],
+                done: &self.done,
+                ranks: RANKS as u32,
+            }
+        }
+
+        fn wait(&self, rank: usize, ready: impl Fn() -> bool) {
+            loop {
+                let seen = self.bells[rank].rings();
+                if ready() {
+                    return;
+                }
+                self.bells[rank].wait(seen, None);
+            }
+        }
+
+        fn run(&self, rank: usize, pieces: u64) {
+            let chain = self.chain(rank);
+            let (bytes, sum) = &self.place;
+            for piece in 0..pieces {
+                self.wait(rank, || chain.may_fold(piece));
+                let given = (10 * piece) as u32 + rank as u32 + 1;
+                let before = if rank == 0 { 0 } else { sum.load(Ordering::Relaxed) };
+                bytes.write();
+                sum.store(before + given, Ordering::Relaxed);
+                chain.folded(piece);
+                self.bells[(rank + 1) % RANKS].ring();
+                self.wait(rank, || chain.is_whole(piece));
+                bytes.read();
+                let all = (1..=RANKS as u32).map(|rank| (10 * piece) as u32 + rank).sum::<u32>();
+                assert_eq!(sum.load(Ordering::Relaxed), all, "what is taken is whole and of this piece");
+                if chain.leave(piece) {
+                    self.bells[0].ring();
+                }
+            }
+        }
+    }
+
+    /// More pieces than places: each is folded by both in turn, taken by both, and only then overwritten.
+    #[test]
+    fn loom_pieces_follow_each_other_through_one_place() {
+        model_within(2, || {
+            let shared = Arc::new(Shared::default());
+            let other = {
+                let shared = shared.clone();
+                spawn(move || shared.run(1, 2))
+            };
+            shared.run(0, 2);
+            other.join().expect("the other rank does not panic");
+        });
+    }
+}
