@@ -84,11 +84,7 @@ impl<'a> Chained<'a> {
             OpKind::Reduce if op.root != Some(rank) => 0..0,
             _ => 0..op.inputs.total(),
         };
-        let link = match rank {
-            0 => Link::First,
-            _ if rank + 1 == ranks => Link::Last,
-            _ => Link::Middle,
-        };
+        let link = Link::of(rank, ranks);
         let piece = (bytes / wide / LINE * LINE).max(LINE);
         Self { segment, op, traffic, reduction, link, piece, places, memory, taken, copying }
     }

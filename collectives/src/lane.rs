@@ -424,7 +424,7 @@ impl Lane {
         self.meet_again(meet)
     }
 
-    fn blocked(&self, meet: &Meet<'_>) -> Blocked<'_> {
+    fn blocked(&self, meet: &Meet<'_>) -> Blocked {
         self.presence.blocked(WaitKind::Collective { seq: meet.seq }, meet.posted.caller)
     }
 
@@ -601,7 +601,6 @@ impl Lane {
         let round = self.round;
         let segment = self.segment.clone();
         let meeting = segment.meeting();
-        let presence = self.presence.clone();
         let mut blocked = None;
         let mut departures = 0;
         let mut look = None;
@@ -639,8 +638,7 @@ impl Lane {
                 }
                 Opened::NotYet if look.is_none() => {
                     look = Some(Instant::now() + LOOK_PERIOD / 5);
-                    blocked =
-                        Some(presence.blocked(WaitKind::Collective { seq: meet.seq }, meet.posted.caller));
+                    blocked = Some(self.blocked(meet));
                 }
                 // Nudged: what that announced is looked at above.
                 Opened::NotYet if look.is_some_and(|look| Instant::now() < look.min(meet.deadline)) => {}

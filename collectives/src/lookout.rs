@@ -13,7 +13,7 @@ use crate::sync::Patience;
 pub(crate) type Hopeless<'a> = &'a dyn Fn(&[u32]) -> Option<Verdict>;
 
 /// Says that this rank waits.
-pub(crate) type Tell<'a> = &'a dyn Fn() -> Blocked<'a>;
+pub(crate) type Tell<'a> = &'a dyn Fn() -> Blocked;
 
 /// One operation's.
 pub(crate) struct Lookout<'a> {
@@ -22,7 +22,7 @@ pub(crate) struct Lookout<'a> {
     patience: Patience,
     hopeless: Hopeless<'a>,
     tell: Tell<'a>,
-    blocked: Option<Blocked<'a>>,
+    blocked: Option<Blocked>,
     look: Option<Instant>,
     departures: u32,
     verdict: Option<Verdict>,

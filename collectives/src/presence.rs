@@ -1,5 +1,7 @@
 //! This rank in one communicator, as the board shows it. Without a board all of it does nothing.
 
+use std::sync::Arc;
+
 use tpurun_topology::Algorithm;
 
 use crate::board::{Board, Lane, OpRecord, Outcome, RankWriter, Recording, Wait, WaitKind, Waiting};
@@ -74,12 +76,12 @@ impl Presence {
 
     /// What is in flight waits for others until the answer is dropped, and so does the calling thread, if it is one of
     /// so many Python threads.
-    pub(crate) fn blocked(&self, kind: WaitKind, caller: Option<u32>) -> Blocked<'_> {
+    pub(crate) fn blocked(self: &Arc<Self>, kind: WaitKind, caller: Option<u32>) -> Blocked {
         if let Some(lane) = self.lane() {
             lane.blocked();
         }
         let waiting = caller.and_then(|threads| self.waiting(kind, threads));
-        Blocked { presence: self, _waiting: waiting }
+        Blocked { presence: self.clone(), _waiting: waiting }
     }
 
     /// The calling thread sleeps until what it waits for has happened; over when the answer is dropped.
@@ -102,12 +104,12 @@ impl Presence {
 
 /// Something that waits for others.
 #[derive(Debug)]
-pub(crate) struct Blocked<'a> {
-    presence: &'a Presence,
+pub(crate) struct Blocked {
+    presence: Arc<Presence>,
     _waiting: Option<Waiting>,
 }
 
-impl Drop for Blocked<'_> {
+impl Drop for Blocked {
     fn drop(&mut self) {
         if let Some(lane) = self.presence.lane() {
             lane.unblocked();

@@ -106,7 +106,7 @@ impl Reduction {
     }
 
     /// The operation between partial results: what is left of this one without its first and last step.
-    const fn partial(&self) -> Self {
+    pub(crate) const fn partial(&self) -> Self {
         let op = match self.op {
             ReduceOp::Avg | ReduceOp::PremulSum => ReduceOp::Sum,
             op => op,
@@ -259,35 +259,6 @@ pub unsafe fn widen(reduction: Reduction, from: *const u8, to: *mut u8, count: u
 pub unsafe fn accumulate(reduction: Reduction, received: *const u8, partial: *mut u8, count: usize) {
     // SAFETY: the caller's promise; the output is the second source.
     unsafe { fold(reduction.partial(), &[received, partial.cast_const()], partial, count) }
-}
-
-/// `partial[i] = partial[i] ⊕ operand[i]`, both partial results.
-///
-/// # Safety
-/// As [`accumulate`].
-pub(crate) unsafe fn accumulate_last(
-    reduction: Reduction,
-    partial: *mut u8,
-    operand: *const u8,
-    count: usize,
-) {
-    // SAFETY: the caller's promise; the output is the first source.
-    unsafe { fold(reduction.partial(), &[partial.cast_const(), operand], partial, count) }
-}
-
-/// `to[i] = finish(partial[i] ⊕ operand[i])`: the last operand makes the result.
-///
-/// # Safety
-/// As [`finish`], with `operand` readable for `count` wide elements, too.
-pub(crate) unsafe fn finish_with(
-    reduction: Reduction,
-    partial: *const u8,
-    operand: *const u8,
-    to: *mut u8,
-    count: usize,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { fold(reduction.second_half(), &[partial, operand], to, count) }
 }
 
 /// `to[i] = finish(from[i])`: a partial result becomes the result; rounds once and divides for an average.

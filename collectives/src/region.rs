@@ -31,8 +31,8 @@ unsafe impl Shared for Word {}
 unsafe impl Shared for std::sync::atomic::AtomicU32 {}
 // SAFETY: an atomic.
 unsafe impl Shared for AtomicU64 {}
-// SAFETY: nothing but atomics.
-unsafe impl<const WORDS: usize> Shared for [AtomicU64; WORDS] {}
+// SAFETY: nothing but what may be shared, one after the other.
+unsafe impl<T: Shared, const COUNT: usize> Shared for [T; COUNT] {}
 // SAFETY: `repr(transparent)` over a `Word`.
 unsafe impl Shared for crate::sync::Publication {}
 // SAFETY: `repr(transparent)` over a `Word`.
@@ -44,7 +44,7 @@ unsafe impl Shared for crate::sync::Meeting {}
 // SAFETY: `repr(C)` over atomics and padding.
 unsafe impl Shared for crate::sync::RingCounters {}
 // SAFETY: `repr(C)` over an atomic and padding.
-unsafe impl<const COUNT: usize> Shared for [crate::sync::Progress; COUNT] {}
+unsafe impl Shared for crate::sync::Progress {}
 
 /// Bytes that are read before their lines are handed back: about what a first-level cache holds.
 const KEPT: usize = 32 << 10;

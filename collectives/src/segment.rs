@@ -535,7 +535,7 @@ impl Segment {
 
     /// The chain of all ranks, as this one sees it, with so many places.
     pub(crate) fn chain(&self, places: usize) -> Chain<'_> {
-        let progress = |rank| &self.region.at::<[Progress; 1]>(self.layout.chain_rank(rank))[0];
+        let progress = |rank| self.region.at::<Progress>(self.layout.chain_rank(rank));
         let done: &[Progress; PLACES] = self.region.at(self.layout.chain_places());
         let rank = self.rank();
         Chain {

@@ -1,5 +1,7 @@
 //! The user's memory against a shared region: what flat executions and messages do with it.
 
+use std::mem::MaybeUninit;
+
 use super::Spans;
 use crate::reduce::{self, Copying, Reduction, Sources};
 use crate::region::Region;
@@ -12,12 +14,32 @@ pub(crate) enum Link {
     Last,
 }
 
+impl Link {
+    pub(crate) fn of(rank: u32, ranks: u32) -> Self {
+        match rank {
+            0 => Self::First,
+            _ if rank + 1 == ranks => Self::Last,
+            _ => Self::Middle,
+        }
+    }
+}
+
 /// What is folded before the next is looked at: it stays in a first-level cache.
 const TILE: usize = 8 << 10;
 
-/// A tile of elements that are in no memory of others.
+/// A tile of elements that are in no memory of others; nobody pays for one that is not used.
 #[repr(align(64))]
-struct Tile([u8; TILE]);
+struct Tile(MaybeUninit<[u8; TILE]>);
+
+impl Tile {
+    fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+
+    fn pointer(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
 
 impl Spans {
     /// Bytes of one chunk; 0 for one that is not there.
@@ -139,7 +161,7 @@ impl Spans {
         at: usize,
     ) {
         let (size, wide) = (reduction.dtype().size(), reduction.wide().size());
-        let (mut operands, mut results) = (Tile([0; TILE]), Tile([0; TILE]));
+        let (mut operands, mut results) = (Tile::new(), Tile::new());
         self.each(offset, bytes, |start, piece, bytes| {
             let (start, count) = (start / size, bytes / size);
             if link == Link::First {
@@ -155,19 +177,20 @@ impl Spans {
                 let operand = match reduction.is_lifted() {
                     true => {
                         // SAFETY: so many elements are in the piece, and their partial results in the tile.
-                        unsafe { reduce::widen(reduction, own, operands.0.as_mut_ptr(), count) };
-                        operands.0.as_ptr()
+                        unsafe { reduce::widen(reduction, own, operands.pointer(), count) };
+                        operands.pointer().cast_const()
                     }
                     false => own.cast_const(),
                 };
+                let sources = [partial.cast_const(), operand];
                 if link == Link::Middle {
                     // SAFETY: partial results are in the region, as `pointer` has found, the operand is as above.
-                    unsafe { reduce::accumulate_last(reduction, partial, operand, count) };
+                    unsafe { reduce::fold(reduction.partial(), &sources, partial, count) };
                     continue;
                 }
-                let to = results.0.as_mut_ptr();
+                let to = results.pointer();
                 // SAFETY: as above; a result is no larger than a partial one, of which a tile has room for so many.
-                unsafe { reduce::finish_with(reduction, partial, operand, to, count) };
+                unsafe { reduce::fold(reduction.second_half(), &sources, to, count) };
                 let place = region.pointer(at + (start + done) * size, count * size);
                 // SAFETY: `pointer` has found the room, before the partial results that are yet to be read.
                 unsafe { place.copy_from(to, count * size) };
@@ -289,11 +312,7 @@ mod tests {
                 let spans = unsafe {
                     Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 2)
                 };
-                let link = match rank {
-                    0 => Link::First,
-                    _ if rank + 1 == ranks => Link::Last,
-                    _ => Link::Middle,
-                };
+                let link = Link::of(rank as u32, ranks as u32);
                 spans.fold_on(link, (offset, len), reduction, &region, 5 * ROOM);
             }
             region.fold(reduction, (0..ranks).map(|rank| rank * ROOM), 4 * ROOM, len / size);
