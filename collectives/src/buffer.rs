@@ -22,6 +22,8 @@ pub struct Spans {
     pieces: Pieces,
     /// Which of `pieces` these spans are.
     range: Range<usize>,
+    /// Of all of them; small operations ask often.
+    bytes: usize,
     per_chunk: usize,
 }
 
@@ -64,17 +66,17 @@ impl Spans {
             (Some(one), None) => Pieces::One(one),
             (first, second) => Pieces::Many(first.into_iter().chain(second).chain(pieces).collect()),
         };
-        Self { range: 0..pieces.all().len(), pieces, per_chunk }
+        Self { range: 0..pieces.all().len(), bytes: start, pieces, per_chunk }
     }
 
     /// No memory, in no chunks.
     pub fn empty() -> Self {
-        Self { pieces: Pieces::Many(Arc::default()), range: 0..0, per_chunk: 0 }
+        Self { pieces: Pieces::Many(Arc::default()), range: 0..0, bytes: 0, per_chunk: 0 }
     }
 
     /// Bytes of all pieces.
     pub fn total(&self) -> usize {
-        self.own().last().map_or(0, |last| last.start + last.bytes - self.origin())
+        self.bytes
     }
 
     /// How many chunks there are.
@@ -88,8 +90,9 @@ impl Spans {
     /// When there is no such chunk.
     pub fn chunk(&self, index: usize) -> Self {
         assert!(index < self.chunks(), "chunk {index} of {}", self.chunks());
-        let first = self.range.start + index * self.per_chunk;
-        Self { range: first..first + self.per_chunk, ..self.clone() }
+        let range = self.pieces_of(index);
+        let (bytes, pieces) = (self.bytes_of(range.clone()), self.pieces.clone());
+        Self { pieces, range, bytes, per_chunk: self.per_chunk }
     }
 
     /// Bytes of each piece.
@@ -191,6 +194,20 @@ impl Spans {
 
     fn own(&self) -> &[Piece] {
         &self.pieces.all()[self.range.clone()]
+    }
+
+    /// Which of `pieces` chunk `index` is.
+    fn pieces_of(&self, index: usize) -> Range<usize> {
+        let first = self.range.start + index * self.per_chunk;
+        first..first + self.per_chunk
+    }
+
+    fn bytes_of(&self, pieces: Range<usize>) -> usize {
+        match &self.pieces.all()[pieces] {
+            [] => 0,
+            [first, .., last] => last.start + last.bytes - first.start,
+            [one] => one.bytes,
+        }
     }
 
     fn origin(&self) -> usize {

@@ -638,12 +638,22 @@ fn guarded(error: *mut CError, body: impl FnOnce() -> Result<(), Failure>) -> i3
     let outcome =
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Failure::of_panic(&*panic)));
     let Err(failure) = outcome else { return OK };
-    let status = failure.kind() as i32;
     if !error.is_null() {
-        // SAFETY: `tpurun.h`: valid for writes; it may be uninitialised, so it is only written.
-        unsafe { error.write(CError::of(&failure)) };
+        // SAFETY: `tpurun.h`: valid for writes.
+        unsafe { tell(&failure, error) };
     }
-    status
+    failure.kind() as i32
+}
+
+/// Apart from `guarded`: a call that does not fail has no room for what this one writes on its stack.
+///
+/// # Safety
+/// `error` is valid for writes; it may be uninitialised.
+#[cold]
+#[inline(never)]
+unsafe fn tell(failure: &Failure, error: *mut CError) {
+    // SAFETY: the caller's promise.
+    unsafe { error.write(CError::of(failure)) };
 }
 
 fn guarded_void(body: impl FnOnce()) {

@@ -373,7 +373,11 @@ fn matched_sizes(op: &Op) -> (u64, u64) {
         OpKind::AllToAll | OpKind::Gather | OpKind::Scatter | OpKind::Barrier => (0, vec![]),
         OpKind::Send | OpKind::Recv => (op.count(), vec![]),
     };
-    (count, hash(&(splits, op.shape_hash)))
+    let print = match (splits.is_empty(), op.shape_hash) {
+        (true, None) => 0,
+        (_, shape_hash) => hash(&(splits, shape_hash)),
+    };
+    (count, print)
 }
 
 fn algorithm_code(algorithm: Option<Algorithm>) -> u8 {

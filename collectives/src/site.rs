@@ -12,13 +12,16 @@ pub struct Site(SmallVec<[u8; 32]>);
 impl Site {
     /// What is not UTF-8 in these bytes is replaced.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        (&*String::from_utf8_lossy(bytes)).into()
+        match std::str::from_utf8(bytes) {
+            Ok(text) => text.into(),
+            Err(_) => (&*String::from_utf8_lossy(bytes)).into(),
+        }
     }
 }
 
 impl From<&str> for Site {
     fn from(text: &str) -> Self {
-        Self(text.as_bytes().into())
+        Self(SmallVec::from_slice(text.as_bytes()))
     }
 }
 

@@ -50,7 +50,9 @@ pub(crate) fn compare(segment: &Segment, op: &Op, seq: u64, parity: usize) -> Re
     Err(segment.fail_by(&verdict::of_classes(segment, head, "have ", "results", &classes)))
 }
 
-/// The same for the same bytes, however they are cut into pieces.
+/// The same for the same bytes, however they are cut into pieces. Apart: an operation whose result is not looked at has
+/// no room for the copy on its stack.
+#[inline(never)]
 fn hash(spans: &Spans) -> u64 {
     // Copied first: other threads of the program may write to it, which is what this is looking for.
     let mut copy = [0; 16 << 10];

@@ -44,7 +44,7 @@ impl Tile {
 impl Spans {
     /// Bytes of one chunk; 0 for one that is not there.
     pub(crate) fn chunk_bytes(&self, chunk: usize) -> usize {
-        if chunk < self.chunks() { self.chunk(chunk).total() } else { 0 }
+        if chunk < self.chunks() { self.bytes_of(self.pieces_of(chunk)) } else { 0 }
     }
 
     pub(crate) fn chunk_sizes(&self) -> Vec<usize> {
