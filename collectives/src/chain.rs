@@ -73,7 +73,7 @@ impl<'a> Chained<'a> {
         let wide = reduction.wide().size();
         let total = op.inputs.total() / reduction.dtype().size() * wide;
         let most = most_of_piece(ranks as usize / cores).min(memory.len() / places);
-        let bytes = (total / cores).max(LEAST_PIECE).min(most);
+        let bytes = (total / places).max(LEAST_PIECE).min(most);
         let is_kept = ranks as usize * places * bytes <= KEPT;
         let copying = if is_kept { Copying::Cached } else { Copying::Streaming };
         let taken = match op.kind {
