@@ -29,10 +29,11 @@ fn main() {
     .1();
 }
 
-const CASES: [(&str, fn()); 6] = [
-    ("fold 8 x 4 KiB f32", || folds(Dtype::F32)),
-    ("fold 8 x 4 KiB bf16", || folds(Dtype::Bf16)),
-    ("fold 8 x 4 KiB f16", || folds(Dtype::F16)),
+const CASES: [(&str, fn()); 7] = [
+    ("fold 2 x 4 KiB f32", || folds::<2>(Dtype::F32)),
+    ("fold 8 x 4 KiB f32", || folds::<8>(Dtype::F32)),
+    ("fold 8 x 4 KiB bf16", || folds::<8>(Dtype::Bf16)),
+    ("fold 8 x 4 KiB f16", || folds::<8>(Dtype::F16)),
     ("write a key", || {
         let keys = Keys::new(64);
         measured(&mut || keys.write(1));
@@ -44,11 +45,11 @@ const CASES: [(&str, fn()); 6] = [
     ("all_reduce of 8 B on one rank", all_reduce),
 ];
 
-fn folds(dtype: Dtype) {
-    let sources = [[40u8; 4096]; 8];
+fn folds<const RANKS: usize>(dtype: Dtype) {
+    let sources = [[40u8; 4096]; RANKS];
     let pointers = sources.each_ref().map(|source| source.as_ptr());
     let mut out = [0u8; 4096];
-    let reduction = Reduction::new(dtype, ReduceOp::Sum, 1.0, 8).expect("sums are defined");
+    let reduction = Reduction::new(dtype, ReduceOp::Sum, 1.0, RANKS as u32).expect("sums are defined");
     let count = out.len() / dtype.size();
     // SAFETY: the arrays hold `count` elements and are apart.
     measured(&mut || unsafe { fold(reduction, &pointers, out.as_mut_ptr(), count) });
