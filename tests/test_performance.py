@@ -113,9 +113,10 @@ def test_a_job_that_fails_says_why():
     script = "echo before >&2; echo it is an error: no >&2; echo after >&2; exit 3"
     with (
         job.Job(["sh", "-c", script]) as failing,
-        pytest.raises(job.Failed, match=r"^sh ended with 3: it is an error: no$"),
+        pytest.raises(job.Failed, match=r"^sh ended with 3: it is an error: no$") as failed,
     ):
         list(failing.rows(limit_s=10))
+    assert failed.value.said == "before\nit is an error: no\nafter"
 
 
 def test_sizes_are_whole_elements_for_each_rank():

@@ -24,6 +24,7 @@ Row = dict[str, Any]
 START_S = 90.0
 """What the start of 64 ranks may take on a machine that others use, too."""
 GRACE_S = 10.0
+SAID_LINES = 60
 # Every process of a job inherits it, whatever session or parent it moves to.
 MARKER = "TPURUN_MEASURED_JOB"
 # What would change what is measured.
@@ -35,7 +36,11 @@ class Late(Exception):
 
 
 class Failed(Exception):
-    """The command ended with an error, whose last line this is."""
+    """The command ended with an error, whose last line this is; `said` is the end of all that it said."""
+
+    def __init__(self, last_words: str, said: str) -> None:
+        super().__init__(last_words)
+        self.said = said
 
 
 class Job:
@@ -90,7 +95,7 @@ class Job:
         except subprocess.TimeoutExpired:
             raise Late from None
         if code:
-            raise Failed(self._last_words(code))
+            raise self._failed(code)
 
     def _lines(self) -> Iterator[str]:
         rest = b""
@@ -104,12 +109,13 @@ class Job:
             if not part:
                 return
 
-    def _last_words(self, code: int) -> str:
+    def _failed(self, code: int) -> Failed:
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines()]
-        said = [line for line in lines if re.search(r"\b(error|culprit)\b|Error: ", line)]
-        words = (said or [line for line in lines if line] or ["nothing"])[-1]
-        return f"{Path(self._command[0]).name} ended with {code}: {words[:200]}"
+        lines = [line.rstrip() for line in self._errors.read().decode(errors="replace").splitlines()]
+        telling = [line for line in lines if re.search(r"\b(error|culprit)\b|Error: ", line)]
+        words = (telling or [line for line in lines if line] or ["nothing"])[-1].strip()
+        last_words = f"{Path(self._command[0]).name} ended with {code}: {words[:200]}"
+        return Failed(last_words, "\n".join(lines[-SAID_LINES:]))
 
     def _end(self) -> None:
         """A launcher gets the time to end its ranks and to remove what it has made."""
