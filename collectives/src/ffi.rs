@@ -131,7 +131,7 @@ impl CError {
     }
 
     /// A status other than success, a text and the guilty ranks, cut to what there is room for.
-    pub fn new(status: i32, text: &str, ranks: &[u32]) -> Self {
+    fn new(status: i32, text: &str, ranks: &[u32]) -> Self {
         let text = head(text, ERROR_TEXT_BYTES);
         let ranks = &ranks[..ranks.len().min(ERROR_RANKS)];
         let mut error = Self {
@@ -144,6 +144,17 @@ impl CError {
         error.text[..text.len()].copy_from_slice(text.as_bytes());
         error.ranks[..ranks.len()].copy_from_slice(ranks);
         error
+    }
+
+    /// Makes `error` say so. Apart, for its frame: a `CError` is three pages, which a call that succeeds need not probe.
+    ///
+    /// # Safety
+    /// It is valid for writes; it may be uninitialised.
+    #[cold]
+    #[inline(never)]
+    pub unsafe fn write(error: *mut Self, status: i32, text: &str, ranks: &[u32]) {
+        // SAFETY: the caller's promise.
+        unsafe { error.write(Self::new(status, text, ranks)) };
     }
 
     /// Makes `error` say that nothing failed.
@@ -638,22 +649,12 @@ fn guarded(error: *mut CError, body: impl FnOnce() -> Result<(), Failure>) -> i3
     let outcome =
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Failure::of_panic(&*panic)));
     let Err(failure) = outcome else { return OK };
+    let status = failure.kind() as i32;
     if !error.is_null() {
-        // SAFETY: `tpurun.h`: valid for writes.
-        unsafe { tell(&failure, error) };
+        // SAFETY: `tpurun.h`: valid for writes; it may be uninitialised.
+        unsafe { CError::write(error, status, failure.text(), failure.ranks()) };
     }
-    failure.kind() as i32
-}
-
-/// Apart from `guarded`: a call that does not fail has no room for what this one writes on its stack.
-///
-/// # Safety
-/// `error` is valid for writes; it may be uninitialised.
-#[cold]
-#[inline(never)]
-unsafe fn tell(failure: &Failure, error: *mut CError) {
-    // SAFETY: the caller's promise.
-    unsafe { error.write(CError::of(failure)) };
+    status
 }
 
 fn guarded_void(body: impl FnOnce()) {

@@ -373,11 +373,8 @@ fn matched_sizes(op: &Op) -> (u64, u64) {
         OpKind::AllToAll | OpKind::Gather | OpKind::Scatter | OpKind::Barrier => (0, vec![]),
         OpKind::Send | OpKind::Recv => (op.count(), vec![]),
     };
-    let print = match (splits.is_empty(), op.shape_hash) {
-        (true, None) => 0,
-        (_, shape_hash) => hash(&(splits, shape_hash)),
-    };
-    (count, print)
+    let has_sizes = !splits.is_empty() || op.shape_hash.is_some();
+    (count, if has_sizes { hash(&(splits, op.shape_hash)) } else { 0 })
 }
 
 fn algorithm_code(algorithm: Option<Algorithm>) -> u8 {

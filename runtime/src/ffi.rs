@@ -154,16 +154,12 @@ unsafe fn guarded<T>(error: *mut CError, body: impl FnOnce() -> Result<T, Memory
     outcome.map_err(|failure| unsafe { fail(error, &failure) })
 }
 
-/// Apart, for its frame: a `CError` is three pages, which a call that succeeds need not probe.
-///
 /// # Safety
 /// As above.
-#[cold]
-#[inline(never)]
 unsafe fn fail(error: *mut CError, failure: &MemoryError) -> i32 {
     let status = failure.status();
     // SAFETY: the caller's promise.
-    unsafe { error.write(CError::new(status, &failure.to_string(), &[])) };
+    unsafe { CError::write(error, status, &failure.to_string(), &[]) };
     status
 }
 
