@@ -109,14 +109,14 @@ def test_a_job_that_is_late_is_ended_with_all_it_started(monkeypatch):
     assert job.processes(measuring.name) == []
 
 
-def test_a_job_that_fails_says_why():
+def test_a_job_that_fails_says_why(capsys):
     script = "echo before >&2; echo it is an error: no >&2; echo after >&2; exit 3"
     with (
         job.Job(["sh", "-c", script]) as failing,
-        pytest.raises(job.Failed, match=r"^sh ended with 3: it is an error: no$") as failed,
+        pytest.raises(job.Failed, match=r"^sh ended with 3: it is an error: no$"),
     ):
         list(failing.rows(limit_s=10))
-    assert failed.value.said == "before\nit is an error: no\nafter"
+    assert capsys.readouterr().err == "before\nit is an error: no\nafter\n"
 
 
 def test_sizes_are_whole_elements_for_each_rank():

@@ -36,11 +36,7 @@ class Late(Exception):
 
 
 class Failed(Exception):
-    """The command ended with an error, whose last line this is; `said` is the end of all that it said."""
-
-    def __init__(self, last_words: str, said: str) -> None:
-        super().__init__(last_words)
-        self.said = said
+    """The command ended with an error, whose last line this is; the lines before it are on stderr."""
 
 
 class Job:
@@ -95,7 +91,7 @@ class Job:
         except subprocess.TimeoutExpired:
             raise Late from None
         if code:
-            raise self._failed(code)
+            raise Failed(self._last_words(code))
 
     def _lines(self) -> Iterator[str]:
         rest = b""
@@ -109,13 +105,14 @@ class Job:
             if not part:
                 return
 
-    def _failed(self, code: int) -> Failed:
+    def _last_words(self, code: int) -> str:
+        """Of all that it said, whose end goes to stderr."""
         self._errors.seek(0)
         lines = [line.rstrip() for line in self._errors.read().decode(errors="replace").splitlines()]
         telling = [line for line in lines if re.search(r"\b(error|culprit)\b|Error: ", line)]
         words = (telling or [line for line in lines if line] or ["nothing"])[-1].strip()
-        last_words = f"{Path(self._command[0]).name} ended with {code}: {words[:200]}"
-        return Failed(last_words, "\n".join(lines[-SAID_LINES:]))
+        print(*lines[-SAID_LINES:], sep="\n", file=sys.stderr, flush=True)
+        return f"{Path(self._command[0]).name} ended with {code}: {words[:200]}"
 
     def _end(self) -> None:
         """A launcher gets the time to end its ranks and to remove what it has made."""

@@ -37,8 +37,6 @@ class Program:
                 except Late:
                     yield {"ranks": ranks, "missing": f"over {LIMIT_S:.0f} s"}
                 except Failed as failed:
-                    # The page has one line of it.
-                    progress.note(f"{failed}\n{failed.said}")
                     yield {"ranks": ranks, "missing": str(failed)}
 
 
