@@ -141,6 +141,9 @@ try:
 except RuntimeError as error:
     print(error)
     raise SystemExit(3)
+finally:
+    # Gloo's thread may still let go of the tensor, which needs the GIL: an exit at that moment aborts.
+    dist.destroy_process_group()
 """
 
 
