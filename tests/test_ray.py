@@ -161,7 +161,7 @@ print("told", json.dumps(fit(loop)))
     seen = told(done.out)
     assert [node for node, *_ in seen] == [0, 0, 1, 1]
     assert all(values == [6.0] for _, _, values, _, _ in seen)
-    # Each node gets half of the other's sum and the other half of the result; a ring of 4 ranks would bring 6 MiB.
+    # To each node comes half of a sum and half of the result; a ring of 4 ranks would bring 6 MiB.
     assert all(4 << 20 < count < 5 << 20 for _, _, _, count, _ in seen), seen
     segments = [set(inodes) for *_, inodes in seen]
     assert segments[0] & segments[1] and segments[2] & segments[3], "a node's workers share memory"
