@@ -38,6 +38,14 @@ export PATH := $(VENV)/bin:$(PATH):$(HOME)/.cargo/bin
 # What an activated environment of somebody else's would smuggle in.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV CARGO_TARGET_DIR
 
+# One compiler for all: scikit-build-core names one, and cargo builds again what another one has built.
+ifeq ($(origin CC),default)
+export CC := gcc
+endif
+ifeq ($(origin CXX),default)
+export CXX := g++
+endif
+
 say = @echo "tpurun: $(1)"
 
 .PHONY: help
