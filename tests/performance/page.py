@@ -36,7 +36,7 @@ tpu_dist. Measured in turn in one run of `tpurun bench --against gloo`.""",
         "The collectives, beside MPI",
         """\
 [mpi_collectives.c](../tests/performance/mpi_collectives.c) measures as `tpurun bench` does; a job of each,
-in turn. Programs of MPI are C and call it themselves, while tpu_dist is called from Python through torch.
+in turn. Programs of MPI are C and call it themselves, while tpu_dist is called from Python.
 What that takes shows beside "tpu_dist, C": its engine alone, called by
 [a program](../tests/performance/engine_collectives.c) that measures the same way. Ratios are the time of that
 implementation by that of tpu_dist. MPI polls: it is at its best with a core for each rank, and Open MPI
@@ -76,10 +76,10 @@ less is worse than that. Where ranks compute on all cores nothing can hide, beca
         "The least there is",
         """\
 What so many processes take for an all-reduce on this machine if nothing joins them, in turn with both
-backends ([floors.py](../tests/performance/floors.py)). Of 8 B: all call a backend of torch that does nothing,
-and give up their CPU once, since each must have its turn. Of 16 MiB in ordinary tensors: all copy theirs
-into a window that stays in the caches, add up their share of what would be there, copy the result out, and
-never wait. Gloo / least is what could be reached at most; what is less waits less than once in each call.""",
+backends ([floors.py](../tests/performance/floors.py)). Of 8 B: all give up their CPU once, since each must
+have its turn, and do nothing else. Of 16 MiB in ordinary tensors: all copy theirs into a window that stays in
+the caches, add up their share of what would be there, copy the result out, and never wait. Gloo / least is
+what could be reached at most; what is less waits less than once in each call.""",
     ),
 }
 
