@@ -9,6 +9,7 @@
 #include "device/claim.h"
 #include "process_group.h"
 #include "shared.h"
+#include "shortcut.h"
 
 namespace py = pybind11;
 
@@ -67,6 +68,7 @@ PYBIND11_MODULE(_C, module) {
       });
 
   tpurun::device::bind(module);
+  tpurun::bind_shortcuts(module);
   module.def(
       "shared_empty",
       [](const std::vector<int64_t>& sizes, at::ScalarType dtype) {

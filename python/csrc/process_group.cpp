@@ -245,6 +245,7 @@ void ProcessGroup::startCoalescing() {
   const std::lock_guard lock(batch_mutex_);
   // A batch that an exception left open is dropped; its works were handed out one by one.
   batch_ = std::make_unique<Batch>(Batch{std::this_thread::get_id(), {}});
+  has_batch_ = true;
 }
 
 WorkPtr ProcessGroup::endCoalescing() {
@@ -252,12 +253,16 @@ WorkPtr ProcessGroup::endCoalescing() {
   {
     const std::lock_guard lock(batch_mutex_);
     batch = std::move(batch_);
+    has_batch_ = false;
   }
   TORCH_CHECK_VALUE(batch != nullptr, "endCoalescing: expected startCoalescing before it");
   return c10::make_intrusive<CoalescedWork>(rank_, std::move(batch->works));
 }
 
 bool ProcessGroup::coalesces() {
+  if (!has_batch_) {
+    return false;
+  }
   const std::lock_guard lock(batch_mutex_);
   return batch_ && batch_->thread == std::this_thread::get_id();
 }
@@ -267,30 +272,19 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
     timeout = options_->timeout;
   }
   timeout += extensions_.total();
-  if (operation.device()) {
-    device::streams::settle();
-  }
-  const auto [site, threads] = caller();
   const bool batched = coalesces();
   if (call == Call::kBlocking && !batched) {
-    TpurunOp record = operation.record(rank_, site, timeout.count());
-    record.python_threads = threads;
     auto work = c10::make_intrusive<FinishedWork>(rank_, operation, timeout);
     extensions_.began(work);
-    TpurunError error;
-    TpurunWork* none = nullptr;
-    const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
-    if (is_failure(status)) {
-      operation.give_up();
-      hooks_->run();
-    }
-    throw_unless_ok(status, error);
-    operation.copy_back();
+    run(operation, timeout);
     work->finish(tpurun_comm_seq(comm_.get()));
     return work;
   }
+  if (operation.device()) {
+    device::streams::settle();
+  }
   auto work = c10::make_intrusive<PendingWork>(rank_, std::move(operation), timeout, hooks_);
-  work->post(comm_.get(), site);
+  work->post(comm_.get(), call_site());
   extensions_.began(work);
   if (batched) {
     const std::lock_guard lock(batch_mutex_);
@@ -299,35 +293,62 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
   return work;
 }
 
+void ProcessGroup::run(Operation& operation, std::chrono::milliseconds timeout) {
+  if (operation.device()) {
+    device::streams::settle();
+  }
+  const auto [site, threads] = caller();
+  TpurunOp record = operation.record(rank_, site, timeout.count());
+  record.python_threads = threads;
+  TpurunError error;
+  TpurunWork* none = nullptr;
+  const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
+  if (is_failure(status)) {
+    operation.give_up();
+    hooks_->run();
+  }
+  throw_unless_ok(status, error);
+  operation.copy_back();
+}
+
 int ProcessGroup::checked_rank(const char* op, int64_t rank, const char* role) const {
   TORCH_CHECK_VALUE(rank >= 0 && rank < size_, op, ": invalid ", role, " rank: expected 0 to ", size_ - 1,
                     ", got ", rank);
   return static_cast<int>(rank);
 }
 
-WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+Operation ProcessGroup::broadcast_of(const Tensors& tensors, int64_t root) const {
   Operation operation(TPURUN_BROADCAST, OpType::BROADCAST, "tpu_dist:broadcast");
   const auto& tensor = only(tensors, operation.name(), "input");
-  operation.root(checked_rank(operation.name(), opts.rootRank, "root"));
+  operation.root(checked_rank(operation.name(), root, "root"));
   operation.shape_of(tensors, Shapes::kMustMatch);
-  if (opts.rootRank == rank_) {
+  if (root == rank_) {
     operation.input(tensor);
     operation.result(tensor);
   } else {
     operation.output(tensor);
   }
-  return post(std::move(operation), opts);
+  return operation;
+}
+
+WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  return post(broadcast_of(tensors, opts.rootRank), opts);
+}
+
+Operation ProcessGroup::all_reduce_of(const Tensors& tensors, const c10d::ReduceOp& op) const {
+  Operation operation(TPURUN_ALL_REDUCE, OpType::ALLREDUCE, "tpu_dist:all_reduce");
+  only(tensors, operation.name(), "input");
+  operation.shape_of(tensors, Shapes::kMustMatch);
+  operation.in_place(tensors);
+  operation.reduce_with(op);
+  return operation;
 }
 
 WorkPtr ProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  Operation operation(TPURUN_ALL_REDUCE, OpType::ALLREDUCE, "tpu_dist:all_reduce");
-  if (only(tensors, operation.name(), "input").is_sparse()) {
+  if (only(tensors, "all_reduce", "input").is_sparse()) {
     return allreduce_sparse(tensors, opts);
   }
-  operation.shape_of(tensors, Shapes::kMustMatch);
-  operation.in_place(tensors);
-  operation.reduce_with(opts.reduceOp);
-  return post(std::move(operation), opts);
+  return post(all_reduce_of(tensors, opts.reduceOp), opts);
 }
 
 WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -386,14 +407,18 @@ WorkPtr ProcessGroup::allgather(TensorLists& outputs, Tensors& inputs, const c10
   return post(std::move(operation), opts);
 }
 
-WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                      const c10d::AllgatherOptions& opts) {
+Operation ProcessGroup::all_gather_of(const at::Tensor& output, const at::Tensor& input) const {
   Operation operation(TPURUN_ALL_GATHER, OpType::_ALLGATHER_BASE, "tpu_dist:all_gather_into_tensor");
   operation.shape_of({input}, Shapes::kMustMatch);
   operation.input(input);
   operation.output_parts({output}, size_);
   check_whole(output, input, size_, operation.name(), "output");
-  return post(std::move(operation), opts);
+  return operation;
+}
+
+WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                      const c10d::AllgatherOptions& opts) {
+  return post(all_gather_of(output, input), opts);
 }
 
 WorkPtr ProcessGroup::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -491,15 +516,20 @@ WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   return post(std::move(operation), opts);
 }
 
-WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                           const c10d::ReduceScatterOptions& opts) {
+Operation ProcessGroup::reduce_scatter_of(const at::Tensor& output, const at::Tensor& input,
+                                          const c10d::ReduceOp& op) const {
   Operation operation(TPURUN_REDUCE_SCATTER, OpType::_REDUCE_SCATTER_BASE, "tpu_dist:reduce_scatter_tensor");
   operation.shape_of({input}, Shapes::kMustMatch);
   operation.input_parts({input}, size_);
   operation.output(output);
   check_whole(input, output, size_, operation.name(), "input");
-  operation.reduce_with(opts.reduceOp);
-  return post(std::move(operation), opts);
+  operation.reduce_with(op);
+  return operation;
+}
+
+WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                           const c10d::ReduceScatterOptions& opts) {
+  return post(reduce_scatter_of(output, input, opts.reduceOp), opts);
 }
 
 WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -517,14 +547,20 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   return post(std::move(operation), opts);
 }
 
-WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                    std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-                                    const c10d::AllToAllOptions& opts) {
+Operation ProcessGroup::all_to_all_of(const at::Tensor& output, const at::Tensor& input,
+                                      const std::vector<int64_t>& output_splits,
+                                      const std::vector<int64_t>& input_splits) const {
   Operation operation(TPURUN_ALL_TO_ALL, OpType::ALLTOALL_BASE, "tpu_dist:all_to_all");
   operation.shape_of({input}, Shapes::kMayDiffer);
   operation.input_rows(input, rows_per_rank(input, input_splits, size_, "input"));
   operation.output_rows(output, rows_per_rank(output, output_splits, size_, "output"));
-  return post(std::move(operation), opts);
+  return operation;
+}
+
+WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                    std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                    const c10d::AllToAllOptions& opts) {
+  return post(all_to_all_of(output, input, output_splits, input_splits), opts);
 }
 
 WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
@@ -563,9 +599,9 @@ WorkPtr ProcessGroup::recvAnysource(Tensors& tensors, int tag) {
   return post(std::move(operation), Call::kAsync, c10d::kUnsetTimeout);
 }
 
-WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& opts) {
-  return post(Operation(TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:barrier"), opts);
-}
+Operation ProcessGroup::barrier_of() { return {TPURUN_BARRIER, OpType::BARRIER, "tpu_dist:barrier"}; }
+
+WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& opts) { return post(barrier_of(), opts); }
 
 void ProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_for_all_ranks*/) {
   // Every failure of the engine names all the ranks that are missing, so there is nothing else to collect.

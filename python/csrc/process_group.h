@@ -76,6 +76,22 @@ class ProcessGroup final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // What the collectives below post.
+  Operation broadcast_of(const Tensors& tensors, int64_t root) const;
+  Operation all_reduce_of(const Tensors& tensors, const c10d::ReduceOp& op) const;
+  Operation all_gather_of(const at::Tensor& output, const at::Tensor& input) const;
+  Operation reduce_scatter_of(const at::Tensor& output, const at::Tensor& input,
+                              const c10d::ReduceOp& op) const;
+  Operation all_to_all_of(const at::Tensor& output, const at::Tensor& input,
+                          const std::vector<int64_t>& output_splits,
+                          const std::vector<int64_t>& input_splits) const;
+  static Operation barrier_of();
+
+  // Whether a blocking call needs its Work: in a batch, or to end an extension of its timeout.
+  bool needs_works() { return coalesces() || !extensions_.is_empty(); }
+  // Posts and blocks until it has ended. For who has no use for a Work, see `needs_works`.
+  void run(Operation operation) { run(operation, options_->timeout); }
+
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -125,6 +141,7 @@ class ProcessGroup final : public c10d::Backend {
     return post(std::move(operation), opts.asyncOp ? Call::kAsync : Call::kBlocking, opts.timeout);
   }
   WorkPtr post(Operation operation, Call call, std::chrono::milliseconds timeout);
+  void run(Operation& operation, std::chrono::milliseconds timeout);
   bool coalesces();
   std::string names_of(const std::vector<uint32_t>& world_ranks) const;
   int checked_rank(const char* op, int64_t rank, const char* role) const;
@@ -135,6 +152,7 @@ class ProcessGroup final : public c10d::Backend {
   std::unique_ptr<TpurunComm, FreeComm> comm_;
   std::mutex batch_mutex_;
   std::unique_ptr<Batch> batch_;
+  std::atomic<bool> has_batch_{false};  // any thread's
   TimeoutExtensions extensions_;
   std::atomic<uint32_t> sparse_sums_{0};
 };

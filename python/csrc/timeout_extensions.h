@@ -20,6 +20,8 @@ class TimeoutExtensions {
     is_empty_ = false;
   }
 
+  bool is_empty() const { return is_empty_; }
+
   std::chrono::milliseconds total() {
     if (is_empty_) {
       return {};

@@ -1,5 +1,6 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any, ClassVar
 
 from torch import Tensor, dtype
 from torch.distributed import Store
@@ -36,6 +37,15 @@ class ProcessGroup(Backend):
         """The members by their rank in the world that the job began with."""
     @property
     def options(self) -> ProcessGroupOptions: ...
+
+class Shortcut:
+    """Does what a function of torch.distributed does, past all that nobody looks at; else calls it."""
+
+    PARAMETERS: ClassVar[dict[str, tuple[str, ...]]]
+    """What there are shortcuts for, and the parameters that these functions must have."""
+
+    def __init__(self, name: str, original: Callable[..., Any]) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def shared_empty(sizes: Sequence[int], dtype: dtype) -> Tensor:
     """An uninitialised CPU tensor that collectives use where it is."""

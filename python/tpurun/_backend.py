@@ -97,10 +97,11 @@ def serves_cpu() -> bool:
 
 def create(options: Any, pg_options: Any) -> Backend:
     """Build this rank's end of a group; returns when all its ranks have come."""
-    from tpurun import _shared
+    from tpurun import _shared, _shortcuts
 
     native = load_native()
     _shared.serve_wrappers()
+    _shortcuts.install(native.Shortcut)
     if isinstance(pg_options, native.ProcessGroup):
         return pg_options  # survivors, who have met already
     world = _native_world()

@@ -1,0 +1,36 @@
+"""Blocking collectives go from torch's functions straight to the engine.
+
+``dist.all_reduce`` stays the very function that it is: for whoever has imported it, for torch.compile and
+torch.export, which know it by its identity, and for the logger of exceptions around it. Only what it calls
+inside is another one, ``_C.Shortcut``, which asks torch to do it wherever anybody could tell the difference:
+groups of other backends, asynchronous calls, subclasses and modes, profilers, hooks, gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CellType
+from typing import Any
+
+
+def install(shortcut: Any) -> None:
+    """Put ``_C.Shortcut`` inside the functions that there are shortcuts for. Repeatable.
+
+    A torch whose functions look otherwise keeps them as they are.
+    """
+    from torch.distributed import distributed_c10d
+
+    for name, parameters in shortcut.PARAMETERS.items():
+        cell = _inside(getattr(distributed_c10d, name, None), parameters)
+        if cell is not None:
+            cell.cell_contents = shortcut(name, cell.cell_contents)
+
+
+def _inside(function: Callable[..., Any] | None, parameters: tuple[str, ...]) -> CellType | None:
+    """Where a decorated function keeps the one that it wraps, if that has these parameters."""
+    inner = getattr(function, "__wrapped__", None)
+    code = getattr(inner, "__code__", None)
+    if code is None or code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] != parameters:
+        return None
+    cells = [cell for cell in function.__closure__ or () if cell.cell_contents is inner]
+    return cells[0] if len(cells) == 1 else None
