@@ -275,8 +275,8 @@ WorkPtr ProcessGroup::post(Operation operation, Call call, std::chrono::millisec
   const bool batched = coalesces();
   if (call == Call::kBlocking && !batched) {
     auto work = c10::make_intrusive<FinishedWork>(rank_, operation, timeout);
-    extensions_.began(work);
     run(operation, timeout);
+    extensions_.began(work);
     work->finish(tpurun_comm_seq(comm_.get()));
     return work;
   }
