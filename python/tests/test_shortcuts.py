@@ -272,6 +272,15 @@ def compiled() -> None:
 
     assert torch.equal(torch.compile(program, backend="eager", fullgraph=True)(ones()), total() * 2)
 
+    # What torch can not compile breaks the graph, as without shortcuts.
+    def broken(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor + dist.get_rank()
+        dist.broadcast(tensor, src=0)
+        dist.barrier()
+        return tensor * 2
+
+    assert torch.equal(torch.compile(broken, backend="eager")(ones()), ones() * 2)
+
 
 def after_the_end() -> None:
     dist.destroy_process_group()
