@@ -24,6 +24,7 @@ def install(shortcut: Any) -> None:
         cell = _inside(getattr(distributed_c10d, name, None), parameters)
         if cell is not None:
             cell.cell_contents = shortcut(name, cell.cell_contents)
+            _name_frames(getattr(distributed_c10d, name), name)
 
 
 def _inside(function: Callable[..., Any] | None, parameters: tuple[str, ...]) -> CellType | None:
@@ -34,3 +35,8 @@ def _inside(function: Callable[..., Any] | None, parameters: tuple[str, ...]) ->
         return None
     cells = [cell for cell in function.__closure__ or () if cell.cell_contents is inner]
     return cells[0] if len(cells) == 1 else None
+
+
+def _name_frames(function: Any, name: str) -> None:
+    """Have stacks show what was called: the innermost frame is the decorator's, which every function has."""
+    function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
