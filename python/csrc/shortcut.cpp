@@ -331,6 +331,12 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (found == all.end()) {
     return PyErr_Format(PyExc_ValueError, "Shortcut: expected a name of PARAMETERS, got %s", name);
   }
+  try {
+    torch_names();  // what is missing is missed here, and not in a call
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) {
     return nullptr;

@@ -319,3 +319,12 @@ def test_functions_of_another_shape_are_left_alone() -> None:
     assert _shortcuts._inside(decorated, _C.Shortcut.PARAMETERS["all_reduce"]) is None
     with pytest.raises(ValueError, match="expected a name of PARAMETERS, got nothing"):
         _C.Shortcut("nothing", plain)
+
+
+def test_a_torch_with_another_world_is_left_alone(monkeypatch) -> None:
+    from torch.distributed import distributed_c10d
+
+    before = dist.all_reduce.__closure__[0].cell_contents
+    monkeypatch.setattr(distributed_c10d, "_world", object())
+    _shortcuts.install(_C.Shortcut)
+    assert dist.all_reduce.__closure__[0].cell_contents is before

@@ -20,6 +20,9 @@ def install(shortcut: Any) -> None:
     """
     from torch.distributed import distributed_c10d
 
+    world = getattr(distributed_c10d, "_world", None)
+    if not all(hasattr(world, name) for name in ("_default_pg", "_pg_coalesce_state")):
+        return
     for name, parameters in shortcut.PARAMETERS.items():
         cell = _inside(getattr(distributed_c10d, name, None), parameters)
         if cell is not None:
