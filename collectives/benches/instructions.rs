@@ -13,7 +13,7 @@ use std::time::Duration;
 use ranks::{Call, with_ranks};
 use tpurun_collectives::benching::Keys;
 use tpurun_collectives::dtype::{Dtype, ReduceOp};
-use tpurun_collectives::reduce::{Reduction, fold};
+use tpurun_collectives::reduce::{Copying, Reduction, fold_from};
 use tpurun_collectives::{Config, Mode, OpKind};
 
 fn main() {
@@ -29,11 +29,12 @@ fn main() {
     .1();
 }
 
-const CASES: [(&str, fn()); 7] = [
-    ("fold 2 x 4 KiB f32", || folds::<2>(Dtype::F32)),
-    ("fold 8 x 4 KiB f32", || folds::<8>(Dtype::F32)),
-    ("fold 8 x 4 KiB bf16", || folds::<8>(Dtype::Bf16)),
-    ("fold 8 x 4 KiB f16", || folds::<8>(Dtype::F16)),
+const CASES: [(&str, fn()); 8] = [
+    ("fold 2 x 4 KiB f32", || folds::<2, 4096>(Dtype::F32)),
+    ("fold 2 x 64 KiB f32 from memory", || folds_from::<2, 65536>(Copying::Loading, Dtype::F32)),
+    ("fold 8 x 4 KiB f32", || folds::<8, 4096>(Dtype::F32)),
+    ("fold 8 x 4 KiB bf16", || folds::<8, 4096>(Dtype::Bf16)),
+    ("fold 8 x 4 KiB f16", || folds::<8, 4096>(Dtype::F16)),
     ("write a key", || {
         let keys = Keys::new(64);
         measured(&mut || keys.write(1));
@@ -45,14 +46,18 @@ const CASES: [(&str, fn()); 7] = [
     ("all_reduce of 8 B on one rank", all_reduce),
 ];
 
-fn folds<const RANKS: usize>(dtype: Dtype) {
-    let sources = [[40u8; 4096]; RANKS];
+fn folds<const RANKS: usize, const BYTES: usize>(dtype: Dtype) {
+    folds_from::<RANKS, BYTES>(Copying::Cached, dtype);
+}
+
+fn folds_from<const RANKS: usize, const BYTES: usize>(how: Copying, dtype: Dtype) {
+    let sources = [[40u8; BYTES]; RANKS];
     let pointers = sources.each_ref().map(|source| source.as_ptr());
-    let mut out = [0u8; 4096];
+    let mut out = [0u8; BYTES];
     let reduction = Reduction::new(dtype, ReduceOp::Sum, 1.0, RANKS as u32).expect("sums are defined");
     let count = out.len() / dtype.size();
     // SAFETY: the arrays hold `count` elements and are apart.
-    measured(&mut || unsafe { fold(reduction, &pointers, out.as_mut_ptr(), count) });
+    measured(&mut || unsafe { fold_from(how, reduction, &pointers, out.as_mut_ptr(), count) });
     black_box(out);
 }
 

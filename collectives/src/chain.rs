@@ -60,7 +60,8 @@ pub(crate) struct Chained<'a> {
     memory: Range<usize>,
     /// The bytes of the tensor whose result this rank takes.
     taken: Range<usize>,
-    copying: Copying,
+    /// How this rank's tensor is read, and how results are taken.
+    copying: (Copying, Copying),
 }
 
 impl<'a> Chained<'a> {
@@ -75,7 +76,11 @@ impl<'a> Chained<'a> {
         let most = most_of_piece(ranks as usize / cores).min(memory.len() / places);
         let bytes = (total / places).max(LEAST_PIECE).min(most);
         let is_kept = ranks as usize * places * bytes <= KEPT;
-        let copying = if is_kept { Copying::Cached } else { Copying::Streaming };
+        let outgrows = op.outgrows_caches(ranks as usize, false);
+        let copying = (
+            if outgrows { Copying::Loading } else { Copying::Cached },
+            if is_kept { Copying::Cached } else { Copying::Streaming },
+        );
         let taken = match op.kind {
             OpKind::ReduceScatter => {
                 let start = (0..rank as usize).map(|chunk| op.inputs.chunk_bytes(chunk)).sum();
@@ -143,7 +148,7 @@ impl<'a> Chained<'a> {
         let (stretch, at) = self.place(piece, first);
         let bytes = stretch.len();
         let region = self.segment.region();
-        self.op.inputs.fold_on(self.link, (stretch.start, bytes), self.reduction, region, at);
+        self.op.inputs.fold_on(self.link, self.copying.0, (stretch.start, bytes), self.reduction, region, at);
         let partial = bytes * self.reduction.widening();
         let (found, left) = match self.link {
             Link::First => (0, partial),
@@ -160,7 +165,7 @@ impl<'a> Chained<'a> {
         if start < end {
             let at = at + start - stretch.start;
             let place = (0, start - self.taken.start);
-            self.op.outputs.fetch(self.copying, place, end - start, self.segment.region(), at);
+            self.op.outputs.fetch(self.copying.1, place, end - start, self.segment.region(), at);
             self.traffic.stage(end - start);
         }
     }

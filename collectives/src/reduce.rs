@@ -16,7 +16,8 @@ mod unit;
 use smallvec::SmallVec;
 
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
-pub(crate) use copy::{Copying, copy};
+pub use copy::Copying;
+pub(crate) use copy::copy;
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
 use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
 use tile::{Fold, VectorUnit};
@@ -132,20 +133,42 @@ pub const fn wide(dtype: Dtype, op: ReduceOp) -> Dtype {
 /// be one of the sources where it has elements like theirs, and must otherwise not overlap them. Pointers need not be
 /// aligned.
 pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { fold_from(Copying::Cached, reduction, sources, out, count) }
+}
+
+/// As [`fold`], where the second of two sources may lie in memory.
+///
+/// # Safety
+/// As [`fold`].
+pub unsafe fn fold_from(
+    how: Copying,
+    reduction: Reduction,
+    sources: &[*const u8],
+    out: *mut u8,
+    count: usize,
+) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
-    unsafe { fold_on(VectorUnit::widest(), reduction, sources, out, count) }
+    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, out, count) }
 }
 
 /// # Safety
 /// As [`fold`], and this processor must have `unit`.
-unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8], out: *mut u8, count: usize) {
+unsafe fn fold_on(
+    unit: VectorUnit,
+    how: Copying,
+    reduction: Reduction,
+    sources: &[*const u8],
+    out: *mut u8,
+    count: usize,
+) {
     let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
     macro_rules! run {
         ($format:ty, $op:ty) => {
             run!($format, $op, count)
         };
         ($format:ty, $op:ty, $count:expr) => {{
-            let fold = Fold::<$format, $format, $op>::new(sources, out, $count, scale, ranks);
+            let fold = Fold::<$format, $format, $op>::new(sources, out, $count, scale, ranks, how);
             // SAFETY: the caller's promise.
             unsafe { tile::run(fold, unit) }
         }};
@@ -193,7 +216,7 @@ unsafe fn fold_on(unit: VectorUnit, reduction: Reduction, sources: &[*const u8],
             // A sum is one of operands that are multiplied by 1, or an average that is divided by 1.
             let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
             let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
-            let fold = Fold::<$from, $to, $op>::new(sources, out, count, factor, divisor);
+            let fold = Fold::<$from, $to, $op>::new(sources, out, count, factor, divisor, how);
             // SAFETY: the caller's promise.
             unsafe { tile::run(fold, unit) }
         }};

@@ -151,46 +151,54 @@ impl Spans {
     }
 
     /// Folds a stretch of this memory, as the operand of the `link`-th rank of a chain, to the partial results that lie
-    /// at place `at` of a region. The last one leaves results there instead.
+    /// at place `at` of a region. The last one leaves results there instead. This memory is read as `how` says.
     pub(crate) fn fold_on(
         &self,
         link: Link,
+        how: Copying,
         (offset, bytes): (usize, usize),
         reduction: Reduction,
         region: &Region,
         at: usize,
     ) {
         let (size, wide) = (reduction.dtype().size(), reduction.wide().size());
+        let then = if link == Link::Last { reduction.second_half() } else { reduction.partial() };
         let (mut operands, mut results) = (Tile::new(), Tile::new());
         self.each(offset, bytes, |start, piece, bytes| {
             let (start, count) = (start / size, bytes / size);
-            if link == Link::First {
-                let partial = region.pointer(at + start * wide, count * wide);
-                // SAFETY: the piece is readable by the promise of `new` and no part of a region; `pointer` has found
-                // the room.
-                return unsafe { reduce::widen(reduction, piece, partial, count) };
+            let partial = region.pointer(at + start * wide, count * wide);
+            match (link, reduction.is_lifted()) {
+                (Link::First, true) => {
+                    // SAFETY: the piece is readable by the promise of `new` and no part of a region; `pointer` has
+                    // found the room.
+                    return unsafe { reduce::widen(reduction, piece, partial, count) };
+                }
+                (Link::First, false) => {
+                    // SAFETY: as above.
+                    return unsafe { reduce::copy(how, piece, partial, bytes) };
+                }
+                (_, false) => {
+                    let sources = [partial.cast_const(), piece.cast_const()];
+                    // SAFETY: as above; results, too, are as large as partial results then.
+                    return unsafe { reduce::fold_from(how, then, &sources, partial, count) };
+                }
+                (_, true) => {}
             }
             for done in (0..count).step_by(TILE / wide) {
                 let count = (count - done).min(TILE / wide);
                 let partial = region.pointer(at + (start + done) * wide, count * wide);
                 let own = piece.wrapping_add(done * size);
-                let operand = match reduction.is_lifted() {
-                    true => {
-                        // SAFETY: so many elements are in the piece, and their partial results in the tile.
-                        unsafe { reduce::widen(reduction, own, operands.pointer(), count) };
-                        operands.pointer().cast_const()
-                    }
-                    false => own.cast_const(),
-                };
-                let sources = [partial.cast_const(), operand];
+                // SAFETY: so many elements are in the piece, and their partial results in the tile.
+                unsafe { reduce::widen(reduction, own, operands.pointer(), count) };
+                let sources = [partial.cast_const(), operands.pointer().cast_const()];
                 if link == Link::Middle {
                     // SAFETY: partial results are in the region, as `pointer` has found, the operand is as above.
-                    unsafe { reduce::fold(reduction.partial(), &sources, partial, count) };
+                    unsafe { reduce::fold(then, &sources, partial, count) };
                     continue;
                 }
                 let to = results.pointer();
                 // SAFETY: as above; a result is no larger than a partial one, of which a tile has room for so many.
-                unsafe { reduce::fold(reduction.second_half(), &sources, to, count) };
+                unsafe { reduce::fold(then, &sources, to, count) };
                 let place = region.pointer(at + (start + done) * size, count * size);
                 // SAFETY: `pointer` has found the room, before the partial results that are yet to be read.
                 unsafe { place.copy_from(to, count * size) };
@@ -294,14 +302,17 @@ mod tests {
             scale in prop::sample::select(vec![1.0, 0.3]),
             ranks in 2usize..5,
             cut in any::<(prop::sample::Index, prop::sample::Index)>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..20_000),
+            how in prop::sample::select(vec![Copying::Cached, Copying::Loading]),
+            length in prop_oneof![1..20_000usize, 60_000..120_000usize],
+            seed in any::<u64>(),
         ) {
             const ROOM: usize = 1 << 16;
             let Ok(reduction) = Reduction::new(dtype, op, scale, ranks as u32) else { return Ok(()) };
             let size = dtype.size();
-            let count = bytes.len() / size / ranks;
+            let count = length / size / ranks;
             prop_assume!(count > 0);
-            let (region, _fd) = Region::create("test", 7 * ROOM).expect("memfds work here");
+            let bytes: Vec<u8> = (0..length).map(|i| (seed.wrapping_mul(2 * i as u64 + 1) >> 32) as u8).collect();
+            let (region, _fd) = Region::create("test", 10 * ROOM).expect("memfds work here");
             let first = cut.1.index(count);
             let (offset, len) = (size * first, size * (count - first));
             for (rank, own) in bytes.chunks_exact(size * count).take(ranks).enumerate() {
@@ -313,7 +324,7 @@ mod tests {
                     Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 2)
                 };
                 let link = Link::of(rank as u32, ranks as u32);
-                spans.fold_on(link, (offset, len), reduction, &region, 5 * ROOM);
+                spans.fold_on(link, how, (offset, len), reduction, &region, 5 * ROOM);
             }
             region.fold(reduction, (0..ranks).map(|rank| rank * ROOM), 4 * ROOM, len / size);
             let read = |at| {

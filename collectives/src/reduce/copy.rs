@@ -12,7 +12,7 @@ use crate::layout::LINE;
 
 /// Where what is copied is, and where its copy is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Copying {
+pub enum Copying {
     /// In the caches.
     Cached,
     /// In memory; the copy in the caches, where it is read soon.
@@ -46,11 +46,11 @@ unsafe fn copy_on(unit: VectorUnit, how: Copying, from: *const u8, to: *mut u8, 
 }
 
 /// What prefetchers do not look beyond.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Read in turn.
-const PAGES: usize = 4;
+pub(super) const PAGES: usize = 4;
 /// What is read so much later is fetched: other pages, which the processor does not fetch by itself.
-const AHEAD: usize = 2 * PAGES * PAGE;
+pub(super) const AHEAD: usize = 2 * PAGES * PAGE;
 
 /// `bytes` bytes from `from` to `to`, which are apart; past the caches if `STREAM`.
 struct Copy<const STREAM: bool> {

@@ -64,7 +64,9 @@ fn pointers(sources: &[Vec<u8>]) -> Vec<*const u8> {
 fn run(unit: VectorUnit, case: &Case) -> Vec<u8> {
     let mut out = vec![0xa5; case.count * case.reduction.dtype().size()];
     // SAFETY: all buffers hold `count` elements; `widest` exists, and so does the baseline.
-    unsafe { fold_on(unit, case.reduction, &pointers(&case.sources), out.as_mut_ptr(), case.count) };
+    unsafe {
+        fold_on(unit, Copying::Cached, case.reduction, &pointers(&case.sources), out.as_mut_ptr(), case.count)
+    };
     out
 }
 
@@ -123,10 +125,10 @@ fn folds_in_place() {
 #[test]
 #[cfg_attr(miri, ignore = "many elements")]
 fn pieces_make_no_difference() {
-    // Few sources and many have tiles of their own size.
-    let cases = defined().flat_map(|pair| [(pair, 3), (pair, 17)]);
-    for ((dtype, op), ranks) in cases {
-        let (count, size) = (10_000, dtype.size());
+    // Few sources and many have tiles of their own size; two have none, and go several pages in turn.
+    let cases = defined().flat_map(|pair| [(pair, 2, 40_000), (pair, 3, 10_000), (pair, 17, 10_000)]);
+    for ((dtype, op), ranks, count) in cases {
+        let size = dtype.size();
         let reduction = Reduction::new(dtype, op, 0.37, ranks).expect("pairs are filtered");
         let mut state = 1u64;
         let mut source = || {
@@ -142,7 +144,7 @@ fn pieces_make_no_difference() {
         let whole = run(VectorUnit::widest(), &Case { reduction, sources: odd, count });
         let mut pieces = vec![0; count * size + 1];
         let mut start = 0;
-        for piece in [1, 7, 1024, 33, 8192, 743] {
+        for piece in [1, 7, 1024, 33, 8192, count - 9257] {
             let pointers: Vec<_> = sources.iter().map(|source| source[1 + start * size..].as_ptr()).collect();
             let out = pieces[1 + start * size..].as_mut_ptr();
             // SAFETY: `piece` elements are left in every buffer.
@@ -151,6 +153,14 @@ fn pieces_make_no_difference() {
         }
         assert_eq!(start, count);
         assert!(pieces[1..] == whole[..], "{op} of {dtype} differs by pieces");
+        // Over one of the sources, whose other may lie in memory.
+        let mut place = sources[0][1..].to_vec();
+        let out = place.as_mut_ptr();
+        let mut pointers: Vec<_> = sources.iter().map(|source| source[1..].as_ptr()).collect();
+        pointers[0] = out.cast_const();
+        // SAFETY: all buffers hold `count` elements; the output is one of the sources.
+        unsafe { fold_from(Copying::Loading, reduction, &pointers, out, count) };
+        assert!(place == whole, "{op} of {dtype} differs in place");
     }
 }
 
@@ -210,7 +220,9 @@ fn halves_make_the_bits_of_steps() {
             let half = |reduction: Reduction, sources: &[Vec<u8>]| {
                 let mut out = vec![0u8; count * reduction.out().size()];
                 // SAFETY: `count` elements in each source, and as many of what they become in the output.
-                unsafe { fold_on(unit, reduction, &pointers(sources), out.as_mut_ptr(), *count) };
+                unsafe {
+                    fold_on(unit, Copying::Cached, reduction, &pointers(sources), out.as_mut_ptr(), *count)
+                };
                 out
             };
             let partials = [here, there].map(|sources| half(reduction.first_half(), sources));

@@ -5,11 +5,13 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
+use super::copy::{AHEAD, Copying, PAGE, PAGES};
 use super::format::Format;
 use super::operator::Operator;
 #[cfg(target_arch = "x86_64")]
 use super::unit::{Avx2, Avx512};
 use super::unit::{BLOCK, Baseline, Unit};
+use crate::layout::LINE;
 
 /// Accumulators on the stack, in the first-level cache beside what is read.
 #[repr(align(64))]
@@ -139,12 +141,20 @@ pub(super) struct Fold<'a, F, T, O> {
     count: usize,
     factor: f64,
     ranks: u32,
+    how: Copying,
     kind: PhantomData<(F, T, O)>,
 }
 
 impl<'a, F, T, O> Fold<'a, F, T, O> {
-    pub(super) fn new(sources: &'a [*const u8], out: *mut u8, count: usize, factor: f64, ranks: u32) -> Self {
-        Self { sources, out, count, factor, ranks, kind: PhantomData }
+    pub(super) fn new(
+        sources: &'a [*const u8],
+        out: *mut u8,
+        count: usize,
+        factor: f64,
+        ranks: u32,
+        how: Copying,
+    ) -> Self {
+        Self { sources, out, count, factor, ranks, how, kind: PhantomData }
     }
 }
 
@@ -167,7 +177,7 @@ where
             && !T::converts_blocks::<U>()
         {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_pair(left, right) };
+            return unsafe { self.run_pair::<U>(left, right) };
         }
         let mut tile = Tile::new();
         let most = Tile::lanes::<F::Wide>(self.sources.len());
@@ -201,26 +211,93 @@ where
     /// # Safety
     /// As [`Kernel::run`].
     #[inline(always)]
-    unsafe fn run_pair(self, left: *const u8, right: *const u8) {
+    unsafe fn run_pair<U: Unit>(self, left: *const u8, right: *const u8) {
         let out = self.out.cast::<T::Raw>();
+        let done = match self.how {
+            Copying::Cached => 0,
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.combine_pages::<U>(left.cast(), right.cast(), out) },
+        };
         // The loop is compiled for each: only then is it known that what is written is not read later.
         if left == self.out.cast_const() {
             // SAFETY: the caller's promise.
-            unsafe { self.combine_pair(out.cast_const().cast(), right.cast(), out) }
+            unsafe { self.combine_rest(done, out.cast_const().cast(), right.cast(), out) }
         } else if right == self.out.cast_const() {
             // SAFETY: the caller's promise.
-            unsafe { self.combine_pair(left.cast(), out.cast_const().cast(), out) }
+            unsafe { self.combine_rest(done, left.cast(), out.cast_const().cast(), out) }
         } else {
             // SAFETY: the caller's promise.
-            unsafe { self.combine_pair(left.cast(), right.cast(), out) }
+            unsafe { self.combine_rest(done, left.cast(), right.cast(), out) }
         }
     }
 
+    /// As many whole pages as there are, four in turn, as in `copy.rs`: of what is not in the caches a third more comes
+    /// in the same time. Returns how many elements they are.
+    ///
     /// # Safety
     /// As [`Kernel::run`].
     #[inline(always)]
-    unsafe fn combine_pair(&self, left: *const F::Raw, right: *const F::Raw, out: *mut T::Raw) {
-        for index in 0..self.count {
+    unsafe fn combine_pages<U: Unit>(
+        &self,
+        left: *const F::Raw,
+        right: *const F::Raw,
+        out: *mut T::Raw,
+    ) -> usize {
+        let size = size_of::<F::Raw>();
+        let page = PAGE / size;
+        let mut done = 0;
+        while self.count - done >= PAGES * page {
+            let next = done + PAGES * page;
+            // Behind the end are others' lines.
+            let ahead = if next + AHEAD / size <= self.count { AHEAD } else { 0 };
+            for start in (done..done + page).step_by(LINE / size) {
+                for at in (0..PAGES).map(|index| start + index * page) {
+                    U::prefetch(right.wrapping_add(at).cast::<u8>().wrapping_add(ahead));
+                    // SAFETY: within the elements that the caller promised.
+                    unsafe { self.combine_line(at, left, right, out) };
+                }
+            }
+            done = next;
+        }
+        done
+    }
+
+    /// # Safety
+    /// As [`Kernel::run`], and there is a line of elements from `at` on.
+    #[inline(always)]
+    unsafe fn combine_line(&self, at: usize, left: *const F::Raw, right: *const F::Raw, out: *mut T::Raw) {
+        // Read as a whole before anything is written: then nobody has to know whether they are apart.
+        macro_rules! line {
+            ($lanes:expr) => {{
+                let operands = |source: *const F::Raw| {
+                    let source = source.wrapping_add(at).cast::<[F::Raw; $lanes]>();
+                    // SAFETY: the caller's promise.
+                    unsafe { source.read_unaligned() }.map(|raw| O::lift(F::widen(raw), self.factor))
+                };
+                let (left, right) = (operands(left), operands(right));
+                let result: [T::Raw; $lanes] = std::array::from_fn(|lane| {
+                    T::narrow(O::finish(O::combine(left[lane], right[lane]), self.ranks))
+                });
+                // SAFETY: the caller's promise.
+                unsafe { out.wrapping_add(at).cast::<[T::Raw; $lanes]>().write_unaligned(result) }
+            }};
+        }
+        match size_of::<F::Raw>() {
+            1 => line!(LINE),
+            2 => line!(LINE / 2),
+            4 => line!(LINE / 4),
+            8 => line!(LINE / 8),
+            _ => line!(LINE / 16),
+        }
+    }
+
+    /// What is left from `done` on.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline(always)]
+    unsafe fn combine_rest(&self, done: usize, left: *const F::Raw, right: *const F::Raw, out: *mut T::Raw) {
+        for index in done..self.count {
             let operand = |source: *const F::Raw| {
                 // SAFETY: within the elements that the caller promised.
                 let raw = unsafe { source.wrapping_add(index).read_unaligned() };
