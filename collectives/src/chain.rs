@@ -26,6 +26,8 @@ const LEAST: usize = 1 << 20;
 const LEAST_PIECE: usize = 64 << 10;
 /// Pieces on their way for each core: while one is folded, another one is ready.
 const FOR_EACH_CORE: usize = 2;
+/// Ranks for each core that are awake before a piece comes to them: more would only take turns from those that fold.
+const AWAKE: u32 = 4;
 /// What all ranks have folded and not taken yet stays in the caches up to this, so that results can be written there.
 const KEPT: usize = 8 << 20;
 
@@ -56,6 +58,8 @@ pub(crate) struct Chained<'a> {
     /// Elements of a piece, but of the last one.
     piece: usize,
     places: usize,
+    /// So many ranks before a piece comes to it, a rank begins to look for it.
+    near: u32,
     /// Where the pieces lie.
     memory: Range<usize>,
     /// The bytes of the tensor whose result this rank takes.
@@ -90,8 +94,9 @@ impl<'a> Chained<'a> {
             _ => 0..op.inputs.total(),
         };
         let link = Link::of(rank, ranks);
+        let near = AWAKE * cores as u32;
         let piece = (bytes / wide / LINE * LINE).max(LINE);
-        Self { segment, op, traffic, reduction, link, piece, places, memory, taken, copying }
+        Self { segment, op, traffic, reduction, link, piece, places, near, memory, taken, copying }
     }
 
     /// How many pieces there are.
@@ -103,7 +108,7 @@ impl<'a> Chained<'a> {
     /// Goes through the pieces, of which `first` is the number of the first one since the communicator began.
     pub(crate) fn run(&self, first: u64, mut lookout: Lookout<'_>) -> Result<(), Failure> {
         let segment = self.segment;
-        let chain = segment.chain(self.places);
+        let chain = segment.chain(self.places, self.near);
         let end = first + self.pieces();
         let (mut to_fold, mut to_take) = (first, first);
         while to_take < end {
@@ -119,7 +124,14 @@ impl<'a> Chained<'a> {
                 self.tell();
                 to_fold += 1;
             } else {
-                lookout.wait(seen, || segment.ranks().collect())?;
+                let needed = || segment.ranks().collect();
+                let is_soon = (to_fold < end && chain.may_fold_soon(to_fold))
+                    || (to_take < to_fold && chain.is_whole_soon(to_take));
+                if is_soon {
+                    lookout.wait(seen, needed)?
+                } else {
+                    lookout.sleep(seen, needed)?
+                }
                 continue;
             }
             lookout.moved();
@@ -133,14 +145,19 @@ impl<'a> Chained<'a> {
         }
     }
 
-    /// Tells whoever waits for what this rank has folded.
+    /// Tells whoever waits for what this rank has folded, and for whom it comes near.
     fn tell(&self) {
         let (segment, me) = (self.segment, self.segment.rank());
         match self.link {
             Link::Last => {
                 segment.ranks().filter(|rank| *rank != me).for_each(|rank| segment.doorbell(rank).ring())
             }
-            _ => segment.doorbell(me + 1).ring(),
+            _ => {
+                let next = [me + 1, me + self.near];
+                next.into_iter()
+                    .filter(|rank| *rank < segment.size())
+                    .for_each(|rank| segment.doorbell(rank).ring());
+            }
         }
     }
 

@@ -56,14 +56,21 @@ impl<'a> Lookout<'a> {
     /// # Errors
     /// When the communicator has failed, or now fails because they do not come.
     pub(crate) fn wait(&mut self, seen: u32, needed: impl FnOnce() -> Vec<u32>) -> Result<(), Failure> {
-        let segment = self.segment;
-        let doorbell = segment.doorbell(segment.rank());
         let mut waiting = self.patience.begin();
         while waiting.again() {
-            if doorbell.rings() != seen {
+            if self.rings() != seen {
                 return Ok(());
             }
         }
+        self.sleep(seen, needed)
+    }
+
+    /// As [`wait`](Self::wait), for what will not move soon.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn sleep(&mut self, seen: u32, needed: impl FnOnce() -> Vec<u32>) -> Result<(), Failure> {
+        let segment = self.segment;
         if let Some(failure) = segment.failure() {
             return Err(failure);
         }
@@ -76,7 +83,7 @@ impl<'a> Lookout<'a> {
         let until = self.deadline.min(*self.look.get_or_insert_with(first));
         let now_left = segment.departures();
         if now_left == self.departures {
-            doorbell.wait(seen, Some(until));
+            segment.doorbell(segment.rank()).wait(seen, Some(until));
         }
         if now_left != self.departures || Instant::now() >= until {
             self.departures = now_left;

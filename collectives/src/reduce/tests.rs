@@ -125,7 +125,7 @@ fn folds_in_place() {
 #[test]
 #[cfg_attr(miri, ignore = "many elements")]
 fn pieces_make_no_difference() {
-    // Few sources and many have tiles of their own size; two have none, and go several pages in turn.
+    // Few sources and many have tiles of their own size, two have none.
     let cases = defined().flat_map(|pair| [(pair, 2, 40_000), (pair, 3, 10_000), (pair, 17, 10_000)]);
     for ((dtype, op), ranks, count) in cases {
         let size = dtype.size();
@@ -153,7 +153,7 @@ fn pieces_make_no_difference() {
         }
         assert_eq!(start, count);
         assert!(pieces[1..] == whole[..], "{op} of {dtype} differs by pieces");
-        // Over one of the sources, whose other may lie in memory.
+        // Over one of the sources; of two, the other is read several pages in turn.
         let mut place = sources[0][1..].to_vec();
         let out = place.as_mut_ptr();
         let mut pointers: Vec<_> = sources.iter().map(|source| source[1..].as_ptr()).collect();

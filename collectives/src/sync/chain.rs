@@ -21,6 +21,9 @@ pub(crate) struct Chain<'a> {
     pub(crate) before: Option<&'a Progress>,
     pub(crate) own: &'a Progress,
     pub(crate) last: &'a Progress,
+    /// The ranks so far before this one, and before the last one, that their turns are near once these have had
+    /// theirs; where there are none they always are.
+    pub(crate) near: [Option<&'a Progress>; 2],
     /// Of each place, in the order in which pieces come to them.
     pub(crate) done: &'a [Progress],
     pub(crate) ranks: u32,
@@ -50,6 +53,21 @@ impl Chain<'_> {
     pub(crate) fn is_whole(&self, piece: u64) -> bool {
         // As in `may_fold`.
         self.last.0.load(Ordering::Acquire) > piece
+    }
+
+    /// Whether it may soon be this rank's turn to fold a piece.
+    pub(crate) fn may_fold_soon(&self, piece: u64) -> bool {
+        self.is_near(self.near[0], piece)
+    }
+
+    /// Whether a piece may soon be whole.
+    pub(crate) fn is_whole_soon(&self, piece: u64) -> bool {
+        self.is_near(self.near[1], piece)
+    }
+
+    fn is_near(&self, near: Option<&Progress>, piece: u64) -> bool {
+        // Nothing is read because of it.
+        near.is_none_or(|near| near.0.load(Ordering::Relaxed) > piece)
     }
 
     /// This rank needs a piece no more; whether it is the last one to say so, after which its place is free.
@@ -87,6 +105,7 @@ mod tests {
                 before: rank.checked_sub(1).map(|before| &self.folded[before]),
                 own: &self.folded[rank],
                 last: &self.folded[RANKS - 1],
+                near: [None; 2],
                 done: &self.done,
                 ranks: RANKS as u32,
             }
@@ -136,5 +155,15 @@ mod tests {
             shared.run(0, 2);
             other.join().expect("the other rank does not panic");
         });
+    }
+
+    #[test]
+    fn a_piece_is_near_once_it_has_come_so_far() {
+        let shared = Shared::default();
+        let far = Chain { near: [Some(&shared.folded[0]), None], ..shared.chain(1) };
+        assert!(!far.may_fold_soon(0));
+        assert!(far.is_whole_soon(0), "nobody is so far before the last one");
+        shared.chain(0).folded(0);
+        assert!(far.may_fold_soon(0) && !far.may_fold_soon(1));
     }
 }
