@@ -186,7 +186,7 @@ impl Spans {
             }
             for done in (0..count).step_by(TILE / wide) {
                 let count = (count - done).min(TILE / wide);
-                let partial = region.pointer(at + (start + done) * wide, count * wide);
+                let partial = partial.wrapping_add(done * wide);
                 let own = piece.wrapping_add(done * size);
                 // SAFETY: so many elements are in the piece, and their partial results in the tile.
                 unsafe { reduce::widen(reduction, own, operands.pointer(), count) };

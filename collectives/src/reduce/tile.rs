@@ -272,12 +272,11 @@ where
                 let operands = |source: *const F::Raw| {
                     let source = source.wrapping_add(at).cast::<[F::Raw; $lanes]>();
                     // SAFETY: the caller's promise.
-                    unsafe { source.read_unaligned() }.map(|raw| O::lift(F::widen(raw), self.factor))
+                    unsafe { source.read_unaligned() }
                 };
                 let (left, right) = (operands(left), operands(right));
-                let result: [T::Raw; $lanes] = std::array::from_fn(|lane| {
-                    T::narrow(O::finish(O::combine(left[lane], right[lane]), self.ranks))
-                });
+                let result: [T::Raw; $lanes] =
+                    std::array::from_fn(|lane| self.combine_elements(left[lane], right[lane]));
                 // SAFETY: the caller's promise.
                 unsafe { out.wrapping_add(at).cast::<[T::Raw; $lanes]>().write_unaligned(result) }
             }};
@@ -300,13 +299,18 @@ where
         for index in done..self.count {
             let operand = |source: *const F::Raw| {
                 // SAFETY: within the elements that the caller promised.
-                let raw = unsafe { source.wrapping_add(index).read_unaligned() };
-                O::lift(F::widen(raw), self.factor)
+                unsafe { source.wrapping_add(index).read_unaligned() }
             };
-            let result = O::finish(O::combine(operand(left), operand(right)), self.ranks);
+            let result = self.combine_elements(operand(left), operand(right));
             // SAFETY: as above.
-            unsafe { out.wrapping_add(index).write_unaligned(T::narrow(result)) };
+            unsafe { out.wrapping_add(index).write_unaligned(result) };
         }
+    }
+
+    #[inline(always)]
+    fn combine_elements(&self, left: F::Raw, right: F::Raw) -> T::Raw {
+        let operand = |raw| O::lift(F::widen(raw), self.factor);
+        T::narrow(O::finish(O::combine(operand(left), operand(right)), self.ranks))
     }
 }
 
