@@ -286,9 +286,9 @@ def test_survivors_that_do_not_cope_fail_the_job_but_are_not_blamed(run, script)
     assert "lost rank 0" not in done.err and "lost ranks" not in done.err
 
 
-# The culprits fail by themselves, the others because of them, unless they handle that.
+# The culprits fail by themselves, the others because of them once all of them have, unless they handle that.
 ELASTIC = """
-import os, sys
+import os, select, sys
 import torch
 import torch.distributed as dist
 
@@ -296,6 +296,9 @@ culprits = set(map(int, sys.argv[1].split(","))) if os.environ["TPURUN_RESTART"]
 dist.init_process_group("tpu_dist")
 rank, world = dist.get_rank(), dist.get_world_size()
 assert (rank, world) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+pids = torch.empty(world, dtype=torch.int64)
+dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]))
+ends = [os.pidfd_open(pids[culprit].item()) for culprit in culprits]
 dist.barrier()
 if rank in culprits:
     os._exit(7)
@@ -303,6 +306,8 @@ try:
     total = torch.ones(1)
     dist.all_reduce(total)
 except dist.DistBackendError:
+    for end in ends:
+        select.select([end], [], [])
     if sys.argv[2:] != ["handled"]:
         raise
     total = torch.zeros(1)
