@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub(crate) use staging::Link;
+pub(crate) use staging::{Fetch, Link};
 
 use crate::reduce::{self, Copying, Reduction};
 

@@ -6,11 +6,14 @@
 //! level 2 cache, and a rank goes through several of them in its turn, where it would come to two meetings for each
 //! stretch of a window.
 //!
+//! What outgrows the caches is limited by memory, and by ranks taking turns. There a rank takes no turn to take a piece:
+//! it copies one while it folds another, so that memory reads and writes at once.
+//!
 //! Bytes moved for an all-reduce of S bytes on N ranks: 2 to begin, 3 (N - 1) to fold, 2 N to take the result.
 
 use std::ops::Range;
 
-use crate::buffer::Link;
+use crate::buffer::{Fetch, Link};
 use crate::failure::Failure;
 use crate::layout::{LINE, PLACES};
 use crate::lookout::Lookout;
@@ -28,6 +31,13 @@ const LEAST_PIECE: usize = 64 << 10;
 const FOR_EACH_CORE: usize = 2;
 /// Ranks for each core that are awake before a piece comes to them: more would only take turns from those that fold.
 const AWAKE: u32 = 4;
+/// Where a piece is taken while another one is folded: so many are on their way, and as many are whole. With fewer of
+/// them, or smaller ones, cores wait for each other; the last ones are taken alone.
+const BEHIND: usize = 4;
+/// Ranks that share a core for that: with fewer, results are written over what the caches still hold.
+const MANY: usize = 4;
+/// Bytes of such a piece.
+const LONG_PIECE: usize = 512 << 10;
 /// What all ranks have folded and not taken yet stays in the caches up to this, so that results can be written there.
 const KEPT: usize = 8 << 20;
 
@@ -36,6 +46,15 @@ pub(crate) fn is_chained(segment: &Segment, op: &Op) -> bool {
     // With a core for each rank, all of them fold at once out of windows.
     let is_shared = segment.size() > segment.planned_cpus();
     is_shared && op.kind.reduces() && !segment.is_bridged() && op.inputs.total() >= LEAST
+}
+
+/// When a rank takes a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Taking {
+    /// At once: that frees its place, and it is in the caches.
+    AtOnce,
+    /// Past the caches, while it folds the piece [`BEHIND`] later, which is begun once that one is whole.
+    WhileFolding,
 }
 
 /// Bytes of a piece: the more ranks share a core, the more each does in its turn.
@@ -64,6 +83,7 @@ pub(crate) struct Chained<'a> {
     memory: Range<usize>,
     /// The bytes of the tensor whose result this rank takes.
     taken: Range<usize>,
+    taking: Taking,
     /// How this rank's tensor is read, and how results are taken.
     copying: (Copying, Copying),
 }
@@ -74,13 +94,21 @@ impl<'a> Chained<'a> {
         let (rank, ranks) = (segment.rank(), segment.size());
         let reduction = op.reduction(ranks);
         let cores = ranks.min(segment.planned_cpus()) as usize;
-        let places = (FOR_EACH_CORE * cores).clamp(2 * FOR_EACH_CORE, PLACES);
         let wide = reduction.wide().size();
         let total = op.inputs.total() / reduction.dtype().size() * wide;
-        let most = most_of_piece(ranks as usize / cores).min(memory.len() / places);
-        let bytes = (total / places).max(LEAST_PIECE).min(most);
-        let is_kept = ranks as usize * places * bytes <= KEPT;
         let outgrows = op.outgrows_caches(ranks as usize, false);
+        let ranks_on_core = ranks as usize / cores;
+        let is_long = outgrows && total >= 2 * BEHIND * LONG_PIECE && ranks_on_core >= MANY;
+        let taking = if is_long { Taking::WhileFolding } else { Taking::AtOnce };
+        let (places, most, awake) = match taking {
+            Taking::AtOnce => {
+                let places = (FOR_EACH_CORE * cores).clamp(2 * FOR_EACH_CORE, PLACES);
+                (places, most_of_piece(ranks_on_core), AWAKE)
+            }
+            Taking::WhileFolding => (2 * BEHIND, LONG_PIECE, 1),
+        };
+        let bytes = (total / places).max(LEAST_PIECE).min(most).min(memory.len() / places);
+        let is_kept = taking == Taking::AtOnce && ranks as usize * places * bytes <= KEPT;
         let copying = (
             if outgrows { Copying::Loading } else { Copying::Cached },
             if is_kept { Copying::Cached } else { Copying::Streaming },
@@ -94,9 +122,9 @@ impl<'a> Chained<'a> {
             _ => 0..op.inputs.total(),
         };
         let link = Link::of(rank, ranks);
-        let near = AWAKE * cores as u32;
+        let near = awake * cores as u32;
         let piece = (bytes / wide / LINE * LINE).max(LINE);
-        Self { segment, op, traffic, reduction, link, piece, places, near, memory, taken, copying }
+        Self { segment, op, traffic, reduction, link, piece, places, near, memory, taken, taking, copying }
     }
 
     /// How many pieces there are.
@@ -108,25 +136,34 @@ impl<'a> Chained<'a> {
     /// Goes through the pieces, of which `first` is the number of the first one since the communicator began.
     pub(crate) fn run(&self, first: u64, mut lookout: Lookout<'_>) -> Result<(), Failure> {
         let segment = self.segment;
-        let chain = segment.chain(self.places, self.near);
+        let behind = BEHIND as u64;
+        let is_at_once = self.taking == Taking::AtOnce;
+        let most = if is_at_once { self.places } else { BEHIND };
+        let chain = segment.chain(self.places as u64, most as u64, self.near);
         let end = first + self.pieces();
         let (mut to_fold, mut to_take) = (first, first);
         while to_take < end {
             let seen = lookout.rings();
-            // First: who takes a piece frees its place, and it is in the caches.
-            if to_take < to_fold && chain.is_whole(to_take) {
+            let takes_alone = is_at_once || to_fold == end;
+            if takes_alone && to_take < to_fold && chain.is_whole(to_take) {
                 self.take(to_take, first);
                 self.leave(&chain, to_take);
                 to_take += 1;
             } else if to_fold < end && chain.may_fold(to_fold) {
-                self.fold(to_fold, first);
+                // That one is whole: otherwise nobody would have begun this one.
+                let is_due = !is_at_once && to_take + behind == to_fold;
+                self.fold(to_fold, is_due.then_some(to_take), first);
                 chain.folded(to_fold);
-                self.tell();
+                self.tell(is_at_once || to_fold + behind >= end);
                 to_fold += 1;
+                if is_due {
+                    self.leave(&chain, to_take);
+                    to_take += 1;
+                }
             } else {
                 let needed = || segment.ranks().collect();
                 let is_soon = (to_fold < end && chain.may_fold_soon(to_fold))
-                    || (to_take < to_fold && chain.is_whole_soon(to_take));
+                    || (takes_alone && to_take < to_fold && chain.is_whole_soon(to_take));
                 if is_soon {
                     lookout.wait(seen, needed)?
                 } else {
@@ -145,13 +182,15 @@ impl<'a> Chained<'a> {
         }
     }
 
-    /// Tells whoever waits for what this rank has folded, and for whom it comes near.
-    fn tell(&self) {
+    /// Tells whoever waits for what this rank has folded, and for whom it comes near. All wait for a piece that they
+    /// take alone, otherwise the first one does, to begin another.
+    fn tell(&self, is_taken_alone: bool) {
         let (segment, me) = (self.segment, self.segment.rank());
         match self.link {
-            Link::Last => {
+            Link::Last if is_taken_alone => {
                 segment.ranks().filter(|rank| *rank != me).for_each(|rank| segment.doorbell(rank).ring())
             }
+            Link::Last => segment.doorbell(0).ring(),
             _ => {
                 let next = [me + 1, me + self.near];
                 next.into_iter()
@@ -161,11 +200,16 @@ impl<'a> Chained<'a> {
         }
     }
 
-    fn fold(&self, piece: u64, first: u64) {
+    /// Folds a piece, and takes another one if that is due.
+    fn fold(&self, piece: u64, due: Option<u64>, first: u64) {
         let (stretch, at) = self.place(piece, first);
         let bytes = stretch.len();
         let region = self.segment.region();
-        self.op.inputs.fold_on(self.link, self.copying.0, (stretch.start, bytes), self.reduction, region, at);
+        let due = due.and_then(|due| self.taken(due, first));
+        let fetch = due.map(|(place, at)| Fetch { to: &self.op.outputs, place, at });
+        let how = (self.copying.0, fetch);
+        self.op.inputs.fold_on(self.link, how, (stretch.start, bytes), self.reduction, region, at);
+        self.traffic.stage(due.map_or(0, |((_, bytes), _)| bytes));
         let partial = bytes * self.reduction.widening();
         let (found, left) = match self.link {
             Link::First => (0, partial),
@@ -177,14 +221,17 @@ impl<'a> Chained<'a> {
     }
 
     fn take(&self, piece: u64, first: u64) {
+        if let Some(((start, bytes), at)) = self.taken(piece, first) {
+            self.op.outputs.fetch(self.copying.1, (0, start), bytes, self.segment.region(), at);
+            self.traffic.stage(bytes);
+        }
+    }
+
+    /// What this rank takes of a piece: the bytes of its result, and where they lie.
+    fn taken(&self, piece: u64, first: u64) -> Option<((usize, usize), usize)> {
         let (stretch, at) = self.place(piece, first);
         let (start, end) = (stretch.start.max(self.taken.start), stretch.end.min(self.taken.end));
-        if start < end {
-            let at = at + start - stretch.start;
-            let place = (0, start - self.taken.start);
-            self.op.outputs.fetch(self.copying.1, place, end - start, self.segment.region(), at);
-            self.traffic.stage(end - start);
-        }
+        (start < end).then(|| ((start - self.taken.start, end - start), at + start - stretch.start))
     }
 
     /// The bytes of the tensor that a piece is of, and where it lies.

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub use copy::Copying;
-pub(crate) use copy::copy;
+pub(crate) use copy::{Beside, copy, copy_beside};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
 use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
 use tile::{Fold, VectorUnit};
@@ -148,6 +148,21 @@ pub unsafe fn fold_from(
     out: *mut u8,
     count: usize,
 ) {
+    // SAFETY: the caller's promise.
+    unsafe { fold_beside((how, Beside::NOTHING), reduction, sources, out, count) }
+}
+
+/// As [`fold_from`], and makes a copy meanwhile.
+///
+/// # Safety
+/// As [`fold`].
+pub(crate) unsafe fn fold_beside(
+    how: (Copying, Beside),
+    reduction: Reduction,
+    sources: &[*const u8],
+    out: *mut u8,
+    count: usize,
+) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
     unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, out, count) }
 }
@@ -156,7 +171,7 @@ pub unsafe fn fold_from(
 /// As [`fold`], and this processor must have `unit`.
 unsafe fn fold_on(
     unit: VectorUnit,
-    how: Copying,
+    how: (Copying, Beside),
     reduction: Reduction,
     sources: &[*const u8],
     out: *mut u8,

@@ -533,8 +533,9 @@ impl Segment {
         self.region.at(self.layout.member(rank) + M_DOORBELL)
     }
 
-    /// The chain of all ranks, as this one sees it, with so many places. What is so many ranks away is near.
-    pub(crate) fn chain(&self, places: usize, near: u32) -> Chain<'_> {
+    /// The chain of all ranks, as this one sees it, with so many places and at most so many pieces on their way. What is
+    /// `near` ranks away is near.
+    pub(crate) fn chain(&self, places: u64, most: u64, near: u32) -> Chain<'_> {
         let progress = |rank| self.region.at::<Progress>(self.layout.chain_rank(rank));
         let done: &[Progress; PLACES] = self.region.at(self.layout.chain_places());
         let rank = self.rank();
@@ -543,7 +544,9 @@ impl Segment {
             own: progress(rank),
             last: progress(self.size() - 1),
             near: [rank, self.size() - 1].map(|rank| rank.checked_sub(near).map(progress)),
-            done: &done[..places],
+            done,
+            places,
+            most,
             ranks: self.size(),
         }
     }

@@ -33,13 +33,14 @@ fn every_collective_of_more_than_caches_hold() {
 }
 
 /// With more ranks than cores, what is large is folded in a chain: of one piece and of many, with results that stay in
-/// the caches and that do not, by ranks that follow each other closely and by such as sleep. The places of one
-/// operation are those of the next.
+/// the caches and that do not, taken at once or while another piece is folded, by ranks that follow each other closely
+/// and by such as sleep. The places of one operation are those of the next, which may have more of them or fewer.
 #[test]
 fn chains_are_right_too() {
     for (ranks, cpus, counts) in [
         (2, 1, &[131_072, 300_011, 1_200_007][..]),
         (3, 2, &[131_072, 300_011]),
+        (4, 1, &[1_200_007, 131_072]),
         (5, 1, &[131_073, 26_215]),
         (40, 2, &[131_072, 3277]),
     ] {

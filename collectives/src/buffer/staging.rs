@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::Spans;
-use crate::reduce::{self, Copying, Reduction, Sources};
+use crate::reduce::{self, Beside, Copying, Reduction, Sources};
 use crate::region::Region;
 
 /// Where a rank is in a chain.
@@ -21,6 +21,34 @@ impl Link {
             _ if rank + 1 == ranks => Self::Last,
             _ => Self::Middle,
         }
+    }
+}
+
+/// A fetch past the caches, of so many bytes from `at` of a region on to an offset of the first chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch<'a> {
+    pub(crate) to: &'a Spans,
+    pub(crate) place: (usize, usize),
+    pub(crate) at: usize,
+}
+
+impl Fetch<'_> {
+    /// What of it is in one piece with its beginning, and the rest.
+    fn split(self, region: &Region) -> (Beside, Self) {
+        let (offset, bytes) = self.place;
+        let chunk = self.to.chunk(0);
+        let (to, in_one_piece) = chunk.at(offset);
+        let together = bytes.min(in_one_piece);
+        let from = region.pointer(self.at, together);
+        // SAFETY: `pointer` has found it in the region. `Spans::new` demands that what is written is writable, and it
+        // is no part of a region that is fetched from.
+        let beside = unsafe { Beside::new(from, to, together) };
+        (beside, Self { place: (offset + together, bytes - together), at: self.at + together, ..self })
+    }
+
+    fn make(self, region: &Region) {
+        let (offset, bytes) = self.place;
+        self.to.fetch(Copying::Streaming, (0, offset), bytes, region, self.at);
     }
 }
 
@@ -151,11 +179,12 @@ impl Spans {
     }
 
     /// Folds a stretch of this memory, as the operand of the `link`-th rank of a chain, to the partial results that lie
-    /// at place `at` of a region. The last one leaves results there instead. This memory is read as `how` says.
+    /// at place `at` of a region. The last one leaves results there instead. This memory is read as `how` says, and
+    /// `fetch`, of what is folded neither from nor to, is made meanwhile.
     pub(crate) fn fold_on(
         &self,
         link: Link,
-        how: Copying,
+        (how, fetch): (Copying, Option<Fetch<'_>>),
         (offset, bytes): (usize, usize),
         reduction: Reduction,
         region: &Region,
@@ -164,6 +193,10 @@ impl Spans {
         let (size, wide) = (reduction.dtype().size(), reduction.wide().size());
         let then = if link == Link::Last { reduction.second_half() } else { reduction.partial() };
         let (mut operands, mut results) = (Tile::new(), Tile::new());
+        let (mut beside, rest) = match fetch.map(|fetch| fetch.split(region)) {
+            Some((beside, rest)) => (beside, Some(rest)),
+            None => (Beside::NOTHING, None),
+        };
         self.each(offset, bytes, |start, piece, bytes| {
             let (start, count) = (start / size, bytes / size);
             let partial = region.pointer(at + start * wide, count * wide);
@@ -175,12 +208,12 @@ impl Spans {
                 }
                 (Link::First, false) => {
                     // SAFETY: as above.
-                    return unsafe { reduce::copy(how, piece, partial, bytes) };
+                    return unsafe { reduce::copy_beside((how, beside.take()), piece, partial, bytes) };
                 }
                 (_, false) => {
-                    let sources = [partial.cast_const(), piece.cast_const()];
+                    let (how, sources) = ((how, beside.take()), [partial.cast_const(), piece.cast_const()]);
                     // SAFETY: as above; results, too, are as large as partial results then.
-                    return unsafe { reduce::fold_from(how, then, &sources, partial, count) };
+                    return unsafe { reduce::fold_beside(how, then, &sources, partial, count) };
                 }
                 (_, true) => {}
             }
@@ -204,6 +237,11 @@ impl Spans {
                 unsafe { place.copy_from(to, count * size) };
             }
         });
+        // Where every element is converted, memory is not what that waits for.
+        beside.make();
+        if let Some(rest) = rest {
+            rest.make(region);
+        }
     }
 
     /// Makes a chunk of `to` what a group of one rank makes of a chunk of ours.
@@ -294,7 +332,7 @@ mod tests {
         }
 
         /// Ranks that fold one after the other get the same bits as one that folds all, of every type and operation
-        /// and of any values.
+        /// and of any values; what they fetch meanwhile is as it was.
         #[test]
         fn a_chain_folds_as_one_rank_does(
             dtype in prop::sample::select(Dtype::ALL.to_vec()),
@@ -303,6 +341,7 @@ mod tests {
             ranks in 2usize..5,
             cut in any::<(prop::sample::Index, prop::sample::Index)>(),
             how in prop::sample::select(vec![Copying::Cached, Copying::Loading]),
+            fetched in any::<[prop::sample::Index; 3]>(),
             length in prop_oneof![1..20_000usize, 60_000..120_000usize],
             seed in any::<u64>(),
         ) {
@@ -324,7 +363,21 @@ mod tests {
                     Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 2)
                 };
                 let link = Link::of(rank as u32, ranks as u32);
-                spans.fold_on(link, how, (offset, len), reduction, &region, 5 * ROOM);
+                // From where the operands of all lie, to two pieces of memory.
+                let mut copy = vec![0; ROOM];
+                let [start, end, cut] = fetched.map(|index| index.index(ROOM));
+                let (start, end) = (start.min(end), start.max(end) + 1);
+                let (left, right) = copy.split_at_mut(cut);
+                // SAFETY: as above.
+                let to = unsafe {
+                    Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 1)
+                };
+                let fetch = Fetch { to: &to, place: (start, end - start), at: start };
+                spans.fold_on(link, (how, Some(fetch)), (offset, len), reduction, &region, 5 * ROOM);
+                drop(to);
+                let mut expected = vec![0; ROOM];
+                region.read(start, &mut expected[start..end]);
+                prop_assert!(copy == expected);
             }
             region.fold(reduction, (0..ranks).map(|rank| rank * ROOM), 4 * ROOM, len / size);
             let read = |at| {

@@ -21,27 +21,115 @@ pub enum Copying {
     Streaming,
 }
 
+/// A copy past the caches that is made while something else is read: memory then reads and writes at once, which it
+/// does faster than first the one and then the other.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    from: *const u8,
+    to: *mut u8,
+    left: usize,
+}
+
+impl Beside {
+    pub(crate) const NOTHING: Self =
+        Self { from: std::ptr::dangling(), to: std::ptr::dangling_mut(), left: 0 };
+
+    /// # Safety
+    /// Until it is made, `from` is readable and `to` writable for `bytes` bytes, and they are apart from each other;
+    /// `to` is also apart from all that is read or written meanwhile.
+    pub(crate) unsafe fn new(from: *const u8, to: *mut u8, bytes: usize) -> Self {
+        Self { from, to, left: bytes }
+    }
+
+    /// This one, and nothing is left of it here.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::NOTHING)
+    }
+
+    /// Makes it all at once.
+    pub(crate) fn make(self) {
+        if self.left > 0 {
+            // SAFETY: the promise of `new`.
+            unsafe { copy(Copying::Streaming, self.from, self.to, self.left) };
+        }
+    }
+
+    /// Up to where a line of the destination begins.
+    #[inline(always)]
+    pub(super) fn begin(&mut self) {
+        let head = (self.to.addr().wrapping_neg() % LINE).min(self.left);
+        // SAFETY: the promise of `new`.
+        unsafe { self.to.copy_from(self.from, head) };
+        self.advance(head);
+    }
+
+    /// The next line, if a whole one is left. Only after [`begin`](Self::begin).
+    #[inline(always)]
+    pub(super) fn copy_line<U: Unit>(&mut self) {
+        if self.left >= LINE {
+            // SAFETY: the promise of `new`; it is where a line begins.
+            unsafe { U::stream_line(self.from, self.to) };
+            self.advance(LINE);
+        }
+    }
+
+    /// What is left. Nothing that was streamed, here or by whoever had this beside, comes later than what follows:
+    /// others are told of copies by ordinary stores, which could overtake them.
+    #[inline(always)]
+    pub(super) fn finish<U: Unit>(mut self) {
+        while self.left >= LINE {
+            self.copy_line::<U>();
+        }
+        // SAFETY: the promise of `new`.
+        unsafe { self.to.copy_from(self.from, self.left) };
+        U::fence();
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, bytes: usize) {
+        self.from = self.from.wrapping_add(bytes);
+        self.to = self.to.wrapping_add(bytes);
+        self.left -= bytes;
+    }
+}
+
 /// Copies `bytes` bytes.
 ///
 /// # Safety
 /// `from` must be readable and `to` writable for `bytes` bytes, and they are the same memory or apart.
 pub(crate) unsafe fn copy(how: Copying, from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_beside((how, Beside::NOTHING), from, to, bytes) }
+}
+
+/// As [`copy`], and makes another copy meanwhile.
+///
+/// # Safety
+/// As [`copy`].
+pub(crate) unsafe fn copy_beside(how: (Copying, Beside), from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
     unsafe { copy_on(VectorUnit::widest(), how, from, to, bytes) }
 }
 
 /// # Safety
 /// As [`copy`], and this processor must have `unit`.
-unsafe fn copy_on(unit: VectorUnit, how: Copying, from: *const u8, to: *mut u8, bytes: usize) {
+unsafe fn copy_on(
+    unit: VectorUnit,
+    (how, beside): (Copying, Beside),
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+) {
     if how == Copying::Cached || bytes < PAGE || from == to.cast_const() {
+        beside.make();
         // SAFETY: the caller's promise.
         return unsafe { to.copy_from(from, bytes) };
     }
     match how {
         // SAFETY: the caller's promise; they are not the same memory.
-        Copying::Streaming => unsafe { tile::run(Copy::<true> { from, to, bytes }, unit) },
+        Copying::Streaming => unsafe { tile::run(Copy::<true> { from, to, bytes, beside }, unit) },
         // SAFETY: as above.
-        _ => unsafe { tile::run(Copy::<false> { from, to, bytes }, unit) },
+        _ => unsafe { tile::run(Copy::<false> { from, to, bytes, beside }, unit) },
     }
 }
 
@@ -57,6 +145,7 @@ struct Copy<const STREAM: bool> {
     from: *const u8,
     to: *mut u8,
     bytes: usize,
+    beside: Beside,
 }
 
 impl<const STREAM: bool> Kernel for Copy<STREAM> {
@@ -64,7 +153,7 @@ impl<const STREAM: bool> Kernel for Copy<STREAM> {
 
     #[inline(always)]
     unsafe fn run<U: Unit>(self) {
-        let Self { from, to, bytes } = self;
+        let Self { from, to, bytes, mut beside } = self;
         let line = |at: usize| {
             let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
             if STREAM {
@@ -83,12 +172,14 @@ impl<const STREAM: bool> Kernel for Copy<STREAM> {
         let head = to.addr().wrapping_neg() % LINE;
         let head = head.min(bytes);
         plain(0, head);
+        beside.begin();
         let mut done = head;
         while bytes - done >= PAGES * PAGE {
             for at in (done..done + PAGE).step_by(LINE) {
                 for at in (0..PAGES).map(|page| at + page * PAGE) {
                     U::prefetch(from.wrapping_add(at + AHEAD));
                     line(at);
+                    beside.copy_line::<U>();
                 }
             }
             done += PAGES * PAGE;
@@ -98,10 +189,7 @@ impl<const STREAM: bool> Kernel for Copy<STREAM> {
             done += LINE;
         }
         plain(done, bytes - done);
-        if STREAM {
-            // Others are told of the copy by ordinary stores, which could overtake it.
-            U::fence();
-        }
+        beside.finish::<U>();
     }
 }
 
@@ -125,21 +213,27 @@ mod tests {
         #[test]
         fn all_bytes_and_no_others_are_copied(
             bytes in length(),
+            beside in prop_oneof![Just(0), length()],
             from_at in 0usize..2 * LINE,
             to_at in 0usize..2 * LINE,
             how in prop::sample::select(vec![Copying::Cached, Copying::Loading, Copying::Streaming]),
             seed in any::<u64>(),
         ) {
             let from: Vec<u8> =
-                (0..from_at + bytes).map(|i| (seed.wrapping_mul(2 * i as u64 + 1) >> 32) as u8).collect();
+                (0..from_at + bytes.max(beside)).map(|i| (seed.wrapping_mul(2 * i as u64 + 1) >> 32) as u8).collect();
             for unit in VectorUnit::all() {
+                let mut copied = vec![0xa5; to_at + beside + LINE];
+                // SAFETY: both are long enough, apart, and used by nobody else.
+                let other = unsafe { Beside::new(from[from_at..].as_ptr(), copied[to_at..].as_mut_ptr(), beside) };
                 let mut to = vec![0xa5; to_at + bytes + LINE];
                 let into = to[to_at..].as_mut_ptr();
                 // SAFETY: both are long enough, and apart.
-                unsafe { copy_on(unit, how, from[from_at..].as_ptr(), into, bytes) };
-                prop_assert!(to[to_at..to_at + bytes] == from[from_at..], "{unit:?}");
-                let others = to[..to_at].iter().chain(&to[to_at + bytes..]);
-                prop_assert!(others.clone().all(|byte| *byte == 0xa5), "{unit:?}");
+                unsafe { copy_on(unit, (how, other), from[from_at..].as_ptr(), into, bytes) };
+                for (to, bytes) in [(to, bytes), (copied, beside)] {
+                    prop_assert!(to[to_at..to_at + bytes] == from[from_at..from_at + bytes], "{unit:?}");
+                    let others = to[..to_at].iter().chain(&to[to_at + bytes..]);
+                    prop_assert!(others.clone().all(|byte| *byte == 0xa5), "{unit:?}");
+                }
             }
         }
     }

@@ -65,7 +65,14 @@ fn run(unit: VectorUnit, case: &Case) -> Vec<u8> {
     let mut out = vec![0xa5; case.count * case.reduction.dtype().size()];
     // SAFETY: all buffers hold `count` elements; `widest` exists, and so does the baseline.
     unsafe {
-        fold_on(unit, Copying::Cached, case.reduction, &pointers(&case.sources), out.as_mut_ptr(), case.count)
+        fold_on(
+            unit,
+            (Copying::Cached, Beside::NOTHING),
+            case.reduction,
+            &pointers(&case.sources),
+            out.as_mut_ptr(),
+            case.count,
+        )
     };
     out
 }
@@ -158,9 +165,13 @@ fn pieces_make_no_difference() {
         let out = place.as_mut_ptr();
         let mut pointers: Vec<_> = sources.iter().map(|source| source[1..].as_ptr()).collect();
         pointers[0] = out.cast_const();
+        let mut copied = vec![0; sources[1].len()];
+        // SAFETY: both have as many bytes, and nobody else uses the copy.
+        let beside = unsafe { Beside::new(sources[1].as_ptr(), copied.as_mut_ptr(), copied.len()) };
         // SAFETY: all buffers hold `count` elements; the output is one of the sources.
-        unsafe { fold_from(Copying::Loading, reduction, &pointers, out, count) };
+        unsafe { fold_beside((Copying::Loading, beside), reduction, &pointers, out, count) };
         assert!(place == whole, "{op} of {dtype} differs in place");
+        assert!(copied == sources[1], "{op} of {dtype}: what is copied beside it");
     }
 }
 
@@ -221,7 +232,14 @@ fn halves_make_the_bits_of_steps() {
                 let mut out = vec![0u8; count * reduction.out().size()];
                 // SAFETY: `count` elements in each source, and as many of what they become in the output.
                 unsafe {
-                    fold_on(unit, Copying::Cached, reduction, &pointers(sources), out.as_mut_ptr(), *count)
+                    fold_on(
+                        unit,
+                        (Copying::Cached, Beside::NOTHING),
+                        reduction,
+                        &pointers(sources),
+                        out.as_mut_ptr(),
+                        *count,
+                    )
                 };
                 out
             };

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-use super::copy::{AHEAD, Copying, PAGE, PAGES};
+use super::copy::{AHEAD, Beside, Copying, PAGE, PAGES};
 use super::format::Format;
 use super::operator::Operator;
 #[cfg(target_arch = "x86_64")]
@@ -142,6 +142,7 @@ pub(super) struct Fold<'a, F, T, O> {
     factor: f64,
     ranks: u32,
     how: Copying,
+    beside: Beside,
     kind: PhantomData<(F, T, O)>,
 }
 
@@ -152,9 +153,9 @@ impl<'a, F, T, O> Fold<'a, F, T, O> {
         count: usize,
         factor: f64,
         ranks: u32,
-        how: Copying,
+        (how, beside): (Copying, Beside),
     ) -> Self {
-        Self { sources, out, count, factor, ranks, how, kind: PhantomData }
+        Self { sources, out, count, factor, ranks, how, beside, kind: PhantomData }
     }
 }
 
@@ -167,10 +168,7 @@ where
     const VECTORISED: bool = F::VECTORISED && T::VECTORISED;
 
     #[inline(always)]
-    unsafe fn run<U: Unit>(self) {
-        if self.sources.is_empty() {
-            return;
-        }
+    unsafe fn run<U: Unit>(mut self) {
         let factor = self.factor;
         if let [left, right] = *self.sources
             && !F::converts_blocks::<U>()
@@ -178,6 +176,10 @@ where
         {
             // SAFETY: the caller's promise.
             return unsafe { self.run_pair::<U>(left, right) };
+        }
+        self.beside.take().make();
+        if self.sources.is_empty() {
+            return;
         }
         let mut tile = Tile::new();
         let most = Tile::lanes::<F::Wide>(self.sources.len());
@@ -211,12 +213,16 @@ where
     /// # Safety
     /// As [`Kernel::run`].
     #[inline(always)]
-    unsafe fn run_pair<U: Unit>(self, left: *const u8, right: *const u8) {
+    unsafe fn run_pair<U: Unit>(mut self, left: *const u8, right: *const u8) {
         let out = self.out.cast::<T::Raw>();
+        let beside = self.beside.take();
         let done = match self.how {
-            Copying::Cached => 0,
+            Copying::Cached => {
+                beside.make();
+                0
+            }
             // SAFETY: the caller's promise.
-            _ => unsafe { self.combine_pages::<U>(left.cast(), right.cast(), out) },
+            _ => unsafe { self.combine_pages::<U>(left.cast(), right.cast(), out, beside) },
         };
         // The loop is compiled for each: only then is it known that what is written is not read later.
         if left == self.out.cast_const() {
@@ -232,7 +238,7 @@ where
     }
 
     /// As many whole pages as there are, four in turn, as in `copy.rs`: of what is not in the caches a third more comes
-    /// in the same time. Returns how many elements they are.
+    /// in the same time. Returns how many elements they are. Whatever their number, all of `beside` is copied.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -242,9 +248,11 @@ where
         left: *const F::Raw,
         right: *const F::Raw,
         out: *mut T::Raw,
+        mut beside: Beside,
     ) -> usize {
         let size = size_of::<F::Raw>();
         let page = PAGE / size;
+        beside.begin();
         let mut done = 0;
         while self.count - done >= PAGES * page {
             let next = done + PAGES * page;
@@ -255,10 +263,12 @@ where
                     U::prefetch(right.wrapping_add(at).cast::<u8>().wrapping_add(ahead));
                     // SAFETY: within the elements that the caller promised.
                     unsafe { self.combine_line(at, left, right, out) };
+                    beside.copy_line::<U>();
                 }
             }
             done = next;
         }
+        beside.finish::<U>();
         done
     }
 
