@@ -96,9 +96,9 @@ impl<'a> Chained<'a> {
         let cores = ranks.min(segment.planned_cpus()) as usize;
         let wide = reduction.wide().size();
         let total = op.inputs.total() / reduction.dtype().size() * wide;
-        let outgrows = op.outgrows_caches(ranks as usize, false);
         let ranks_on_core = ranks as usize / cores;
-        let is_long = outgrows && total >= 2 * BEHIND * LONG_PIECE && ranks_on_core >= MANY;
+        let outgrow = op.operands_outgrow_caches(ranks as usize);
+        let is_long = outgrow && total >= 2 * BEHIND * LONG_PIECE && ranks_on_core >= MANY;
         let taking = if is_long { Taking::WhileFolding } else { Taking::AtOnce };
         let (places, most, awake) = match taking {
             Taking::AtOnce => {
@@ -110,7 +110,7 @@ impl<'a> Chained<'a> {
         let bytes = (total / places).max(LEAST_PIECE).min(most).min(memory.len() / places);
         let is_kept = taking == Taking::AtOnce && ranks as usize * places * bytes <= KEPT;
         let copying = (
-            if outgrows { Copying::Loading } else { Copying::Cached },
+            if op.outgrows_caches(ranks as usize, false) { Copying::Loading } else { Copying::Cached },
             if is_kept { Copying::Cached } else { Copying::Streaming },
         );
         let taken = match op.kind {

@@ -189,6 +189,12 @@ impl Op {
             && (inputs.max(outputs) >= least || !self.outputs.is_same_memory(&self.inputs))
     }
 
+    /// Whether what so many ranks give to a fold does by itself: the same on each of them, whatever it makes of the
+    /// result.
+    pub(crate) fn operands_outgrow_caches(&self, ranks: usize) -> bool {
+        self.inputs.total() >= CACHES / ranks
+    }
+
     /// Elements that this rank has part in, the figure a message shows.
     pub(crate) fn count(&self) -> u64 {
         (self.inputs.total().max(self.outputs.total()) / self.dtype.size()) as u64

@@ -370,7 +370,7 @@ mod tests {
                 let (left, right) = copy.split_at_mut(cut);
                 // SAFETY: as above.
                 let to = unsafe {
-                    Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 1)
+                    Spans::new([(left.as_mut_ptr(), left.len()), (right.as_mut_ptr(), right.len())], 2)
                 };
                 let fetch = Fetch { to: &to, place: (start, end - start), at: start };
                 spans.fold_on(link, (how, Some(fetch)), (offset, len), reduction, &region, 5 * ROOM);
