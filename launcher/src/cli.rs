@@ -194,6 +194,9 @@ pub(crate) struct Options {
     /// Start one interpreter per rank instead of forking them from one that has imported torch
     #[arg(long)]
     pub(crate) spawn: bool,
+    /// Load what each rank executes for itself at random addresses; off: at the same in all ranks, faster with many on a core [default: off with 16 ranks or more to a core]
+    #[arg(long, value_name = "on|off")]
+    pub(crate) aslr: Option<String>,
     /// Modules to import once, before the ranks are forked
     #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "spawn")]
     pub(crate) preload: Vec<String>,

@@ -101,7 +101,10 @@ fn start(job: &Job, program: &Program) -> String {
                 if job.preload.is_empty() { String::new() } else { format!(", {}", job.preload.join(", ")) };
             format!("forked from one interpreter that has imported torch{also}")
         }
-        Start::Spawn => format!("a process each: {}", ranks::command_words(job, program).join(" ")),
+        Start::Spawn => {
+            let how = if job.has_same_addresses() { ", all at the same addresses" } else { "" };
+            format!("a process each{how}: {}", ranks::command_words(job, program).join(" "))
+        }
     }
 }
 

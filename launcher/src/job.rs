@@ -8,6 +8,7 @@ use std::time::Duration;
 use tpurun_collectives::network::{Bulk, Link, parse_connections};
 use tpurun_topology::{Algorithm, Topology};
 
+use crate::addresses;
 use crate::cli::{Cli, Command, Options, TorchrunOptions};
 use crate::cluster::{self, Cluster};
 use crate::cpus::usable_cpus;
@@ -46,6 +47,8 @@ pub(crate) struct Job {
     /// Of several programs the one of rank 0 may hold no store, or be done long before the others.
     pub(crate) wants_server: bool,
     pub(crate) preload: Vec<String>,
+    /// Whether what each rank executes for itself is at random addresses; None when the number of ranks decides.
+    pub(crate) aslr: Option<bool>,
     pub(crate) cores: usize,
     /// OMP_NUM_THREADS of each rank; None when the user has set it.
     pub(crate) threads: Option<usize>,
@@ -226,6 +229,7 @@ impl Job {
             programs,
             python,
             preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            aslr: options.aslr.as_deref().map(parse_aslr).transpose()?,
             cores,
             threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| threads_per_rank(cores, ranks)),
             master_addr: master_addr.unwrap_or_else(|| "127.0.0.1".into()),
@@ -279,6 +283,12 @@ impl Job {
         (self.ranks, self.here) = (ranks, 0..ranks);
         self.programs.resize(ranks);
         self.threads = self.threads.map(|_| threads_per_rank(self.cores, ranks));
+    }
+
+    /// Whether what each rank executes for itself is at the same addresses in all of them.
+    pub(crate) fn has_same_addresses(&self) -> bool {
+        let is_crowded = self.here.len() >= addresses::MANY as usize * self.cores;
+        !self.aslr.unwrap_or(!is_crowded)
     }
 }
 
@@ -493,6 +503,15 @@ fn parse_device(text: &str) -> Result<bool, String> {
     }
 }
 
+/// `on` or `off`: whether programs are loaded at random addresses.
+fn parse_aslr(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("--aslr: expected on or off, given {text}")),
+    }
+}
+
 /// `512MiB`, `16GiB`, `16G`: powers of two; a bare number is bytes.
 fn parse_size(flag: &str, text: &str) -> Result<u64, String> {
     let wrong = || format!("{flag}: expected a size of 1MiB to 16TiB such as 512MiB or 16GiB, given {text}");
@@ -538,6 +557,21 @@ mod tests {
         assert_eq!((job.master_addr.as_str(), job.master_port), ("127.0.0.1", 0));
         assert_eq!(job.failure_grace, Duration::from_millis(1200));
         assert_eq!(job.only.to_string(), "0");
+    }
+
+    #[test]
+    fn programs_are_at_the_same_addresses_with_many_ranks_to_a_core_or_when_asked() {
+        let is_same = |line: &str| {
+            let mut job = job(line).unwrap();
+            job.cores = 2;
+            job.has_same_addresses()
+        };
+        for (ranks, same) in [(1, false), (31, false), (32, true), (64, true)] {
+            assert_eq!(is_same(&format!("tpurun -n {ranks} true")), same, "{ranks}");
+            assert!(!is_same(&format!("tpurun --aslr on -n {ranks} true")), "{ranks}");
+            assert!(is_same(&format!("tpurun --aslr off -n {ranks} true")), "{ranks}");
+        }
+        assert_eq!(job("tpurun --aslr no true").unwrap_err(), "--aslr: expected on or off, given no");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod agent;
 mod cgroup;
 mod cli;

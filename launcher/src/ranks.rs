@@ -16,6 +16,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 use tpurun_collectives::control::CONTROL_FD_VAR;
 
+use crate::addresses::SameAddresses;
 use crate::environment::{PRIVATE, Variables};
 use crate::job::Job;
 use crate::output::Stream;
@@ -131,7 +132,18 @@ pub(crate) fn spawn(
     // Everything else is closed on exec; the board is opened for all ranks at once by the caller.
     rustix::io::fcntl_setfd(&ends.control, FdFlags::empty())?;
     rustix::io::fcntl_setfd(board, FdFlags::empty())?;
-    let spawned = command.spawn();
+    let same = job.has_same_addresses().then(SameAddresses::begin).transpose();
+    let spawned = match &same {
+        Err(error) if job.aslr == Some(false) => {
+            let text = format!(
+                "--aslr off: expected a host that allows it (personality), given one that says {error}"
+            );
+            Err(io::Error::other(text))
+        }
+        // Slower, and nothing else.
+        _ => command.spawn(),
+    };
+    drop(same);
     rustix::io::fcntl_setfd(board, FdFlags::CLOEXEC)?;
     Ok(spawned?.id() as i32)
 }

@@ -40,8 +40,9 @@ in turn. Programs of MPI are C and call it themselves, while tpu_dist is called 
 What that takes shows beside "tpu_dist, C": its engine alone, called by
 [a program](../tests/performance/engine_collectives.c) that measures the same way. Ratios are the time of that
 implementation by that of tpu_dist. MPI polls: it is at its best with a core for each rank, and Open MPI
-yields where there are fewer. The root of a broadcast of MPI need not wait for anybody, while every operation
-of tpu_dist is compared on all ranks before it completes.""",
+yields where there are fewer. With 16 ranks or more to a core tpurun loads programs at the same addresses in
+all ranks; mpirun does not, which `setarch -R mpirun` changes. The root of a broadcast of MPI need not wait
+for anybody, while every operation of tpu_dist is compared on all ranks before it completes.""",
     ),
     "steps": (
         "A training step",

@@ -1,5 +1,6 @@
 //! Several programs in one job: who is who, how each kind is started, and what people see of it.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use crate::fork_server::with_torch;
@@ -100,6 +101,23 @@ fn the_culprit_has_a_program() {
     assert_eq!(events[0]["programs"][1]["first_rank"], 1);
     let ended = events.iter().find(|event| event["event"] == "rank ended").unwrap();
     assert_eq!((&ended["program"], &ended["code"]), (&"eval".into(), &7.into()));
+}
+
+#[test]
+fn programs_are_at_random_addresses_unless_asked_or_crowded() {
+    let sandbox = Sandbox::new();
+    let stacks = |aslr: &str| {
+        let line = ["--aslr", aslr, "-n", "2", "grep", "-F", "[stack]", "/proc/self/maps"];
+        let outcome = sandbox.run(&line);
+        let stacks: BTreeSet<_> = outcome.out.lines().filter_map(|line| line.split("| ").nth(1)).collect();
+        (stacks.len(), outcome.err)
+    };
+    let (off, said) = stacks("off");
+    assert!(off == 1 || said.contains("--aslr off: expected a host that allows it"), "{off}: {said}");
+    assert_eq!(stacks("on").0, 2);
+    let shown = |ranks: &str| sandbox.run(&["--dry-run", "-n", ranks, "true"]).out;
+    assert!(shown("65536").contains("a process each, all at the same addresses: "));
+    assert!(shown("1").contains("a process each: "));
 }
 
 #[test]
