@@ -374,7 +374,7 @@ impl Plan {
             traffic.in_place(end - first, task.sources.len(), task.sinks.len());
             match reduction {
                 Some(reduction) => {
-                    Spans::fold_to_each(&task.sources, &task.sinks, reduction, first, end - first);
+                    Spans::fold_to_each(how, &task.sources, &task.sinks, reduction, first, end - first);
                 }
                 None => task.sources[0].copy_to_each(how, &task.sinks, first, end - first),
             }

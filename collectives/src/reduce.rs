@@ -20,6 +20,7 @@ pub use copy::Copying;
 pub(crate) use copy::{Beside, copy, copy_beside};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
 use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
+pub(crate) use tile::FEW_SOURCES;
 use tile::{Fold, VectorUnit};
 
 /// Where operands are; those of a host of usual size take no memory of their own.
@@ -164,7 +165,23 @@ pub(crate) unsafe fn fold_beside(
     count: usize,
 ) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
-    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, out, count) }
+    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, (out, &[]), count) }
+}
+
+/// As [`fold`], with the result in each of `outs`, line by line.
+///
+/// # Safety
+/// As [`fold`], of each of them.
+pub(crate) unsafe fn fold_to_each(
+    reduction: Reduction,
+    sources: &[*const u8],
+    outs: &[*mut u8],
+    count: usize,
+) {
+    let Some((out, others)) = outs.split_first() else { return };
+    let how = (Copying::Cached, Beside::NOTHING);
+    // SAFETY: the caller's promise; this processor has its own widest unit.
+    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, (*out, others), count) }
 }
 
 /// # Safety
@@ -174,7 +191,7 @@ unsafe fn fold_on(
     how: (Copying, Beside),
     reduction: Reduction,
     sources: &[*const u8],
-    out: *mut u8,
+    out: (*mut u8, &[*mut u8]),
     count: usize,
 ) {
     let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;

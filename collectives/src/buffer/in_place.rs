@@ -1,5 +1,7 @@
 //! Tensors of several ranks against each other, where one process can reach all of them.
 
+use smallvec::SmallVec;
+
 use super::{Piece, Spans};
 use crate::arena::{Arena, PeerArena};
 use crate::reduce::{self, Copying, Reduction, Sources};
@@ -92,6 +94,7 @@ impl Spans {
     /// # Panics
     /// When there is no sink, or a piece ends within an element.
     pub(crate) fn fold_to_each(
+        how: Copying,
         sources: &[Self],
         sinks: &[Self],
         reduction: Reduction,
@@ -100,6 +103,9 @@ impl Spans {
     ) {
         let (first, others) = sinks.split_first().expect("a fold has a result");
         let size = reduction.dtype().size();
+        if how != Copying::Cached && sinks.len() > 1 && sources.len() <= reduce::FEW_SOURCES {
+            return Self::fold_lines_to_each(sources, sinks, reduction, offset, len);
+        }
         let tile = (ALL_TILES / sources.len().max(1)).clamp(LEAST_TILE, TILE).next_power_of_two();
         let mut at = offset;
         let mut pointers = Sources::with_capacity(sources.len());
@@ -123,6 +129,30 @@ impl Spans {
             at += run;
         }
     }
+
+    /// As [`fold_to_each`](Self::fold_to_each), line by line.
+    fn fold_lines_to_each(sources: &[Self], sinks: &[Self], reduction: Reduction, offset: usize, len: usize) {
+        let size = reduction.dtype().size();
+        let (mut from, mut to) = (Sources::new(), SmallVec::<[*mut u8; 64]>::new());
+        let mut at = offset;
+        while at < offset + len {
+            let mut run = offset + len - at;
+            let mut place = |spans: &Self| {
+                let (place, room) = spans.at(at);
+                run = run.min(room);
+                place
+            };
+            from.clear();
+            from.extend(sources.iter().map(|source| place(source).cast_const()));
+            to.clear();
+            to.extend(sinks.iter().map(&mut place));
+            assert!(run.is_multiple_of(size), "a piece ends within an element");
+            // SAFETY: `at` found `run` bytes behind every pointer; `Spans::new` demands that the pieces are the same
+            // memory or apart.
+            unsafe { reduce::fold_to_each(reduction, &from, &to, run / size) };
+            at += run;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::dtype::{Dtype, ReduceOp};
 
     const BYTES: u64 = 1 << 16;
 
@@ -204,6 +235,41 @@ mod tests {
             // SAFETY: it is only looked for.
             let elsewhere = unsafe { Spans::new([(elsewhere.as_ptr().cast_mut(), 8)], 1) };
             prop_assert!(elsewhere.places(arena).is_none());
+        }
+
+        #[test]
+        fn lines_and_tiles_have_the_same_results(
+            elements in prop::collection::vec(any::<u32>(), 1..300),
+            ranks in 2usize..=5,
+            cuts in prop::collection::vec(prop::collection::vec(0usize..300, 0..4), 5),
+            stretch in (0usize..300, 0usize..300),
+        ) {
+            let count = elements.len();
+            let reduction = Reduction::new(Dtype::U32, ReduceOp::Sum, 1.0, ranks as u32).expect("defined");
+            let first = stretch.0 % count;
+            let len = 1 + stretch.1 % (count - first);
+            let [tiles, lines] = [Copying::Cached, Copying::Streaming].map(|how| {
+                let own = |rank: usize| elements.iter().map(|element| element.rotate_left(rank as u32)).collect();
+                let mut tensors: Vec<Vec<u32>> = (0..ranks).map(own).collect();
+                let spans: Vec<Spans> = tensors
+                    .iter_mut()
+                    .zip(&cuts)
+                    .map(|(tensor, cuts)| {
+                        let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (count + 1)).collect();
+                        ends.extend([0, count]);
+                        ends.sort_unstable();
+                        let start = tensor.as_mut_ptr();
+                        let piece = |ends: &[usize]| {
+                            (start.wrapping_add(ends[0]).cast(), 4 * (ends[1] - ends[0]))
+                        };
+                        // SAFETY: pieces of the tensor, which outlives them.
+                        unsafe { Spans::new(ends.windows(2).map(piece), 1 + cuts.len()) }
+                    })
+                    .collect();
+                Spans::fold_to_each(how, &spans, &spans, reduction, 4 * first, 4 * len);
+                tensors
+            });
+            prop_assert_eq!(tiles, lines);
         }
     }
 }

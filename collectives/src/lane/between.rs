@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::layout::LINE;
 use crate::match_key::{OFFER_BYTES, Slot};
 use crate::op::{Op, OpKind};
-use crate::reduce::Reduction;
+use crate::reduce::{Copying, Reduction};
 use crate::segment::Segment;
 use crate::segment::crossing::{Place, Written};
 use crate::splits;
@@ -216,7 +216,7 @@ impl Lane {
         let sources = ranks.iter().zip(&places).map(source).collect::<Result<Vec<_>, _>>()?;
         let out = Spans::of_region(segment.region(), layout.partial(turn), bytes);
         self.in_place(|| {
-            Spans::fold_to_each(&sources, &[out], first, 0, bytes);
+            Spans::fold_to_each(Copying::Cached, &sources, &[out], first, 0, bytes);
             self.shared.traffic.in_place(bytes, sources.len() - staged, 0);
             self.shared.traffic.fold_staged(bytes, staged);
             Ok(())

@@ -70,7 +70,7 @@ fn run(unit: VectorUnit, case: &Case) -> Vec<u8> {
             (Copying::Cached, Beside::NOTHING),
             case.reduction,
             &pointers(&case.sources),
-            out.as_mut_ptr(),
+            (out.as_mut_ptr(), &[]),
             case.count,
         )
     };
@@ -123,6 +123,27 @@ fn folds_in_place() {
             // SAFETY: all buffers hold `count` elements; the output is one of the sources.
             unsafe { fold(case.reduction, &pointers, out, case.count) };
             prop_assert_eq!(&sources[place], &expected);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn folds_in_place_of_all_and_elsewhere() {
+    each_pair(8, |case| {
+        let expected = run(VectorUnit::widest(), case);
+        for unit in VectorUnit::all() {
+            let mut outs = case.sources.clone();
+            let sources = pointers(&outs);
+            outs.push(vec![0xa5; expected.len()]);
+            let sinks: Vec<*mut u8> = outs.iter_mut().map(|out| out.as_mut_ptr()).collect();
+            let (first, others) = sinks.split_first().expect("there is more than one");
+            let how = (Copying::Cached, Beside::NOTHING);
+            // SAFETY: all buffers hold `count` elements; all but the last one are the sources.
+            unsafe { fold_on(unit, how, case.reduction, &sources, (*first, others), case.count) };
+            for out in &outs {
+                prop_assert_eq!(out, &expected, "on {:?}", unit);
+            }
         }
         Ok(())
     });
@@ -237,7 +258,7 @@ fn halves_make_the_bits_of_steps() {
                         (Copying::Cached, Beside::NOTHING),
                         reduction,
                         &pointers(sources),
-                        out.as_mut_ptr(),
+                        (out.as_mut_ptr(), &[]),
                         *count,
                     )
                 };

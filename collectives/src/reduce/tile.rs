@@ -41,9 +41,11 @@ impl Tile {
 
 /// The processor follows this many streams of reads at once. It is fed best by going around them in small
 /// steps; beyond, by reading each source a few pages at a time.
-const FEW_SOURCES: usize = 16;
+pub(crate) const FEW_SOURCES: usize = 16;
 const FEW_SOURCES_BYTES: usize = 1 << 10;
 const MANY_SOURCES_BYTES: usize = 16 << 10;
+/// How far ahead sources are fetched that are read line by line: all of them stay in the second-level cache.
+const SOON: usize = 1 << 10;
 
 /// A loop over `count` elements, compiled once per vector unit.
 pub(super) trait Kernel: Sized {
@@ -133,11 +135,13 @@ const GROUP: usize = 4;
 
 /// `out[i] = finish(lift(s0[i]) ⊕ lift(s1[i]) ⊕ ...)`, from the layout of `F` to that of `T`.
 ///
-/// Every source must be readable for `count` elements of `F`, and `out` writable for `count` of `T`. `out` is
-/// apart from the sources, or is one of them if the layouts are the same.
+/// Every source must be readable for `count` elements of `F`, and `out` and `others` writable for `count` of `T`. Each
+/// of these is apart from the sources, or is one of them if the layouts are the same.
 pub(super) struct Fold<'a, F, T, O> {
     sources: &'a [*const u8],
     out: *mut u8,
+    /// Where else the result goes.
+    others: &'a [*mut u8],
     count: usize,
     factor: f64,
     ranks: u32,
@@ -149,13 +153,13 @@ pub(super) struct Fold<'a, F, T, O> {
 impl<'a, F, T, O> Fold<'a, F, T, O> {
     pub(super) fn new(
         sources: &'a [*const u8],
-        out: *mut u8,
+        (out, others): (*mut u8, &'a [*mut u8]),
         count: usize,
         factor: f64,
         ranks: u32,
         (how, beside): (Copying, Beside),
     ) -> Self {
-        Self { sources, out, count, factor, ranks, how, beside, kind: PhantomData }
+        Self { sources, out, others, count, factor, ranks, how, beside, kind: PhantomData }
     }
 }
 
@@ -170,6 +174,10 @@ where
     #[inline(always)]
     unsafe fn run<U: Unit>(mut self) {
         let factor = self.factor;
+        if !self.others.is_empty() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_to_each::<U>() };
+        }
         if let [left, right] = *self.sources
             && !F::converts_blocks::<U>()
             && !T::converts_blocks::<U>()
@@ -208,6 +216,77 @@ where
     T: Format<Wide = F::Wide>,
     O: Operator<F::Wide>,
 {
+    /// A line of all sources, and then of all results: where these are the same memory, it is written while it is as
+    /// near as can be, and memory reads and writes at once.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline(always)]
+    unsafe fn run_to_each<U: Unit>(&self) {
+        macro_rules! lines {
+            ($lanes:expr) => {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    self.each_line::<U, { $lanes }>(0, read::<F, { $lanes }>, |wide| wide.map(T::narrow))
+                }
+            };
+        }
+        let done = match size_of::<F::Raw>() {
+            _ if F::converts_blocks::<U>() && T::converts_blocks::<U>() => {
+                // SAFETY: the caller's promise, which is that of each line, too; the processor has `U`.
+                let widen = |raw: *const F::Raw| unsafe { F::widen_block::<U>(raw) };
+                // SAFETY: the processor has `U`.
+                let narrow = |wide| unsafe { T::narrow_block::<U>(wide) };
+                // SAFETY: the caller's promise.
+                unsafe { self.each_line::<U, BLOCK>(0, widen, narrow) }
+            }
+            1 => lines!(LINE),
+            2 => lines!(LINE / 2),
+            4 => lines!(LINE / 4),
+            8 => lines!(LINE / 8),
+            _ => lines!(LINE / 16),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.each_line::<U, 1>(done, read::<F, 1>, |wide| wide.map(T::narrow)) };
+    }
+
+    /// As many whole lines of `LANES` elements as there are from `start` on. Returns where they end.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`]; `widen` reads `LANES` elements.
+    #[inline(always)]
+    unsafe fn each_line<U: Unit, const LANES: usize>(
+        &self,
+        mut start: usize,
+        widen: impl Fn(*const F::Raw) -> [F::Wide; LANES],
+        narrow: impl Fn([F::Wide; LANES]) -> [T::Raw; LANES],
+    ) -> usize {
+        let Some((first, rest)) = self.sources.split_first() else { return self.count };
+        let size = size_of::<F::Raw>();
+        while start + LANES <= self.count {
+            // Behind the end are others' lines.
+            let ahead = if start + LANES + SOON / size <= self.count { SOON } else { 0 };
+            let operands = |source: &*const u8| {
+                let line = source.wrapping_add(start * size);
+                U::prefetch(line.wrapping_add(ahead));
+                widen(line.cast()).map(|operand| O::lift(operand, self.factor))
+            };
+            let mut totals = operands(first);
+            for source in rest {
+                let operands = operands(source);
+                totals = std::array::from_fn(|lane| O::combine(totals[lane], operands[lane]));
+            }
+            let result = narrow(totals.map(|total| O::finish(total, self.ranks)));
+            for sink in std::iter::once(&self.out).chain(self.others) {
+                let place = sink.cast::<T::Raw>().wrapping_add(start).cast::<[T::Raw; LANES]>();
+                // SAFETY: the caller's promise.
+                unsafe { place.write_unaligned(result) };
+            }
+            start += LANES;
+        }
+        start
+    }
+
     /// Of two sources, without accumulators.
     ///
     /// # Safety
@@ -322,6 +401,13 @@ where
         let operand = |raw| O::lift(F::widen(raw), self.factor);
         T::narrow(O::finish(O::combine(operand(left), operand(right)), self.ranks))
     }
+}
+
+/// So many elements, which the caller knows to be readable.
+#[inline(always)]
+fn read<F: Format, const LANES: usize>(from: *const F::Raw) -> [F::Wide; LANES] {
+    // SAFETY: as `each_line` demands.
+    unsafe { from.cast::<[F::Raw; LANES]>().read_unaligned() }.map(F::widen)
 }
 
 /// [`combine`] for the elements from `start` on of up to [`GROUP`] sources.
