@@ -89,7 +89,7 @@ impl Spans {
     }
 
     /// Folds `len` bytes from `offset` on of `sources`, in this order, into each of `sinks`, which may be some
-    /// of the sources.
+    /// of the sources: tile by tile in the caches; line by line where few sources are not there (`how`).
     ///
     /// # Panics
     /// When there is no sink, or a piece ends within an element.
@@ -101,42 +101,16 @@ impl Spans {
         offset: usize,
         len: usize,
     ) {
-        let (first, others) = sinks.split_first().expect("a fold has a result");
+        assert!(!sinks.is_empty(), "a fold has a result");
         let size = reduction.dtype().size();
-        if how != Copying::Cached && sinks.len() > 1 && sources.len() <= reduce::FEW_SOURCES {
-            return Self::fold_lines_to_each(sources, sinks, reduction, offset, len);
-        }
+        let by_line = how != Copying::Cached && sinks.len() > 1 && sources.len() <= reduce::FEW_SOURCES;
         let tile = (ALL_TILES / sources.len().max(1)).clamp(LEAST_TILE, TILE).next_power_of_two();
-        let mut at = offset;
-        let mut pointers = Sources::with_capacity(sources.len());
-        while at < offset + len {
-            let (to, room) = first.at(at);
-            let mut run = tile.min(offset + len - at).min(room);
-            pointers.clear();
-            for source in sources {
-                let (from, available) = source.at(at);
-                run = run.min(available);
-                pointers.push(from);
-            }
-            assert!(run.is_multiple_of(size), "a piece ends within an element");
-            // SAFETY: `at` found `run` bytes behind every pointer; `Spans::new` demands that the pieces are the
-            // same memory or apart.
-            unsafe { reduce::fold(reduction, &pointers, to, run / size) };
-            for other in others {
-                // SAFETY: `to` is readable for `run` bytes.
-                unsafe { other.copy_in(at, to, run) };
-            }
-            at += run;
-        }
-    }
-
-    /// As [`fold_to_each`](Self::fold_to_each), line by line.
-    fn fold_lines_to_each(sources: &[Self], sinks: &[Self], reduction: Reduction, offset: usize, len: usize) {
-        let size = reduction.dtype().size();
-        let (mut from, mut to) = (Sources::new(), SmallVec::<[*mut u8; 64]>::new());
+        let most = if by_line { len } else { tile };
+        let mut from = Sources::with_capacity(sources.len());
+        let mut to = SmallVec::<[*mut u8; 64]>::with_capacity(sinks.len());
         let mut at = offset;
         while at < offset + len {
-            let mut run = offset + len - at;
+            let mut run = most.min(offset + len - at);
             let mut place = |spans: &Self| {
                 let (place, room) = spans.at(at);
                 run = run.min(room);
@@ -147,9 +121,18 @@ impl Spans {
             to.clear();
             to.extend(sinks.iter().map(&mut place));
             assert!(run.is_multiple_of(size), "a piece ends within an element");
-            // SAFETY: `at` found `run` bytes behind every pointer; `Spans::new` demands that the pieces are the same
-            // memory or apart.
-            unsafe { reduce::fold_to_each(reduction, &from, &to, run / size) };
+            if by_line {
+                // SAFETY: `at` found `run` bytes behind every pointer; `Spans::new` demands that the pieces are the
+                // same memory or apart.
+                unsafe { reduce::fold_to_each(reduction, &from, &to, run / size) };
+            } else {
+                // SAFETY: as above.
+                unsafe { reduce::fold(reduction, &from, to[0], run / size) };
+                for other in &to[1..] {
+                    // SAFETY: as above.
+                    unsafe { other.copy_from(to[0], run) };
+                }
+            }
             at += run;
         }
     }
