@@ -20,7 +20,6 @@ pub use copy::Copying;
 pub(crate) use copy::{Beside, copy, copy_beside};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
 use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
-pub(crate) use tile::FEW_SOURCES;
 use tile::{Fold, VectorUnit};
 
 /// Where operands are; those of a host of usual size take no memory of their own.
@@ -138,7 +137,7 @@ pub unsafe fn fold(reduction: Reduction, sources: &[*const u8], out: *mut u8, co
     unsafe { fold_from(Copying::Cached, reduction, sources, out, count) }
 }
 
-/// As [`fold`], where the second of two sources may lie in memory.
+/// As [`fold`], where sources may lie in memory; of two, the second.
 ///
 /// # Safety
 /// As [`fold`].
@@ -165,10 +164,10 @@ pub(crate) unsafe fn fold_beside(
     count: usize,
 ) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
-    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, (out, &[]), count) }
+    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, &[out], count) }
 }
 
-/// As [`fold`], with the result in each of `outs`, line by line.
+/// As [`fold`] of what lies in memory, with the result in each of `outs`.
 ///
 /// # Safety
 /// As [`fold`], of each of them.
@@ -178,10 +177,9 @@ pub(crate) unsafe fn fold_to_each(
     outs: &[*mut u8],
     count: usize,
 ) {
-    let Some((out, others)) = outs.split_first() else { return };
-    let how = (Copying::Cached, Beside::NOTHING);
+    let how = (Copying::Loading, Beside::NOTHING);
     // SAFETY: the caller's promise; this processor has its own widest unit.
-    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, (*out, others), count) }
+    unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, outs, count) }
 }
 
 /// # Safety
@@ -191,7 +189,7 @@ unsafe fn fold_on(
     how: (Copying, Beside),
     reduction: Reduction,
     sources: &[*const u8],
-    out: (*mut u8, &[*mut u8]),
+    outs: &[*mut u8],
     count: usize,
 ) {
     let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
@@ -200,7 +198,7 @@ unsafe fn fold_on(
             run!($format, $op, count)
         };
         ($format:ty, $op:ty, $count:expr) => {{
-            let fold = Fold::<$format, $format, $op>::new(sources, out, $count, scale, ranks, how);
+            let fold = Fold::<$format, $format, $op>::new(sources, outs, $count, scale, ranks, how);
             // SAFETY: the caller's promise.
             unsafe { tile::run(fold, unit) }
         }};
@@ -248,7 +246,7 @@ unsafe fn fold_on(
             // A sum is one of operands that are multiplied by 1, or an average that is divided by 1.
             let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
             let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
-            let fold = Fold::<$from, $to, $op>::new(sources, out, count, factor, divisor, how);
+            let fold = Fold::<$from, $to, $op>::new(sources, outs, count, factor, divisor, how);
             // SAFETY: the caller's promise.
             unsafe { tile::run(fold, unit) }
         }};

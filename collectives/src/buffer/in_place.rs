@@ -89,7 +89,7 @@ impl Spans {
     }
 
     /// Folds `len` bytes from `offset` on of `sources`, in this order, into each of `sinks`, which may be some
-    /// of the sources: tile by tile in the caches; line by line where few sources are not there (`how`).
+    /// of the sources: tile by tile in the caches; line by line where they are not there (`how`).
     ///
     /// # Panics
     /// When there is no sink, or a piece ends within an element.
@@ -103,7 +103,7 @@ impl Spans {
     ) {
         assert!(!sinks.is_empty(), "a fold has a result");
         let size = reduction.dtype().size();
-        let by_line = how != Copying::Cached && sinks.len() > 1 && sources.len() <= reduce::FEW_SOURCES;
+        let by_line = how != Copying::Cached;
         let tile = (ALL_TILES / sources.len().max(1)).clamp(LEAST_TILE, TILE).next_power_of_two();
         let most = if by_line { len } else { tile };
         let mut from = Sources::with_capacity(sources.len());

@@ -70,7 +70,7 @@ fn run(unit: VectorUnit, case: &Case) -> Vec<u8> {
             (Copying::Cached, Beside::NOTHING),
             case.reduction,
             &pointers(&case.sources),
-            (out.as_mut_ptr(), &[]),
+            &[out.as_mut_ptr()],
             case.count,
         )
     };
@@ -137,10 +137,9 @@ fn folds_in_place_of_all_and_elsewhere() {
             let sources = pointers(&outs);
             outs.push(vec![0xa5; expected.len()]);
             let sinks: Vec<*mut u8> = outs.iter_mut().map(|out| out.as_mut_ptr()).collect();
-            let (first, others) = sinks.split_first().expect("there is more than one");
             let how = (Copying::Cached, Beside::NOTHING);
             // SAFETY: all buffers hold `count` elements; all but the last one are the sources.
-            unsafe { fold_on(unit, how, case.reduction, &sources, (*first, others), case.count) };
+            unsafe { fold_on(unit, how, case.reduction, &sources, &sinks, case.count) };
             for out in &outs {
                 prop_assert_eq!(out, &expected, "on {:?}", unit);
             }
@@ -193,6 +192,13 @@ fn pieces_make_no_difference() {
         unsafe { fold_beside((Copying::Loading, beside), reduction, &pointers, out, count) };
         assert!(place == whole, "{op} of {dtype} differs in place");
         assert!(copied == sources[1], "{op} of {dtype}: what is copied beside it");
+        // Over all of them.
+        let mut places: Vec<Vec<u8>> = sources.iter().map(|source| source[1..].to_vec()).collect();
+        let outs: Vec<*mut u8> = places.iter_mut().map(|place| place.as_mut_ptr()).collect();
+        let pointers: Vec<_> = outs.iter().map(|out| out.cast_const()).collect();
+        // SAFETY: all buffers hold `count` elements, and the outputs are the sources.
+        unsafe { fold_to_each(reduction, &pointers, &outs, count) };
+        assert!(places.iter().all(|place| *place == whole), "{op} of {dtype} differs in place of all");
     }
 }
 
@@ -258,7 +264,7 @@ fn halves_make_the_bits_of_steps() {
                         (Copying::Cached, Beside::NOTHING),
                         reduction,
                         &pointers(sources),
-                        (out.as_mut_ptr(), &[]),
+                        &[out.as_mut_ptr()],
                         *count,
                     )
                 };

@@ -41,11 +41,15 @@ impl Tile {
 
 /// The processor follows this many streams of reads at once. It is fed best by going around them in small
 /// steps; beyond, by reading each source a few pages at a time.
-pub(crate) const FEW_SOURCES: usize = 16;
+const FEW_SOURCES: usize = 16;
 const FEW_SOURCES_BYTES: usize = 1 << 10;
 const MANY_SOURCES_BYTES: usize = 16 << 10;
 /// How far ahead sources are fetched that are read line by line: all of them stay in the second-level cache.
 const SOON: usize = 1 << 10;
+/// How many sources are read, or results written, line by line at a time.
+const AT_A_TIME: usize = 8;
+/// The accumulators of more: what is read and not written yet stays in the second-level cache.
+const AT_A_TIME_BYTES: usize = 4 << 10;
 
 /// A loop over `count` elements, compiled once per vector unit.
 pub(super) trait Kernel: Sized {
@@ -135,13 +139,11 @@ const GROUP: usize = 4;
 
 /// `out[i] = finish(lift(s0[i]) ⊕ lift(s1[i]) ⊕ ...)`, from the layout of `F` to that of `T`.
 ///
-/// Every source must be readable for `count` elements of `F`, and `out` and `others` writable for `count` of `T`. Each
+/// Every source must be readable for `count` elements of `F`, and every one of `outs` writable for `count` of `T`. Each
 /// of these is apart from the sources, or is one of them if the layouts are the same.
 pub(super) struct Fold<'a, F, T, O> {
     sources: &'a [*const u8],
-    out: *mut u8,
-    /// Where else the result goes.
-    others: &'a [*mut u8],
+    outs: &'a [*mut u8],
     count: usize,
     factor: f64,
     ranks: u32,
@@ -153,13 +155,13 @@ pub(super) struct Fold<'a, F, T, O> {
 impl<'a, F, T, O> Fold<'a, F, T, O> {
     pub(super) fn new(
         sources: &'a [*const u8],
-        (out, others): (*mut u8, &'a [*mut u8]),
+        outs: &'a [*mut u8],
         count: usize,
         factor: f64,
         ranks: u32,
         (how, beside): (Copying, Beside),
     ) -> Self {
-        Self { sources, out, others, count, factor, ranks, how, beside, kind: PhantomData }
+        Self { sources, outs, count, factor, ranks, how, beside, kind: PhantomData }
     }
 }
 
@@ -174,16 +176,20 @@ where
     #[inline(always)]
     unsafe fn run<U: Unit>(mut self) {
         let factor = self.factor;
-        if !self.others.is_empty() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.run_to_each::<U>() };
-        }
+        let out = match *self.outs {
+            [out] if self.how == Copying::Cached || self.sources.len() <= 2 => out,
+            _ => {
+                self.beside.take().make();
+                // SAFETY: the caller's promise.
+                return unsafe { self.run_to_each::<U>() };
+            }
+        };
         if let [left, right] = *self.sources
             && !F::converts_blocks::<U>()
             && !T::converts_blocks::<U>()
         {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_pair::<U>(left, right) };
+            return unsafe { self.run_pair::<U>(left, right, out) };
         }
         self.beside.take().make();
         if self.sources.is_empty() {
@@ -201,7 +207,7 @@ where
                 unsafe { combine_group::<F, O, U>(totals, index == 0, group, start, factor) };
             }
             // SAFETY: within the `count` elements of `out`.
-            let out = unsafe { self.out.add(start * size_of::<T::Raw>()) }.cast::<T::Raw>();
+            let out = unsafe { out.add(start * size_of::<T::Raw>()) }.cast::<T::Raw>();
             // SAFETY: the accumulators are written, and the caller promised room for the elements; no source of
             // this tile is read any more.
             unsafe { finish::<T, O, U>(totals, out, self.ranks) };
@@ -217,7 +223,7 @@ where
     O: Operator<F::Wide>,
 {
     /// A line of all sources, and then of all results: where these are the same memory, it is written while it is as
-    /// near as can be, and memory reads and writes at once.
+    /// near as can be, and memory reads and writes at once. Of more than it reads well from at once, so many at a time.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -263,26 +269,59 @@ where
     ) -> usize {
         let Some((first, rest)) = self.sources.split_first() else { return self.count };
         let size = size_of::<F::Raw>();
-        while start + LANES <= self.count {
+        let operands = |source: &*const u8, at: usize| {
             // Behind the end are others' lines.
-            let ahead = if start + LANES + SOON / size <= self.count { SOON } else { 0 };
-            let operands = |source: &*const u8| {
-                let line = source.wrapping_add(start * size);
-                U::prefetch(line.wrapping_add(ahead));
-                widen(line.cast()).map(|operand| O::lift(operand, self.factor))
-            };
-            let mut totals = operands(first);
-            for source in rest {
-                let operands = operands(source);
+            let ahead = if at + LANES + SOON / size <= self.count { SOON } else { 0 };
+            let line = source.wrapping_add(at * size);
+            U::prefetch(line.wrapping_add(ahead));
+            widen(line.cast()).map(|operand| O::lift(operand, self.factor))
+        };
+        let add = |mut totals: [F::Wide; LANES], sources: &[*const u8], at: usize| {
+            for source in sources {
+                let operands = operands(source, at);
                 totals = std::array::from_fn(|lane| O::combine(totals[lane], operands[lane]));
             }
+            totals
+        };
+        let write = |totals: [F::Wide; LANES], sinks: &[*mut u8], at: usize| {
             let result = narrow(totals.map(|total| O::finish(total, self.ranks)));
-            for sink in std::iter::once(&self.out).chain(self.others) {
-                let place = sink.cast::<T::Raw>().wrapping_add(start).cast::<[T::Raw; LANES]>();
+            for sink in sinks {
+                let place = sink.cast::<T::Raw>().wrapping_add(at).cast::<[T::Raw; LANES]>();
                 // SAFETY: the caller's promise.
                 unsafe { place.write_unaligned(result) };
             }
-            start += LANES;
+        };
+        if self.sources.len() <= FEW_SOURCES {
+            while start + LANES <= self.count {
+                write(add(operands(first, start), rest, start), self.outs, start);
+                start += LANES;
+            }
+            return start;
+        }
+        let mut tile = Tile::new();
+        let (tile, _) =
+            tile.accumulators::<F::Wide>(AT_A_TIME_BYTES / size_of::<F::Wide>()).as_chunks_mut::<LANES>();
+        while start + LANES <= self.count {
+            let lines = ((self.count - start) / LANES).min(tile.len());
+            let (tile, places) = (&mut tile[..lines], (start..).step_by(LANES));
+            // SAFETY: the first sources have written them.
+            let so_far =
+                |totals: &[MaybeUninit<F::Wide>; LANES]| totals.map(|total| unsafe { total.assume_init() });
+            for (index, sources) in self.sources.chunks(AT_A_TIME).enumerate() {
+                for (totals, at) in tile.iter_mut().zip(places.clone()) {
+                    let sum = match index {
+                        0 => add(operands(first, at), &sources[1..], at),
+                        _ => add(so_far(totals), sources, at),
+                    };
+                    *totals = sum.map(MaybeUninit::new);
+                }
+            }
+            for sinks in self.outs.chunks(AT_A_TIME) {
+                for (totals, at) in tile.iter().zip(places.clone()) {
+                    write(so_far(totals), sinks, at);
+                }
+            }
+            start += lines * LANES;
         }
         start
     }
@@ -292,8 +331,8 @@ where
     /// # Safety
     /// As [`Kernel::run`].
     #[inline(always)]
-    unsafe fn run_pair<U: Unit>(mut self, left: *const u8, right: *const u8) {
-        let out = self.out.cast::<T::Raw>();
+    unsafe fn run_pair<U: Unit>(mut self, left: *const u8, right: *const u8, out: *mut u8) {
+        let out = out.cast::<T::Raw>();
         let beside = self.beside.take();
         let done = match self.how {
             Copying::Cached => {
@@ -304,10 +343,10 @@ where
             _ => unsafe { self.combine_pages::<U>(left.cast(), right.cast(), out, beside) },
         };
         // The loop is compiled for each: only then is it known that what is written is not read later.
-        if left == self.out.cast_const() {
+        if left == out.cast_const().cast() {
             // SAFETY: the caller's promise.
             unsafe { self.combine_rest(done, out.cast_const().cast(), right.cast(), out) }
-        } else if right == self.out.cast_const() {
+        } else if right == out.cast_const().cast() {
             // SAFETY: the caller's promise.
             unsafe { self.combine_rest(done, left.cast(), out.cast_const().cast(), out) }
         } else {
