@@ -46,7 +46,7 @@ const FEW_SOURCES_BYTES: usize = 1 << 10;
 const MANY_SOURCES_BYTES: usize = 16 << 10;
 /// How far ahead sources are fetched that are read line by line: all of them stay in the second-level cache.
 const SOON: usize = 1 << 10;
-/// How many sources are read, or results written, line by line at a time.
+/// How many of more sources than that are read line by line at a time, or of their results written.
 const AT_A_TIME: usize = 8;
 /// The accumulators of more: what is read and not written yet stays in the second-level cache.
 const AT_A_TIME_BYTES: usize = 4 << 10;
