@@ -414,18 +414,27 @@ impl Part {
     }
 }
 
+/// What more than one other rank of a host reads is staged past the caches if it is so much: all have what was there
+/// before in theirs. With less, or one reader, caches are faster.
+const READ_BY_MANY: usize = 128 << 10;
+
 /// How an operation is staged, and how its results are taken.
 fn copying(segment: &Segment, op: &Op) -> (Copying, Copying) {
-    let is_bridged = segment.is_bridged();
-    if !op.outgrows_caches(segment.ranks_here().len(), is_bridged) {
-        return (Copying::Cached, Copying::Cached);
-    }
+    let (ranks, is_bridged) = (segment.ranks_here().len(), segment.is_bridged());
+    let is_in_place = op.outputs.is_same_memory(&op.inputs);
     // Rounds between hosts are as large as second-level caches; on one host what is staged is folded while it is
     // there, and what has just been read is, too, when it is written over.
-    match (is_bridged, op.outputs.is_same_memory(&op.inputs)) {
-        (true, _) => (Copying::Streaming, Copying::Streaming),
-        (false, true) => (Copying::Loading, Copying::Cached),
-        (false, false) => (Copying::Loading, Copying::Streaming),
+    let (staged, taken) = match (op.outgrows_caches(ranks, is_bridged), is_bridged, is_in_place) {
+        (false, _, _) => (Copying::Cached, Copying::Cached),
+        (true, true, _) => (Copying::Streaming, Copying::Streaming),
+        (true, false, true) => (Copying::Loading, Copying::Cached),
+        (true, false, false) => (Copying::Loading, Copying::Streaming),
+    };
+    let is_read_by_many = matches!(op.kind, OpKind::Broadcast | OpKind::AllGather) && ranks > 2;
+    if is_read_by_many && !is_bridged && op.inputs.total() >= READ_BY_MANY {
+        (Copying::Streaming, taken)
+    } else {
+        (staged, taken)
     }
 }
 

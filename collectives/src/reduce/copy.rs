@@ -4,6 +4,10 @@
 //! will be read next, and fetches each line of the destination only to overwrite it. Reading four pages in turn
 //! keeps more lines on their way; stores past the caches fetch nothing. (Both as in glibc's `memmove` above its
 //! `x86_non_temporal_threshold`, which goes by the size of one copy; here it goes by the whole operation.)
+//!
+//! Stores past the caches are also for what others hold copies of. An ordinary store waits until they have given them
+//! up, and so do those after it: 27 ns a line, measured, where other cores share no cache with this one, and no fetch
+//! ahead makes it less. Stores past the caches wait for each other in no order.
 #![allow(unsafe_code)]
 
 use super::tile::{self, Kernel, VectorUnit};
@@ -17,7 +21,8 @@ pub enum Copying {
     Cached,
     /// In memory; the copy in the caches, where it is read soon.
     Loading,
-    /// In memory or in the caches; the copy in memory, since it would be displaced before it is read.
+    /// In memory or in the caches; the copy in memory, since it would be displaced before it is read, or since many
+    /// hold copies of what is overwritten.
     Streaming,
 }
 
