@@ -36,6 +36,7 @@ use crate::splits;
 use crate::stepwise;
 use crate::sync::{Arrival, AtomicU64, Bound, Opened, Ordering, Patience};
 use crate::traffic::{Counter, Traffic};
+use crate::trial::Trial;
 use crate::verdict;
 use crate::verify;
 
@@ -60,6 +61,8 @@ pub(crate) struct Lane {
     round: u32,
     /// Pieces that have gone through the chain.
     chained: u64,
+    /// How the first rank of a chain writes long pieces.
+    trial: Trial,
     /// What ranks stage in lies in huge pages, where there are any.
     is_settled: bool,
     seq: u64,
@@ -227,6 +230,7 @@ impl Lane {
             plan_print,
             round: 0,
             chained: 0,
+            trial: Trial::default(),
             is_settled: false,
             seq: 0,
             begun: None,
@@ -420,7 +424,10 @@ impl Lane {
         let hopeless = |needed: &[u32]| self.hopeless(meet, &[], needed);
         let tell = || self.blocked(meet);
         let lookout = Lookout::new(&self.segment, meet.deadline, self.patience(meet), &hopeless, &tell);
-        chained.run(first, lookout)?;
+        let mut trial = self.trial;
+        let outcome = chained.run(first, &mut trial, lookout);
+        self.trial = trial;
+        outcome?;
         self.meet_again(meet)
     }
 

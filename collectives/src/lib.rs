@@ -98,6 +98,7 @@ mod text;
 mod traffic;
 #[cfg(not(tpurun_loom))]
 pub mod transport;
+mod trial;
 #[cfg(not(tpurun_loom))]
 mod validate;
 #[cfg(not(tpurun_loom))]

@@ -179,8 +179,8 @@ impl Spans {
     }
 
     /// Folds a stretch of this memory, as the operand of the `link`-th rank of a chain, to the partial results that lie
-    /// at place `at` of a region. The last one leaves results there instead. This memory is read as `how` says, and
-    /// `fetch`, of what is folded neither from nor to, is made meanwhile.
+    /// at place `at` of a region. The last one leaves results there instead. This memory is read, or copied by the first one,
+    /// as `how` says, and `fetch`, of what is folded neither from nor to, is made meanwhile.
     pub(crate) fn fold_on(
         &self,
         link: Link,
@@ -201,13 +201,9 @@ impl Spans {
             let (start, count) = (start / size, bytes / size);
             let partial = region.pointer(at + start * wide, count * wide);
             match (link, reduction.is_lifted()) {
-                (Link::First, true) => {
+                (Link::First, false) => {
                     // SAFETY: the piece is readable by the promise of `new` and no part of a region; `pointer` has
                     // found the room.
-                    return unsafe { reduce::widen(reduction, piece, partial, count) };
-                }
-                (Link::First, false) => {
-                    // SAFETY: as above.
                     return unsafe { reduce::copy_beside((how, beside.take()), piece, partial, bytes) };
                 }
                 (_, false) => {
@@ -223,6 +219,11 @@ impl Spans {
                 let own = piece.wrapping_add(done * size);
                 // SAFETY: so many elements are in the piece, and their partial results in the tile.
                 unsafe { reduce::widen(reduction, own, operands.pointer(), count) };
+                if link == Link::First {
+                    // SAFETY: as above; `pointer` has found the room in the region.
+                    unsafe { reduce::copy(how, operands.pointer(), partial, count * wide) };
+                    continue;
+                }
                 let sources = [partial.cast_const(), operands.pointer().cast_const()];
                 if link == Link::Middle {
                     // SAFETY: partial results are in the region, as `pointer` has found, the operand is as above.
