@@ -6,12 +6,12 @@
 //! level 2 cache, and a rank goes through several of them in its turn, where it would come to two meetings for each
 //! stretch of a window.
 //!
-//! What outgrows the caches is limited by memory, and by ranks taking turns. There a rank takes no turn to take a piece:
-//! it copies one while it folds another, so that memory reads and writes at once.
+//! What outgrows the caches is limited by memory, and by ranks taking turns. There a rank takes no turn to take a
+//! piece: it copies one while it folds another, so that memory reads and writes at once.
 //!
-//! Where a piece begins, all ranks hold copies of the result that was there before: the first one writes past the caches.
-//! Of long pieces it does so only where that is faster. Then cores share no cache, and an operation takes two thirds of
-//! the time; where they do share one, it takes 1.05 of it, as the second rank reads memory.
+//! Where a piece begins, all ranks hold copies of the result that was there before: the first one writes past the
+//! caches. Of long pieces it does so only where that is faster. Then cores share no cache, and an operation takes two
+//! thirds of the time; where they do share one, it would take 1.05 of it, as the second rank reads memory.
 //!
 //! Bytes moved for an all-reduce of S bytes on N ranks: 2 to begin, 3 (N - 1) to fold, 2 N to take the result.
 
@@ -142,8 +142,8 @@ impl<'a> Chained<'a> {
         elements.div_ceil(self.piece) as u64
     }
 
-    /// Goes through the pieces, of which `first` is the number of the first one since the communicator began. `trial` is
-    /// of how the first rank wrote all those before.
+    /// Goes through the pieces, of which `first` is the number of the first one since the communicator began. `trial`
+    /// is of how the first rank wrote all those before.
     pub(crate) fn run(&self, first: u64, trial: &mut Trial, mut lookout: Lookout<'_>) -> Result<(), Failure> {
         let segment = self.segment;
         let behind = BEHIND as u64;

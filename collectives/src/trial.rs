@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// Pieces that take so many microseconds by each way, up to a tenth more, and one in eight 3 ms more. Returns how
+    /// Pieces that take so many microseconds by each way, up to a tenth more, and one in seven 3 ms more. Returns how
     /// many of the last [`PERIOD`] were done the other way.
     fn run(trial: &mut Trial, (usual, other): (u64, u64), noise: &[u8]) -> usize {
         let pieces = 100 * PERIOD as usize;
@@ -80,7 +80,7 @@ mod tests {
             let way = trial.way();
             let time = if way == Way::Usual { usual } else { other };
             let noise = u64::from(noise[index % noise.len()]);
-            let preempted = if noise.is_multiple_of(8) { 3_000_000 } else { 0 };
+            let preempted = if index.is_multiple_of(7) { 3_000_000 } else { 0 };
             trial.took(way, Duration::from_nanos(time * (1000 + noise * 100 / 255) + preempted));
             way == Way::Other
         };

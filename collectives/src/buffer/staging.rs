@@ -179,8 +179,8 @@ impl Spans {
     }
 
     /// Folds a stretch of this memory, as the operand of the `link`-th rank of a chain, to the partial results that lie
-    /// at place `at` of a region. The last one leaves results there instead. This memory is read, or copied by the first one,
-    /// as `how` says, and `fetch`, of what is folded neither from nor to, is made meanwhile.
+    /// at place `at` of a region. The last one leaves results there instead. This memory is read, or copied by the first
+    /// one, as `how` says, and `fetch`, of what is folded neither from nor to, is made meanwhile.
     pub(crate) fn fold_on(
         &self,
         link: Link,
