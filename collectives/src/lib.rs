@@ -98,6 +98,7 @@ mod text;
 mod traffic;
 #[cfg(not(tpurun_loom))]
 pub mod transport;
+#[cfg(not(tpurun_loom))]
 mod trial;
 #[cfg(not(tpurun_loom))]
 mod validate;
