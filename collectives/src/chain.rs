@@ -34,8 +34,6 @@ const LEAST: usize = 1 << 20;
 const LEAST_PIECE: usize = 64 << 10;
 /// Pieces on their way for each core: while one is folded, another one is ready.
 const FOR_EACH_CORE: usize = 2;
-/// Ranks for each core that are awake before a piece comes to them: more would only take turns from those that fold.
-const AWAKE: u32 = 4;
 /// Where a piece is taken while another one is folded: so many are on their way, and as many are whole. With fewer of
 /// them, or smaller ones, cores wait for each other; the last ones are taken alone.
 const BEHIND: usize = 4;
@@ -62,12 +60,13 @@ enum Taking {
     WhileFolding,
 }
 
-/// Bytes of a piece: the more ranks share a core, the more each does in its turn.
-fn most_of_piece(ranks_on_core: usize) -> usize {
+/// Bytes of a piece that is taken at once, and ranks for each core that are awake before it comes to them. The more
+/// ranks share a core, the more each does in its turn, and the fewer look for a piece while others could fold one.
+fn in_turn(ranks_on_core: usize) -> (usize, u32) {
     match ranks_on_core {
-        0..2 => 128 << 10,
-        2..16 => 256 << 10,
-        _ => 512 << 10,
+        0..2 => (128 << 10, 4),
+        2..16 => (256 << 10, 4),
+        _ => (512 << 10, 1),
     }
 }
 
@@ -108,7 +107,8 @@ impl<'a> Chained<'a> {
         let (places, most, awake) = match taking {
             Taking::AtOnce => {
                 let places = (FOR_EACH_CORE * cores).clamp(2 * FOR_EACH_CORE, PLACES);
-                (places, most_of_piece(ranks_on_core), AWAKE)
+                let (most, awake) = in_turn(ranks_on_core);
+                (places, most, awake)
             }
             Taking::WhileFolding => (2 * BEHIND, LONG_PIECE, 1),
         };
