@@ -44,8 +44,10 @@ const MIN_CHUNK_PART: usize = 512;
 /// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 8 to
 /// 64 ranks on 2 cores.
 const MIN_SHARED: usize = 64 << 10;
-/// As above, of what is folded for all ranks, and fewer pages for each.
-const MIN_SHARED_FOLD: usize = 2 << 20;
+/// As above, of what is folded for all ranks: so much for each, which is a few pages of every rank, ..
+const MIN_SHARED_FOLD_PART: usize = 64 << 10;
+/// .. and less where ranks are many, as each that helps would first come to know all pages.
+const ENOUGH_TO_SHARE_FOLD: usize = 1 << 20;
 /// As above, of what all get from one rank.
 const MIN_SHARED_BROADCAST: usize = 512 << 10;
 /// Pieces of one rank's tensors: what has more is staged.
@@ -198,7 +200,7 @@ impl Mapping {
 /// Whether every rank does its share of it.
 pub(crate) fn is_for_all(op: &Op, ranks: u32, cpus: u32) -> bool {
     let least = match op.kind {
-        kind if is_common(kind) => MIN_SHARED_FOLD,
+        kind if is_common(kind) => ENOUGH_TO_SHARE_FOLD.min(ranks as usize * MIN_SHARED_FOLD_PART),
         OpKind::Broadcast => MIN_SHARED_BROADCAST,
         _ => MIN_SHARED,
     };
