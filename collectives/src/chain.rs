@@ -28,8 +28,6 @@ use crate::sync::Chain;
 use crate::traffic::{Counter, Traffic};
 use crate::trial::{Trial, Way};
 
-/// What is smaller goes through windows. Measured on 2 cores with 2 to 64 ranks, as is what follows.
-const LEAST: usize = 1 << 20;
 /// Bytes of a piece at least.
 const LEAST_PIECE: usize = 64 << 10;
 /// Pieces on their way for each core: while one is folded, another one is ready.
@@ -46,9 +44,15 @@ const KEPT: usize = 8 << 20;
 
 /// Whether an operation is done that way; the same on every rank.
 pub(crate) fn is_chained(segment: &Segment, op: &Op) -> bool {
+    let (ranks, cores) = (segment.size(), segment.planned_cpus());
     // With a core for each rank, all of them fold at once out of windows.
-    let is_shared = segment.size() > segment.planned_cpus();
-    is_shared && op.kind.reduces() && !segment.is_bridged() && op.inputs.total() >= LEAST
+    let is_shared = ranks > cores;
+    is_shared && op.kind.reduces() && !segment.is_bridged() && op.inputs.total() >= least(ranks / cores)
+}
+
+/// Bytes of an operation that is done that way. Measured on 2 cores with 2 to 96 ranks, as is what follows.
+fn least(ranks_on_core: u32) -> usize {
+    if ranks_on_core < 32 { 1 << 20 } else { 512 << 10 }
 }
 
 /// When a rank takes a piece.

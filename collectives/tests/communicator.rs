@@ -43,6 +43,7 @@ fn chains_are_right_too() {
         (5, 1, &[1_700_007, 131_072]),
         (5, 1, &[131_073, 26_215]),
         (40, 2, &[131_072, 3277]),
+        (40, 1, &[65_536]),
     ] {
         with_ranks(ranks, &Config { cpus, ..config() }, TIMEOUT, |communicator| {
             for &count in counts {
