@@ -41,7 +41,7 @@ const MIN_PART: usize = 4 << 10;
 const MIN_BROADCAST_PART: usize = 8 << 10;
 /// What is only copied is staged where chunks are less than so much for each rank, as others need pages of all.
 const MIN_CHUNK_PART: usize = 512;
-/// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 8 to
+/// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 4 to
 /// 64 ranks on 2 cores.
 const MIN_SHARED: usize = 64 << 10;
 /// As above, of what is folded for all ranks: so much for each, which is a few pages of every rank, ..
