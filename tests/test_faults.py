@@ -309,3 +309,32 @@ def agent_of(job: Job) -> int:
 def events_of(job: Job) -> list[dict]:
     """What has happened so far."""
     return Finished(0, "", "", job.run_dir, 0, 1).events
+
+
+LOSES_ONE = """
+import sys, torch, torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+if dist.get_rank() == 3:
+    dist.all_reduce(torch.ones(2)) if sys.argv[1] == "differ" else sys.exit(0)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [("differ", "CollectiveMismatchError"), ("leave", "DeadlockError")]
+)
+def test_victims_are_one_line(run, script, how: str, error: str):
+    done = run("-n", "4", "--shutdown-timeout", "1h", script(LOSES_ONE), how)
+    lines = [line for line in done.err.splitlines() if re.match(r" *[0-9,-]+\| ", line)]
+    victims = [line for line in lines if "3" not in line.split("|")[0]]
+    assert len(victims) == 1 and victims[0].startswith(f"0-2| {error}: "), done.err
+    assert "--show-victims" in victims[0]
+    assert any("3| [rank3]: Traceback" in line for line in lines) == (how == "differ"), done.err
+    for rank in range(3):
+        assert f"tpurun.errors.{error}: " in done.log(rank) and "Traceback" in done.log(rank)
+
+
+def test_victims_are_shown_in_full_where_somebody_wants_them(run, script):
+    done = run("-n", "4", "--show-victims", "--shutdown-timeout", "1h", script(LOSES_ONE), "leave")
+    assert done.err.count("]: Traceback") == 3, done.err

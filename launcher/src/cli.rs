@@ -216,6 +216,9 @@ pub(crate) struct Options {
         value_name = "0-3,7"
     )]
     pub(crate) only_ranks: Option<String>,
+    /// Show in full what ranks print that fail only because another one did, instead of one line for all
+    #[arg(long)]
+    pub(crate) show_victims: bool,
     /// Torus that the ranks are placed on
     #[arg(long, env = "TPURUN_TOPOLOGY", hide_env = true, value_name = "4x4x4")]
     pub(crate) topology: Option<String>,

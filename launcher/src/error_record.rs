@@ -16,6 +16,9 @@ pub(crate) struct ErrorRecord {
     pub(crate) source: String,
     /// The guilty ranks, when the error itself knows them.
     pub(crate) ranks: Vec<u32>,
+    /// The traceback as Python prints it.
+    #[serde(skip)]
+    pub(crate) traceback: String,
 }
 
 impl ErrorRecord {
@@ -23,7 +26,8 @@ impl ErrorRecord {
     pub(crate) fn parse(file: &[u8]) -> Option<ErrorRecord> {
         let entry: Value = serde_json::from_slice(file).ok()?;
         if let Ok(record) = ErrorRecord::deserialize(&entry["exception"]) {
-            return Some(record);
+            let traceback = entry["message"]["extraInfo"]["py_callstack"].as_str().unwrap_or_default().into();
+            return Some(ErrorRecord { traceback, ..record });
         }
         let message = entry["message"]["message"].as_str().or(entry["message"].as_str())?;
         let (kind, message) = message.split_once(": ").unwrap_or(("", message));

@@ -60,6 +60,8 @@ pub(crate) struct Job {
     /// Whether lines say which rank they are from.
     pub(crate) labels: bool,
     pub(crate) only: RankSet,
+    /// Whether tracebacks that only echo another rank's failure are shown in full.
+    pub(crate) shows_victims: bool,
     pub(crate) topology: Option<Topology>,
     pub(crate) algorithm: Option<Algorithm>,
     /// Whether ranks compare results that must be equal.
@@ -238,6 +240,7 @@ impl Job {
             log_dir: options.log_dir.as_ref().map(PathBuf::from),
             labels: bench.is_none(),
             only: parse_only(options.only_ranks.as_deref(), if nodes.is_some() { MAX_RANKS } else { ranks })?,
+            shows_victims: options.show_victims,
             topology: options.topology.as_deref().map(parse_topology).transpose()?,
             nodes,
             cluster,

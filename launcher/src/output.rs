@@ -8,6 +8,7 @@ mod fold;
 mod lines;
 mod log_files;
 mod screen;
+mod victims;
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,8 @@ use fold::Folder;
 use lines::{Ending, Line, LineBuffer, PIECE_MARK};
 use log_files::LogFiles;
 use screen::{Prefix, Screen};
+use victims::{Taken, Victims};
+pub(crate) use victims::{Victim, VictimLookup};
 
 use crate::labels::Labels;
 use crate::rank_set::RankSet;
@@ -53,6 +56,8 @@ pub(crate) struct OutputConfig {
     pub(crate) only: RankSet,
     /// Show identical lines of several ranks once. Needs `prefix`, which says whose they were.
     pub(crate) fold: bool,
+    /// Who is a victim of another rank; where this is known, a victim's traceback is one line. Needs `prefix`.
+    pub(crate) victims: Option<VictimLookup>,
     /// Where `rank-0007.log` and its siblings go.
     pub(crate) log_dir: Option<PathBuf>,
     /// Colour the prefixes.
@@ -69,6 +74,7 @@ pub(crate) struct Output {
     is_terminal: bool,
     passes_through: bool,
     folder: Option<Folder>,
+    victims: Option<Victims>,
     screen: Screen,
     logs: Option<LogFiles>,
     /// Streams whose unfinished line is a progress bar. The first one is on the screen.
@@ -103,6 +109,7 @@ impl Output {
             is_terminal: config.terminal,
             passes_through,
             folder: can_fold.then(|| Folder::new(config.ranks, shown)),
+            victims: config.victims.filter(|_| prefix != Prefix::None).map(Victims::new),
             screen: Screen::new(prefix, config.labels.clone(), config.color),
             logs: config.log_dir.map(|dir| LogFiles::new(dir, config.labels)),
             bars: BTreeSet::new(),
@@ -132,7 +139,8 @@ impl Output {
         let fold = self.folder.as_ref().and_then(Folder::poll_deadline);
         let bar = if self.wants_draw() { self.screen.next_draw() } else { None };
         let prompts = STREAMS.into_iter().filter_map(|stream| self.prompt_deadline(stream));
-        fold.into_iter().chain(bar).chain(prompts).min()
+        let victims = self.victims.as_ref().and_then(Victims::poll_deadline);
+        fold.into_iter().chain(victims).chain(bar).chain(prompts).min()
     }
 
     /// Shows what has waited long enough.
@@ -158,6 +166,10 @@ impl Output {
             self.with_lines(rank, stream, now, |lines, on_line| lines.finish(on_line));
             self.bars.remove(&(rank, stream));
         }
+        let held = self.victims.as_mut().map(|victims| victims.release(rank)).unwrap_or_default();
+        for text in held {
+            show_line(&mut self.screen, self.folder.as_mut(), rank, Stream::Err, whole(&text), now);
+        }
         if let Some(folder) = self.folder.as_mut().filter(|_| self.only.contains(rank)) {
             folder.remove_writer(rank);
         }
@@ -166,6 +178,18 @@ impl Output {
         }
         self.bar_changed = true;
         self.settle(now);
+        if self.sources.iter().all(|source| source.is_finished) {
+            self.tell_victims(None);
+        }
+    }
+
+    /// Shows the lines of victims that need not wait any longer, without a time all of them.
+    fn tell_victims(&mut self, now: Option<Instant>) {
+        let Some(victims) = &mut self.victims else { return };
+        while let Some((summary, mut ranks)) = victims.pop(now) {
+            ranks.sort_unstable();
+            self.screen.line(Stream::Err, &ranks, &[summary.as_bytes()]);
+        }
     }
 
     /// Shows a line of the launcher itself, after everything that is on the screen already.
@@ -217,16 +241,30 @@ impl Output {
         now: Instant,
         change: impl FnOnce(&mut LineBuffer, &mut dyn FnMut(Line<'_>)),
     ) {
-        let Self { sources, folder, screen, .. } = self;
+        let Self { sources, folder, victims, screen, .. } = self;
         let is_shown = self.only.contains(rank) && !self.passes_through;
         let Source { lines, last_lines, last_stream, .. } = &mut sources[rank as usize];
         change(&mut lines[stream as usize], &mut |line| {
             if remember(&mut last_lines[stream as usize], line.text) {
                 *last_stream = Some(stream);
             }
-            if is_shown {
-                show_line(screen, folder.as_mut(), rank, stream, line, now);
+            if !is_shown {
+                return;
             }
+            let is_whole = line.ending == Ending::Newline && line.shown_bytes == 0;
+            let taken = match victims {
+                Some(victims) if is_whole => victims.take(rank, stream, line.text, now),
+                _ => Taken::No,
+            };
+            let released = match taken {
+                Taken::Held => return,
+                Taken::Released(lines) => lines,
+                Taken::No => Vec::new(),
+            };
+            for text in released {
+                show_line(screen, folder.as_mut(), rank, stream, whole(&text), now);
+            }
+            show_line(screen, folder.as_mut(), rank, stream, line, now);
         });
     }
 
@@ -244,6 +282,7 @@ impl Output {
 
     /// Moves everything that is due to the screen.
     fn settle(&mut self, now: Instant) {
+        self.tell_victims(Some(now));
         if let Some(folder) = &mut self.folder {
             while let Some(line) = folder.pop(now) {
                 self.screen.line(line.stream, &line.ranks, &[&line.text]);
@@ -276,6 +315,11 @@ impl Output {
 }
 
 const STREAMS: [Stream; 2] = [Stream::Out, Stream::Err];
+
+/// A line of which nothing was shown yet.
+fn whole(text: &[u8]) -> Line<'_> {
+    Line { text, shown_bytes: 0, ending: Ending::Newline }
+}
 
 fn show_line(
     screen: &mut Screen,

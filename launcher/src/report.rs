@@ -109,6 +109,16 @@ pub(crate) fn in_one_line(ending: Ending, error: Option<&ErrorRecord>) -> String
     }
 }
 
+/// What stands for the traceback of a rank that failed only because another one did.
+pub(crate) fn of_victim(error: &ErrorRecord) -> String {
+    let what = raised("", error).into_iter().next().unwrap_or_default();
+    let place = match error.file.as_str() {
+        "" => String::new(),
+        file => format!("{}:{}, ", shown_path(file), error.line),
+    };
+    format!("{} ({place}--show-victims for all of it)", clip(&what))
+}
+
 fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
     if let Cause::Told(told) = &verdict.cause {
         return told.who.clone();

@@ -60,7 +60,7 @@ impl RunDir {
     }
 
     pub(crate) fn error_file(&self, rank: u32) -> PathBuf {
-        self.path.join(ERRORS).join(format!("rank-{rank:04}.json"))
+        error_file(&self.path, rank)
     }
 
     /// Where ranks write their stacks when they are asked; `python/tpurun/stacks.py` knows the names.
@@ -75,12 +75,7 @@ impl RunDir {
 
     /// What a rank wrote into its error file; ranks write what they like there.
     pub(crate) fn error_of(&self, rank: u32) -> Option<ErrorRecord> {
-        let path = self.error_file(rank);
-        let found = path.symlink_metadata().ok()?;
-        if !found.is_file() || found.len() > MAX_ERROR_BYTES {
-            return None;
-        }
-        ErrorRecord::parse(&fs::read(path).ok()?)
+        error_in(&self.path, rank)
     }
 
     /// Keeps the report of a world that another one follows, and forgets the errors of its ranks.
@@ -108,6 +103,20 @@ impl RunDir {
         let _ = private_file(&self.path.join(format!("{REPORT}.txt")))
             .and_then(|mut file| file.write_all(text.as_bytes()));
     }
+}
+
+/// What a rank wrote into its error file in this run directory.
+pub(crate) fn error_in(run: &Path, rank: u32) -> Option<ErrorRecord> {
+    let path = error_file(run, rank);
+    let found = path.symlink_metadata().ok()?;
+    if !found.is_file() || found.len() > MAX_ERROR_BYTES {
+        return None;
+    }
+    ErrorRecord::parse(&fs::read(path).ok()?)
+}
+
+fn error_file(run: &Path, rank: u32) -> PathBuf {
+    run.join(ERRORS).join(format!("rank-{rank:04}.json"))
 }
 
 fn open_named(dir: &Path) -> io::Result<PathBuf> {

@@ -155,6 +155,14 @@ fn named_by(error: &ErrorRecord) -> Option<u32> {
     smallest.first().filter(|_| is_alone && groups.len() > 1)
 }
 
+/// An error that is nothing but the echo of another rank's failure: it names others, or nobody and somebody is gone.
+pub(crate) fn is_victim(rank: u32, error: &ErrorRecord) -> bool {
+    match error.ranks.is_empty() {
+        true => ECHO_KINDS.contains(&error.kind.as_str()),
+        false => !error.ranks.contains(&rank),
+    }
+}
+
 /// An error that says only that somebody else is gone.
 pub(crate) fn is_echo(failure: &Failure) -> bool {
     let Some(error) = &failure.error else { return false };

@@ -27,14 +27,16 @@ use crate::job::Job;
 use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::nodes::Nodes;
-use crate::output::{Output, OutputConfig};
+use crate::output::{Output, OutputConfig, Victim, VictimLookup};
 use crate::program::{Program, Start};
 use crate::ranks::{self, Rank, RankEnds};
-use crate::run_dir::RunDir;
+use crate::report;
+use crate::run_dir::{self, RunDir};
 use crate::screen::Screen;
 use crate::signals::Signals;
 use crate::suspects::Suspects;
 use crate::timings::Step;
+use crate::verdict;
 use crate::watch::Watch;
 
 /// Runs the job for the front, which waits for us, and returns its exit code.
@@ -359,9 +361,19 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
         // What nobody here writes is not waited for.
         only: job.here.clone().filter(|rank| job.only.contains(*rank)).collect(),
         fold: job.labels,
+        victims: (!job.shows_victims).then(|| victims(run_dir)),
         log_dir: Some(run_dir.path().to_owned()),
         color: is_terminal && std::env::var_os("NO_COLOR").is_none(),
         terminal: is_terminal,
+    })
+}
+
+/// Those whose error files say so, which they write before they print anything.
+fn victims(run_dir: &RunDir) -> VictimLookup {
+    let run = run_dir.path().to_owned();
+    VictimLookup::new(move |rank| {
+        let error = run_dir::error_in(&run, rank).filter(|error| verdict::is_victim(rank, error))?;
+        Some(Victim { summary: report::of_victim(&error), traceback: error.traceback })
     })
 }
 

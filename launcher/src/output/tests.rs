@@ -23,6 +23,7 @@ fn config(ranks: u32) -> OutputConfig {
         prefix: true,
         only: (0..ranks).collect(),
         fold: true,
+        victims: None,
         log_dir: None,
         color: false,
         terminal: false,
@@ -442,4 +443,51 @@ proptest! {
             prop_assert_eq!(lines.concat(), bytes);
         }
     }
+}
+
+const LOST: &str = "Traceback (most recent call last):\n  File \"x.py\", line 3, in <module>\n    all_reduce(x)\n\
+                    tpurun.errors.RankLostError: rank 3 is gone\n  last output: step 9\n";
+
+/// Ranks 0 to 2 have left word of the same error.
+fn with_victims() -> Harness {
+    let find = |rank| {
+        (rank < 3).then(|| Victim {
+            traceback: LOST.into(),
+            summary: "RankLostError: gone".into(),
+            ..Victim::default()
+        })
+    };
+    Harness::new(OutputConfig { victims: Some(VictimLookup::new(find)), ..config(4) })
+}
+
+fn printed_by(rank: u32, text: &str) -> String {
+    let underlined = text.replace("(x)\n", "(x)\n    ~~~~^^^\n");
+    underlined.lines().map(|line| format!("[rank{rank}]: {line}\n")).collect()
+}
+
+#[test]
+fn a_traceback_that_echoes_another_ranks_failure_is_one_line() {
+    let mut h = with_victims();
+    for rank in [2, 0, 1, 3] {
+        h.feed_bytes(rank, Stream::Err, printed_by(rank, LOST).as_bytes()).wait(100 * MS);
+    }
+    assert!(!String::from_utf8_lossy(&h.err).contains("0-2|"), "others may still come");
+    h.wait(1000 * MS).finish();
+    let shown = String::from_utf8_lossy(&h.err);
+    assert_eq!(shown.matches("0-2| RankLostError: gone\n").count(), 1, "{shown}");
+    // The culprit's own is complete.
+    assert_eq!(shown.lines().count(), 1 + LOST.lines().count() + 1, "{shown}");
+}
+
+#[test]
+fn what_only_begins_like_a_victims_traceback_is_shown() {
+    let mut h = with_victims();
+    let other = LOST.replace("all_reduce", "broadcast");
+    h.feed_bytes(0, Stream::Err, other.as_bytes()).feed(1, LOST).wait(1000 * MS);
+    h.feed_bytes(2, Stream::Err, LOST.split_inclusive('\n').take(2).collect::<String>().as_bytes()).finish();
+    let (shown, out) = (String::from_utf8_lossy(&h.err), String::from_utf8_lossy(&h.out));
+    assert!(!shown.contains("gone\n  0|") && !shown.contains("RankLostError: gone\n"), "{shown}");
+    assert_eq!(shown.lines().filter(|line| line.starts_with("  0|")).count(), LOST.lines().count());
+    assert_eq!(shown.lines().filter(|line| line.starts_with("  2|")).count(), 2, "{shown}");
+    assert_eq!(out.lines().count(), LOST.lines().count(), "stdout is the program's: {out}");
 }
