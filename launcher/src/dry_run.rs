@@ -103,9 +103,19 @@ fn start(job: &Job, program: &Program) -> String {
         }
         Start::Spawn => {
             let how = if job.has_same_addresses() { ", all at the same addresses" } else { "" };
-            format!("a process each{how}: {}", ranks::command_words(job, program).join(" "))
+            let words = ranks::command_words(job, program);
+            format!("a process each{how}: {}", words.iter().map(quoted).collect::<Vec<_>>().join(" "))
         }
     }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &String) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.clone();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 fn placement(job: &Job) -> Vec<String> {

@@ -22,7 +22,7 @@ use crate::program::{Program, Programs, Start};
 use crate::ranks::RankEnds;
 pub(crate) use crate::server_events::ServerEvent;
 use crate::server_events::take_events;
-use crate::target::Target;
+use crate::target::{Target, calls_main};
 
 /// The scripts of programs that are forked, from where they lie.
 fn scripts(programs: &Programs) -> Vec<PathBuf> {
@@ -62,7 +62,7 @@ impl ForkServer {
         let python = job.python.as_deref().expect("only Python programs are forked");
         let mut command = Command::new(python);
         command
-            .args(["-m", "tpurun.fork_server", &options.to_string()])
+            .args(["-c", &calls_main("tpurun.fork_server"), &options.to_string()])
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .envs(SERVER_THREADS)
             .process_group(0)

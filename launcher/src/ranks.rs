@@ -21,7 +21,7 @@ use crate::environment::{PRIVATE, Variables};
 use crate::job::Job;
 use crate::output::Stream;
 use crate::program::Program;
-use crate::target::Target;
+use crate::target::{Target, calls_main};
 
 /// One rank as the agent sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,7 @@ fn command(job: &Job, program: &Program) -> Command {
     let (path, words) = match &program.target {
         Target::Executable { path, args } => (path.as_path(), args.clone()),
         python => {
-            let start = ["-m", "tpurun.run_rank"].map(String::from).into_iter();
+            let start = ["-c".to_owned(), calls_main("tpurun.run_rank")].into_iter();
             let path = job.python.as_deref().unwrap_or(Path::new("python3"));
             (path, start.chain(python.words()).collect())
         }

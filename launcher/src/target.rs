@@ -73,6 +73,18 @@ impl Target {
     }
 }
 
+/// What a text for `python -c` of ours begins with.
+///
+/// The interpreter puts the directory that it is started in on the path of such a text, where a `json.py` would
+/// be imported in the place of the library's. The directory is taken off before anything is imported.
+pub(crate) const LEAVE_DIRECTORY: &str =
+    r#"import sys; getattr(sys.flags, "safe_path", False) or sys.path.pop(0)"#;
+
+/// A text for `python -c` that calls the `main` of one of our modules and exits with what it returns.
+pub(crate) fn calls_main(module: &str) -> String {
+    format!("{LEAVE_DIRECTORY}; from {module} import main; sys.exit(main())")
+}
+
 /// `--python`, $TPURUN_PYTHON, beside tpurun, $VIRTUAL_ENV, PATH: the first that is there.
 pub(crate) fn find_python(option: Option<&str>) -> Result<PathBuf, String> {
     let named = option.map(|path| ("--python", path.to_owned()));

@@ -11,7 +11,7 @@ use crate::flight::live::{self, Live};
 use crate::flight::notice::{self, Run};
 use crate::perfetto;
 use crate::run_dir;
-use crate::target::find_python;
+use crate::target::{calls_main, find_python};
 
 /// Writes what the options ask for, and says where.
 ///
@@ -90,7 +90,7 @@ fn export(document: &[u8], dir: &Path, python: Option<&str>) -> Result<(), Strin
     let python = find_python(python)?;
     let failed = |error: std::io::Error| format!("cannot run {}: {error}", python.display());
     let mut child = Command::new(&python)
-        .args(["-m", "tpurun.flight_export"])
+        .args(["-c", &calls_main("tpurun.flight_export")])
         .arg(dir)
         .stdin(Stdio::piped())
         .spawn()

@@ -266,8 +266,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Read the document from stdin; 0 when all files are written."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the document from stdin; 0 when all files are written. The arguments default to the process's."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) != 1:
         print("tpurun.flight_export: expected a directory", file=sys.stderr)
         return 2
@@ -280,4 +281,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

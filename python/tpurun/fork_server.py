@@ -1,8 +1,9 @@
 """Imports torch once and forks every rank of this host from the result.
 
-Started by the launcher as ``python -m tpurun.fork_server '{"fd": 5, ...}'``. The descriptor is one end of a
-stream socket that carries one JSON object per line; a request may come with descriptors. Until it forks, this
-process keeps a single thread and touches no accelerator, or it refuses and the launcher starts interpreters.
+The launcher starts an interpreter that calls :func:`main` with one argument, ``{"fd": 5, ...}``. The
+descriptor is one end of a stream socket that carries one JSON object per line; a request may come with
+descriptors. Until it forks, this process keeps a single thread and touches no accelerator, or it refuses and
+the launcher starts interpreters.
 It then still holds the store of a job that wants one, as it does when it is told that nothing is forked.
 """
 
@@ -28,7 +29,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from tpurun import _device, run_rank
+from tpurun import _device, _end, run_rank
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -40,13 +41,11 @@ ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev
 
 def main() -> None:
     """Imports, answers ``ready`` or ``refuse``, then serves until the agent closes the socket."""
+    _end.prepare()
     options = json.loads(sys.argv[1])
     # What `tpurun --timings` shows of this process.
     times = {"python_ns": now_ns()}
     _device.is_left_to_ranks = True
-    # What `-m` put there is for finding this module; the program gets its own entry in the child.
-    if not sys.flags.safe_path:
-        del sys.path[0]
     adopt_orphans(options["agent"])
     dispositions = {number: signal.getsignal(number) for number in signal.valid_signals()}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -68,6 +67,7 @@ def main() -> None:
         return
     gc.collect()
     finalizers = keep_from_ranks()
+    _end.share_modules()
     gc.freeze()
     Server(agent, options, dispositions).run(times)
     for finalizer in finalizers:
@@ -178,15 +178,16 @@ class Server:
             self.agent.tell(event="failed", rank=rank, reason=str(error))
             return
         if pid == 0:
-            self.become_rank(request, fds)
+            status = self.become_rank(request, fds)
+            _end.leave(status, run_rank.part_from_other_hosts if status == 0 else None)
         set_process_group(pid)
         self.ranks[pid] = rank
         self.agent.tell(event="started", rank=rank, pid=pid, ns=begun_ns)
 
-    def become_rank(self, request: dict, fds: list[int]) -> None:
-        """In the child: undoes what makes this process a server, then runs the program."""
-        status = 1
+    def become_rank(self, request: dict, fds: list[int]) -> int:
+        """In the child: undoes what makes this process a server, then runs the program; its exit status."""
         try:
+            _end.begin_rank()
             self.leave_server()
             for target, fd in enumerate(fds[:3]):
                 os.dup2(fd, target)
@@ -202,13 +203,10 @@ class Server:
             program = request["program"]
             if program["cwd"] is not None:
                 os.chdir(program["cwd"])
-            status = run_rank.run(
-                program["target"], program["args"], is_module=program["module"], owns_path_entry=False
-            )
+            return run_rank.run(program["target"], program["args"], is_module=program["module"])
         except BaseException:
             sys.excepthook(*sys.exc_info())
-        finally:
-            run_rank.finish(status)
+            return 1
 
     def start_store(self, host: str, port: int) -> None:
         """Forks the process that holds the rendezvous store, so that no rank's death takes it away."""
@@ -543,7 +541,3 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,12 @@
 """Runs the program of one rank as ``python script args`` or ``python -m module args`` would.
 
-``python -m tpurun.run_rank [-m] target args...`` is how the launcher starts a rank without the fork server; a
-rank that was forked calls :func:`run` and :func:`finish` instead. Either way an exception is printed as usual
-and also described in the file that TORCHELASTIC_ERROR_FILE names, which the report is made from.
+The launcher starts a rank without the fork server as an interpreter that calls :func:`main`; a rank that was
+forked calls :func:`run` instead. Either way an exception is printed as usual and also described in the file
+that TORCHELASTIC_ERROR_FILE names, which the report is made from.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib.machinery
 import importlib.util
 import json
@@ -16,12 +15,11 @@ import pkgutil
 import signal
 import sys
 import sysconfig
-import threading
 import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _device, _marks, stacks
+from tpurun import _device, _end, _marks, stacks
 
 MAX_MESSAGE_CHARS = 8192
 
@@ -33,10 +31,7 @@ def main() -> None:
     if is_module:
         del arguments[0]
     use_whole_lines()
-    status = run(arguments[0], arguments[1:], is_module=is_module, owns_path_entry=not sys.flags.safe_path)
-    if status < 0:
-        die_by_signal(-status)
-    sys.exit(status)
+    _end.leave(run(arguments[0], arguments[1:], is_module=is_module))
 
 
 def use_whole_lines() -> None:
@@ -46,19 +41,21 @@ def use_whole_lines() -> None:
             stream.reconfigure(line_buffering=True)
 
 
-def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: bool) -> int:
-    """Runs the program in a fresh ``__main__`` and returns its exit status, negative for a signal to die by.
-
-    ``owns_path_entry``: the first entry of sys.path is the one that ``-m`` put there for our own start.
-    """
-    if owns_path_entry:
-        del sys.path[0]
+def run(target: str, arguments: list[str], *, is_module: bool) -> int:
+    """Runs the program in a fresh ``__main__`` and returns its exit status, or ``-SIGINT``."""
     # A process that the program forks inherits our descriptors, but is not this rank: the engine compares.
     os.environ["TPURUN_RANK_PID"] = str(os.getpid())
     stacks.register()
     sys.argv = [target, *arguments]
+    # A program that starts itself anew does it with these words.
+    sys.orig_argv = [sys.executable, *interpreter_flags(), *(["-m"] if is_module else []), target, *arguments]
     main_module = ModuleType("__main__")
+    main_module.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"])
     sys.modules["__main__"] = main_module
+    # multiprocessing has made it another name of the __main__ that imported it, for objects that come back
+    # from processes which it spawns.
+    if "__mp_main__" in sys.modules:
+        sys.modules["__mp_main__"] = main_module
     try:
         code = load_module(main_module, target) if is_module else load_script(main_module, target)
         claim_device(arguments)
@@ -74,35 +71,18 @@ def run(target: str, arguments: list[str], *, is_module: bool, owns_path_entry: 
     return 0
 
 
+def interpreter_flags() -> list[str]:
+    """The options of this interpreter, without the program that it was given."""
+    # It stands before our own -c.
+    return sys.orig_argv[1 : sys.orig_argv.index("-c")] if "-c" in sys.orig_argv else []
+
+
 def claim_device(arguments: list[str]) -> None:
     """What the import of torch does for a program, for one that finds torch imported."""
     _device.is_left_to_ranks = False
     if "torch" in sys.modules:
         _device.announce()
         _device.claim_if_named(arguments)
-
-
-def finish(status: int) -> None:
-    """Ends a forked rank: what an interpreter does last for its program, but not the teardown of modules.
-
-    The teardown would copy every page that the ranks share, and destroy what the fork server has set up.
-    """
-    try:
-        # What the interpreter itself calls before it finalises; neither has a public name.
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        if status == 0:
-            part_from_other_hosts()
-    except BaseException:
-        traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (AttributeError, OSError, ValueError):
-            status = status or 120
-    if status < 0:
-        die_by_signal(-status)
-    os._exit(status)
 
 
 def part_from_other_hosts() -> None:
@@ -133,7 +113,8 @@ def load_script(main_module: ModuleType, path: str) -> CodeType:
 
 def load_module(main_module: ModuleType, name: str, shown_as: str | None = None) -> CodeType:
     """The code of a module found on sys.path, as ``python -m`` finds it."""
-    if shown_as is None and not sys.flags.safe_path:
+    # Our own modules, as tpurun.bench, import nothing from where they are started.
+    if shown_as is None and not sys.flags.safe_path and not name.startswith("tpurun."):
         sys.path.insert(0, os.getcwd())
     if name == "__main__":
         spec = importlib.machinery.PathFinder.find_spec(name, sys.path[:1])
@@ -167,12 +148,6 @@ def exit_status(stop: SystemExit) -> int:
         return stop.code & 0xFF
     print(stop.code, file=sys.stderr)
     return 1
-
-
-def die_by_signal(number: int) -> None:
-    """The parent sees the signal, as it would without us."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 def without_our_frames(tb: TracebackType | None) -> TracebackType | None:
@@ -235,7 +210,3 @@ def is_library(path: str) -> bool:
     homes = (sysconfig.get_path("stdlib"), os.path.dirname(__file__))
     installed = ("/site-packages/", "/dist-packages/")
     return path.startswith(("<", *(f"{home}/" for home in homes))) or any(part in path for part in installed)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::target::LEAVE_DIRECTORY;
+
 use super::Finding;
 use super::probe::{self, ProbeError};
 
@@ -46,7 +48,10 @@ enum Forked {
 /// All findings about this interpreter; fewer where one makes the others meaningless.
 pub(super) fn all(python: &Path) -> Vec<Finding> {
     // As the fork server is started; otherwise the linear algebra libraries start threads at import.
-    let output = probe::run(Command::new(python).args(["-c", PROBE]).env("OMP_NUM_THREADS", "1"), LIMIT);
+    let output = probe::run(
+        Command::new(python).args(["-c", &format!("{LEAVE_DIRECTORY}\n{PROBE}")]).env("OMP_NUM_THREADS", "1"),
+        LIMIT,
+    );
     let name = python.display();
     let failed = |finding: String, advice: &str| vec![Finding::fail("python", finding, advice)];
     match output {

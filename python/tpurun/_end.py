@@ -1,0 +1,131 @@
+"""The end of a forked rank: that of an interpreter, which leaves alone what all ranks of a host share.
+
+An interpreter ends by clearing every module. A forked rank would copy each page of torch for that, and all
+ranks do it at once. So the modules of the fork server are taken out of ``sys.modules`` when everything that a
+program has registered for its end has run: the interpreter clears the others, the program's own, as ever.
+What still lives then is held by a module of the fork server, as an attribute or in a registry; its finalizers
+run last, so that a file is written and closed wherever the program has kept it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+# Modules of the fork server, which the ranks share; a rank that has ended its program holds them on.
+_shared: dict[str, ModuleType] = {}
+_is_rank = False
+_before_end: Callable[[], None] | None = None
+
+
+def prepare() -> None:
+    """In the fork server, before others register functions for the end: the first one in runs last."""
+    atexit.register(_leave_shared_modules)
+
+
+def share_modules() -> None:
+    """In the fork server, once it has imported everything."""
+    _shared.update(sys.modules)
+
+
+def begin_rank() -> None:
+    """In a rank that was just forked."""
+    global _is_rank
+    _is_rank = True
+    _leave_shared_libraries()
+
+
+def _leave_shared_libraries() -> None:
+    """Makes C's ``exit`` stop where it comes to what the libraries of the fork server have registered.
+
+    It calls functions from the last to the first: those that were registered since the fork, with the
+    destructors of static objects made since, then these two. The destructors of torch's own libraries take
+    half a second in each rank, and take apart only what goes with the process.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "on_exit"):
+        return
+    libc.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+    at_exit = libc["__cxa_atexit"]
+    at_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    at_exit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
+
+
+def leave(status: int, before_end: Callable[[], None] | None = None) -> None:
+    """Ends this interpreter with an exit status, as SIGINT ends one for a status of ``-SIGINT``.
+
+    It does so by an exception, which only the interpreter itself may catch. ``before_end`` is called when all
+    functions that were registered for the end have run.
+    """
+    global _before_end
+    _before_end = before_end
+    if status >= 0:
+        raise SystemExit(status)
+    # The interpreter ends itself by SIGINT after it has finalised, which other processes see; the program's
+    # own traceback is on the screen already.
+    sys.excepthook = lambda *error: None
+    raise KeyboardInterrupt
+
+
+def _leave_shared_modules() -> None:
+    try:
+        if _before_end is not None:
+            _before_end()
+    finally:
+        if _is_rank:
+            _hide_shared_modules()
+
+
+def _hide_shared_modules() -> None:
+    modules = sys.modules
+    own = [(name, modules[name]) for name in list(modules) if name not in _shared]
+    # A name that the program has given another module, as it does with __main__.
+    own += [(name, modules[name]) for name in ("__main__", "__mp_main__") if name in modules]
+    # The interpreter clears modules from the last to the first.
+    last = ModuleType("tpurun._last")
+    last.__dict__["finalizers"] = _Leftovers()
+    _shared["tpurun._last"] = last
+    modules.clear()
+    modules[last.__name__] = last
+    modules.update(own)
+
+
+class _Leftovers:
+    """Finalizes, when it goes, what lives on among the objects that the program has made."""
+
+    def __del__(self) -> None:
+        # This module is one of the shared ones, so its names still hold. Objects from before the fork are
+        # frozen, which hides them from get_objects.
+        made = {id(one): one for one in gc.get_objects() if hasattr(type(one), "__del__") and one is not self}
+        for one in _outermost_first(made):
+            _finalize(one)
+
+
+def _finalize(one: object) -> None:
+    # A finalizer that has run is not called again; an exception in it is shown as the interpreter shows it.
+    ctypes.pythonapi.PyObject_CallFinalizer(ctypes.py_object(one))
+
+
+def _outermost_first(made: dict[int, object]) -> list[object]:
+    """What refers to another one comes before it: a text file is flushed before its bytes' file is closed."""
+    inner_first: list[object] = []
+    seen: set[int] = set()
+
+    def visit(one: object) -> None:
+        if id(one) in seen:
+            return
+        seen.add(id(one))
+        for inner in gc.get_referents(one):
+            if id(inner) in made or type(inner) in (dict, list, tuple):
+                visit(inner)
+        if id(one) in made:
+            inner_first.append(one)
+
+    for one in made.values():
+        visit(one)
+    return inner_first[::-1]
