@@ -338,3 +338,143 @@ def test_victims_are_one_line(run, script, how: str, error: str):
 def test_victims_are_shown_in_full_where_somebody_wants_them(run, script):
     done = run("-n", "4", "--show-victims", "--shutdown-timeout", "1h", script(LOSES_ONE), "leave")
     assert done.err.count("]: Traceback") == 3, done.err
+
+
+WRAPPED = """
+import logging, os, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+what, how = sys.argv[1:]
+dist.init_process_group("tpu_dist", timeout=timedelta(seconds=2 if what == "timeout" else 60))
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(2))
+
+
+def step():
+    if rank == 2 and what == "early":
+        sys.exit(0)
+    if rank == 2 and what == "killed":
+        os.kill(os.getpid(), 9)
+    if rank == 2 and what == "timeout":
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(4 if rank == 2 and what == "mismatch" else 3))
+
+
+class StepError(Exception):
+    pass
+
+
+late = None
+try:
+    step()
+except Exception as error:
+    if how == "from":
+        raise RuntimeError("step failed") from error
+    if how == "from none":
+        raise StepError("step failed") from None
+    if how == "group":
+        raise ExceptionGroup("several", [ValueError("a"), error])
+    if how == "exit":
+        logging.exception("step failed")
+        sys.exit(1)
+    if how == "_exit":
+        os._exit(1)
+    if how == "abort":
+        os.abort()
+    late = str(error)
+raise RuntimeError(late)
+"""
+WRAPPED_SAID = {
+    "mismatch": "is to blame for CollectiveMismatchError: collective mismatch",
+    "early": "exited with code 0 while others were waiting for it",
+    "killed": r"was killed by SIGKILL",
+    "timeout": "is to blame for CollectiveTimeoutError: Timed out",
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("mismatch", "from"),
+        ("mismatch", "abort"),
+        ("mismatch", "later"),
+        ("early", "from none"),
+        ("early", "exit"),
+        ("killed", "_exit"),
+        ("timeout", "group"),
+    ],
+)
+def test_an_error_that_is_wrapped_still_names_the_guilty(run, script, what: str, how: str):
+    done = run("-n", "4", script(WRAPPED), what, how)
+    assert done.report.culprit == 2, done.report.text
+    assert re.match(WRAPPED_SAID[what], done.report.what), done.report.text
+    assert done.code != 0
+
+
+HANDLED = """
+import torch
+import torch.distributed as dist
+from tpurun.errors import CollectiveMismatchError
+
+dist.init_process_group("tpu_dist")
+other, rank = dist.new_group(), dist.get_rank()
+try:
+    dist.all_reduce(torch.ones(4 if rank == 2 else 3))
+except CollectiveMismatchError:
+    dist.barrier(other)
+    dist.barrier(other)
+if rank == 1:
+    raise ValueError("its own")
+dist.barrier(other)
+"""
+
+
+def test_a_failure_that_was_handled_excuses_nobody(run, script):
+    done = run("-n", "3", script(HANDLED))
+    assert done.report.culprit == 1 and "raised ValueError: its own" in done.report.what, done.report.text
+
+
+LINGERS = """
+import os, sys, threading
+import torch.distributed as dist
+
+if os.fork() == 0:
+    raise KeyError("the end of a child is not the end of its rank")
+threading.Thread(target=threading.Event().wait, name="metrics").start()
+dist.init_process_group("tpu_dist")
+if dist.get_rank() == 1:
+    raise ValueError("bad batch") if sys.argv[1] == "raises" else SystemExit(3)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("raises", "raised ValueError: bad batch"), ("exits", "exited with code 3")]
+)
+def test_a_program_that_has_failed_is_over_though_a_thread_lives(run, script, how: str, said: str):
+    done = run("-n", "2", script(LINGERS), how)
+    assert done.report.culprit == 1 and said in done.report.what, done.report.text
+    assert done.code == (1 if how == "raises" else 3)
+
+
+WELL_BUT_LINGERS = """
+import threading
+from datetime import timedelta
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist", timeout=timedelta(seconds=4))
+dist.barrier()
+if dist.get_rank() == 1:
+    threading.Thread(target=threading.Event().wait).start()
+else:
+    dist.barrier()
+"""
+
+
+def test_a_program_that_has_ended_well_but_lingers_is_suspected_until_the_timeout(run, script):
+    done = run("-n", "2", script(WELL_BUT_LINGERS))
+    line = "suspect: the program of rank 1 has ended, but a thread that is no daemon keeps its process"
+    assert line in done.err, done.err
+    assert done.report.culprit == 1 and "CollectiveTimeoutError" in done.report.what, done.report.text

@@ -14,7 +14,7 @@ mod timings;
 mod watchers;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -22,11 +22,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getppid, kill_process};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tpurun_collectives::board::{Board, RankView};
+use tpurun_collectives::board::{self, Board, RankView};
 
 use crate::cgroup::JobCgroup;
 use crate::control_server::{ControlEvent, ControlServer};
 use crate::fork_server::{ForkServer, ServerEvent};
+use crate::heard::Heard;
 use crate::job::Job;
 use crate::kill;
 use crate::labels::Labels;
@@ -40,7 +41,7 @@ use crate::signals::Signals;
 use crate::stacks::Class;
 use crate::suspects::Suspects;
 use crate::timings::Step;
-use crate::verdict::{Cause, Failure, Verdict};
+use crate::verdict::{self, Cause, Failure, Verdict, Waiting};
 use crate::watch::Watch;
 
 use recorder::Recorder;
@@ -84,6 +85,11 @@ struct Agent {
     /// Lost ranks that the others do not know of yet.
     due: Vec<deliver::Due>,
     suspicion: deliver::Suspicion,
+    heard: Heard,
+    /// Ranks whose programs have ended and whose processes have not.
+    lingering: HashMap<u32, Instant>,
+    /// Those of them that have been named because others wait for them.
+    suspected_lingering: HashSet<u32>,
     timings: timings::Watching,
     /// This host.
     host: String,
@@ -243,6 +249,8 @@ impl Agent {
         if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(self.front) {
             self.on_signal(Asked::FrontDied);
         }
+        self.note_heard();
+        self.look_for_ended_programs(now);
         let ranks = &self.ranks;
         self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
         self.show_watchers(now);
@@ -408,15 +416,70 @@ impl Agent {
         if matches!(self.phase, Phase::Stopping(_)) {
             return;
         }
+        // Its program had failed before, while threads kept its process.
+        if self.failures.iter().any(|failure| failure.rank == rank) {
+            return;
+        }
         if ending == Ending::Exit(0) {
             self.left.push(rank);
             return;
         }
+        self.on_failure(rank, ending, now);
+    }
+
+    /// The program of a rank has failed, whether or not its process is still there.
+    fn on_failure(&mut self, rank: u32, ending: Ending, now: Instant) {
+        self.note_heard();
         self.mourn(rank, now);
-        self.failures.push(Failure { rank, ending, error: self.run_dir.error_of(rank), at: now });
+        let own = self.run_dir.error_of(rank);
+        let error = self.heard.explain(rank, ending, own, &self.board.records(rank), board::now_ns());
+        self.failures.push(Failure { rank, ending, error, at: now });
         if matches!(self.phase, Phase::Running | Phase::Starting) {
             self.phase = Phase::Settling { until: now + SETTLE };
         }
+    }
+
+    /// Remembers which communicators have failed, before their ranks act on it.
+    fn note_heard(&mut self) {
+        self.heard.note(self.control.supervisor().all());
+    }
+
+    /// A program that has failed is over, also while a thread that it has left keeps its process.
+    fn look_for_ended_programs(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_) | Phase::Starting) {
+            return;
+        }
+        let is_known = |rank: u32| self.failures.iter().any(|failure| failure.rank == rank);
+        let running = self.running().into_values().filter(|rank| !is_known(*rank));
+        let ended: Vec<(u32, Ending)> =
+            running.filter_map(|rank| Some((rank, self.run_dir.program_end_of(rank)?))).collect();
+        for (rank, ending) in ended {
+            let since = *self.lingering.entry(rank).or_insert(now);
+            if ending != Ending::Exit(0) && now >= since + LINGERS_FOR {
+                self.run_dir.event("program ended", json!({"rank": rank}));
+                self.on_failure(rank, ending, now);
+            } else if ending == Ending::Exit(0) {
+                self.suspect_lingering(rank, now);
+            }
+        }
+    }
+
+    /// A thread that outlives a program which has ended well may still post what others wait for: no proof, but they
+    /// should know. Says so once.
+    fn suspect_lingering(&mut self, rank: u32, now: Instant) {
+        if self.suspected_lingering.contains(&rank) {
+            return;
+        }
+        let verdict = verdict::of_leaving(&[rank], &self.views(), board::now_ns(), now);
+        let Some(waiting) = verdict.and_then(|verdict| verdict.waiting) else { return };
+        self.suspected_lingering.insert(rank);
+        let Waiting { ranks, group, .. } = waiting;
+        let (noun, verb) = if ranks.len() == 1 { ("rank", "waits") } else { ("ranks", "wait") };
+        self.run_dir.event("program lingers", json!({"rank": rank, "waiting": ranks.to_string()}));
+        self.say(&format!(
+            "suspect: the program of rank {rank} has ended, but a thread that is no daemon keeps its process; \
+             {noun} {ranks} {verb} for it in group {group}"
+        ));
     }
 
     /// Asks all ranks to end, and kills what is left after `grace`. The first reason stands.
@@ -520,4 +583,6 @@ const FRONT_DIED: Signal = Signal::POWER;
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// How much later a failure may be seen that happened before the one seen first.
 const SETTLE: Duration = Duration::from_millis(30);
+/// An interpreter that goes down takes less.
+const LINGERS_FOR: Duration = Duration::from_millis(500);
 const KILL_EVERY: Duration = Duration::from_millis(20);

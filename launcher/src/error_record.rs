@@ -19,9 +19,37 @@ pub(crate) struct ErrorRecord {
     /// The traceback as Python prints it.
     #[serde(skip)]
     pub(crate) traceback: String,
+    /// The error of the engine that it was raised from, or while that one was handled.
+    pub(crate) engine: Option<EngineError>,
+}
+
+/// An error of a collective that another exception wraps.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub(crate) struct EngineError {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) message: String,
+    pub(crate) ranks: Vec<u32>,
+    /// The program said `raise ... from` it, all the way.
+    pub(crate) explicit: bool,
+    /// From the one to the other.
+    pub(crate) age_ms: u64,
 }
 
 impl ErrorRecord {
+    /// The engine's error behind this one. A program that raises while it handles an old one may have gone on in the
+    /// handler: then it has handled the old one, if it `went_on`.
+    pub(crate) fn wrapped(&self, went_on: bool) -> Option<ErrorRecord> {
+        let engine = self.engine.as_ref()?;
+        (engine.explicit || engine.age_ms <= HANDLED_AFTER_MS && !went_on).then(|| ErrorRecord {
+            kind: engine.kind.clone(),
+            message: engine.message.clone(),
+            ranks: engine.ranks.clone(),
+            ..ErrorRecord::default()
+        })
+    }
+
     /// Ours, or what the `record` decorator of torchelastic writes.
     pub(crate) fn parse(file: &[u8]) -> Option<ErrorRecord> {
         let entry: Value = serde_json::from_slice(file).ok()?;
@@ -34,6 +62,9 @@ impl ErrorRecord {
         Some(ErrorRecord { kind: kind.into(), message: message.into(), ..ErrorRecord::default() })
     }
 }
+
+/// Milliseconds after which an exception raised in a handler is the handler's own.
+const HANDLED_AFTER_MS: u64 = 10_000;
 
 /// Whatever is in the file, it is a record or it is not.
 #[cfg(any(test, fuzzing))]

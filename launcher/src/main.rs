@@ -20,6 +20,7 @@ mod fork_server;
 mod front;
 #[cfg(test)]
 mod fuzz_smoke;
+mod heard;
 mod hosts;
 mod identities;
 mod job;

@@ -311,7 +311,7 @@ mod tests {
             line: 28,
             function: "main".into(),
             source: "raise ValueError(\"loss is NaN at step 10\")".into(),
-            ranks: vec![],
+            ..ErrorRecord::default()
         }
     }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 pub(crate) use crate::error_record::ErrorRecord;
 use crate::flight::elsewhere::ELSEWHERE;
 use crate::flight::notice::{FLIGHT, JOB_FILE};
+use crate::ranks::Ending;
 use crate::timings;
 
 /// One run's directory, open for writing.
@@ -76,6 +77,14 @@ impl RunDir {
     /// What a rank wrote into its error file; ranks write what they like there.
     pub(crate) fn error_of(&self, rank: u32) -> Option<ErrorRecord> {
         error_in(&self.path, rank)
+    }
+
+    /// How the program of a rank has ended, once it has, also while its process is still there.
+    pub(crate) fn program_end_of(&self, rank: u32) -> Option<Ending> {
+        let path = self.error_file(rank).with_extension("json.ended");
+        path.symlink_metadata().ok().filter(|found| found.is_file() && found.len() <= MAX_STATUS_BYTES)?;
+        let status: i32 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
+        Some(if status < 0 { Ending::Signal(status.saturating_neg()) } else { Ending::Exit(status) })
     }
 
     /// Keeps the report of a world that another one follows, and forgets the errors of its ranks.
@@ -234,6 +243,8 @@ const STACKS: &str = "stacks";
 const STACKS_FILE: &str = "stacks.txt";
 const KEPT_RUNS: usize = 20;
 const ATTEMPTS: u32 = 100;
+/// An exit status in decimal.
+const MAX_STATUS_BYTES: u64 = 8;
 const MAX_ERROR_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

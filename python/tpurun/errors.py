@@ -8,6 +8,7 @@ is to blame, so that nobody has to read the text for it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 
 from torch.distributed import DistBackendError
@@ -30,6 +31,7 @@ class _CollectiveError(DistBackendError):
     def __init__(self, text: str = "", ranks: Iterable[int] | None = None) -> None:
         super().__init__(text)
         self.ranks = _ranks_of(text) if ranks is None else tuple(ranks)
+        self.made_at = time.monotonic()
 
 
 class CollectiveMismatchError(_CollectiveError):

@@ -22,6 +22,10 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 from tpurun import _device, _end, _marks, stacks
 
 MAX_MESSAGE_CHARS = 8192
+# The launcher reads files of up to a megabyte.
+MAX_STACK_CHARS = 65536
+# Exceptions that are looked at behind the one that ended the program.
+MAX_CHAIN = 256
 
 
 def main() -> None:
@@ -42,6 +46,13 @@ def use_whole_lines() -> None:
 
 
 def run(target: str, arguments: list[str], *, is_module: bool) -> int:
+    """As :func:`run_program`, and tells the launcher: threads of the program may keep the process."""
+    status = run_program(target, arguments, is_module=is_module)
+    say_ended(status)
+    return status
+
+
+def run_program(target: str, arguments: list[str], *, is_module: bool) -> int:
     """Runs the program in a fresh ``__main__`` and returns its exit status, or ``-SIGINT``."""
     # A process that the program forks inherits our descriptors, but is not this rank: the engine compares.
     os.environ["TPURUN_RANK_PID"] = str(os.getpid())
@@ -65,7 +76,8 @@ def run(target: str, arguments: list[str], *, is_module: bool) -> int:
         return exit_status(stop)
     except BaseException as error:
         own = without_our_frames(error.__traceback__)
-        record(error, own)
+        if is_rank():
+            record(error, own)
         sys.excepthook(type(error), error.with_traceback(own), own)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -168,24 +180,97 @@ def record(error: BaseException, tb: TracebackType | None) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    message = str(error)[:MAX_MESSAGE_CHARS]
+    message = message_of(error)
     name = type(error).__qualname__
-    stack = "".join(traceback.format_exception(type(error), error, tb))
     entry = {
         "message": {
             "message": f"{name}: {message}",
-            "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+            "extraInfo": {"py_callstack": stack_of(error, tb), "timestamp": str(int(time.time()))},
         },
         "exception": {"type": name, "message": message, **place_of(error, tb)},
     }
     if program := os.environ.get("TPURUN_PROGRAM"):
         entry["exception"]["program"] = program
-    # The guilty ranks, when the error knows better than "the one that raised it".
-    if isinstance(ranks := getattr(error, "ranks", None), (list, tuple)):
-        entry["exception"]["ranks"] = [rank for rank in ranks if isinstance(rank, int) and rank >= 0]
+    if (ranks := guilty_of(error)) is not None:
+        entry["exception"]["ranks"] = ranks
+    if (engine := engine_error_behind(error)) is not None:
+        entry["exception"]["engine"] = engine
+    # Half of a pair of surrogates, in a name or a path, is no text that the launcher could read.
+    write_whole(path, json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def message_of(error: BaseException) -> str:
+    """What the exception says, whatever its class makes of that."""
     try:
-        with open(f"{path}.part", "w", encoding="utf-8") as file:
-            json.dump(entry, file)
+        return str(error)[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
+    except BaseException as failed:
+        return f"<its text cannot be had: __str__ raised {type(failed).__qualname__}>"
+
+
+def stack_of(error: BaseException, tb: TracebackType | None) -> str:
+    """The traceback as the interpreter prints it, cut in the middle where it is very long."""
+    try:
+        stack = "".join(traceback.format_exception(type(error), error, tb))
+    except BaseException as failed:
+        return f"<the traceback cannot be had: {type(failed).__qualname__}>"
+    stack = stack.encode("utf-8", "backslashreplace").decode()
+    half = MAX_STACK_CHARS // 2
+    return stack if len(stack) <= MAX_STACK_CHARS else f"{stack[:half]}\n[...]\n{stack[-half:]}"
+
+
+def guilty_of(error: BaseException) -> list[int] | None:
+    """The guilty ranks, when the error knows better than "the one that raised it"."""
+    try:
+        ranks = getattr(error, "ranks", None)
+    except BaseException:
+        return None
+    if not isinstance(ranks, (list, tuple)):
+        return None
+    return [rank for rank in ranks if isinstance(rank, int) and 0 <= rank < 1 << 32]
+
+
+def engine_error_behind(error: BaseException) -> dict[str, object] | None:
+    """The error of a collective that this one was raised from, or while that one was handled."""
+    errors = sys.modules.get("tpurun.errors")
+    if errors is None or isinstance(error, errors._CollectiveError):
+        return None
+    seen: set[int] = set()
+    waiting = [(error, True)]
+    while waiting and len(seen) < MAX_CHAIN:
+        link, is_explicit = waiting.pop(0)
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        if isinstance(link, errors._CollectiveError):
+            age_ms = int((time.monotonic() - link.made_at) * 1000)
+            engine = {"type": type(link).__qualname__, "message": message_of(link), "ranks": guilty_of(link)}
+            return {**engine, "explicit": is_explicit, "age_ms": max(age_ms, 0)}
+        if isinstance(link, BaseExceptionGroup):
+            waiting.extend((one, is_explicit) for one in link.exceptions)
+        if link.__cause__ is not None:
+            waiting.append((link.__cause__, is_explicit))
+        elif link.__context__ is not None:
+            waiting.append((link.__context__, False))
+    return None
+
+
+def say_ended(status: int) -> None:
+    """Lets the launcher know that the program is over, which the end of the process may be long after."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and is_rank():
+        write_whole(f"{path}.ended", str(status).encode())
+
+
+def is_rank() -> bool:
+    """Whether this process is the rank, and not one that the program has forked."""
+    return os.environ.get("TPURUN_RANK_PID") == str(os.getpid())
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Writes a file that readers see whole or not at all."""
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(content)
         os.replace(f"{path}.part", path)
     except OSError:
         # The traceback on stderr says the same; a full disk must not hide it.

@@ -12,6 +12,7 @@ use super::nodes::{self, Others};
 use super::start::{QUEUED_CHUNKS, new_output, queued_answers, unborn};
 use super::{Agent, Clearing, Phase, Receivers, Stopping, Why};
 use crate::control_server::ControlServer;
+use crate::heard::Heard;
 use crate::kill;
 use crate::losses::Losses;
 use crate::policy::{Census, Tolerance};
@@ -242,6 +243,9 @@ impl Agent {
         self.stacks.clear();
         self.due.clear();
         self.suspicion = Default::default();
+        self.heard = Heard::default();
+        self.lingering.clear();
+        self.suspected_lingering.clear();
         self.views_elsewhere.clear();
         Ok(())
     }

@@ -454,7 +454,6 @@ fn with_victims() -> Harness {
         (rank < 3).then(|| Victim {
             traceback: LOST.into(),
             summary: "RankLostError: gone".into(),
-            ..Victim::default()
         })
     };
     Harness::new(OutputConfig { victims: Some(VictimLookup::new(find)), ..config(4) })
