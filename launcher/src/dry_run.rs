@@ -104,16 +104,19 @@ fn start(job: &Job, program: &Program) -> String {
         Start::Spawn => {
             let how = if job.has_same_addresses() { ", all at the same addresses" } else { "" };
             let words = ranks::command_words(job, program);
-            format!("a process each{how}: {}", words.iter().map(quoted).collect::<Vec<_>>().join(" "))
+            format!(
+                "a process each{how}: {}",
+                words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+            )
         }
     }
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &String) -> String {
+fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
-        return word.clone();
+        return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
 }
