@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include <ATen/MemoryOverlap.h>
@@ -285,7 +286,26 @@ void Operation::separate_overlaps(int rank) {
   }
 }
 
+// Two ranks' results for the same bytes: one of them would be lost, and which one is chance. Staged outputs
+// have memory of their own until the copy home, so the tensors themselves are compared.
+void Operation::refuse_shared_outputs() const {
+  std::vector<TpurunSpan> spans;
+  for (const auto& tensor : results_) {
+    if (tensor.is_contiguous() && tensor.numel() != 0) {
+      spans.push_back(span_of(tensor));
+    }
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const auto& a, const auto& b) { return std::less<const void*>()(a.data, b.data); });
+  const auto shared = std::adjacent_find(spans.begin(), spans.end(), overlap);
+  TORCH_CHECK_VALUE(shared == spans.end(), name(), ": expected outputs that lie apart in memory, got ",
+                    "two that share bytes; pass a tensor of its own for each");
+}
+
 TpurunOp Operation::record(int rank, const std::string& site, int64_t timeout_ms) {
+  if (results_.size() > 1 && outputs_.count != 0) {
+    refuse_shared_outputs();
+  }
   separate_overlaps(rank);
   TpurunOp record{};
   record.collective = collective_;

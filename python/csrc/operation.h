@@ -85,6 +85,7 @@ class Operation {
   at::Tensor readable(const at::Tensor& tensor);
   at::Tensor writable(const at::Tensor& tensor, Access access);
   void separate_overlaps(int rank);
+  void refuse_shared_outputs() const;
   bool may_share(size_t input, size_t output, int rank) const;
 
   TpurunCollective collective_;

@@ -1,6 +1,8 @@
 #include "sparse.h"
 
 #include <limits>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,8 @@
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "dtype.h"
 #include "errors.h"
@@ -42,7 +46,7 @@ class SparseSum final : public c10d::Work {
   SparseSum(at::Tensor tensor, int rank, int size, uint32_t sequence, Post post)
       : c10d::Work(rank, c10d::OpType::_ALLREDUCE_SPARSE),
         tensor_(std::move(tensor)),
-        own_(tensor_.detach().coalesce()),
+        own_(tensor_.detach().to(at::kCPU).coalesce()),
         size_(size),
         sequence_(sequence),
         post_(std::move(post)),
@@ -170,7 +174,7 @@ class SparseSum final : public c10d::Work {
                                                       values.options().layout(at::kSparse), true);
       sum = sum.defined() ? sum.add(part).coalesce() : part;
     }
-    tensor_.copy_(sum.to(own_.scalar_type()));
+    tensor_.copy_(sum.to(own_.scalar_type()).to(tensor_.device()));
     end(nullptr);
   }
 
@@ -195,14 +199,31 @@ class SparseSum final : public c10d::Work {
   std::vector<at::Tensor> values_;
 };
 
+// The fallback of the device would reduce a copy on the CPU that nobody brings home.
+std::tuple<std::vector<at::Tensor>, WorkPtr> all_reduce_on_device(
+    at::TensorList tensors, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const c10::intrusive_ptr<c10d::ReduceOp>& op, const std::optional<at::Tensor>& sparse_indices,
+    bool is_async, int64_t timeout_ms) {
+  auto all = tensors.vec();
+  c10d::AllreduceOptions options;
+  options.reduceOp = *op;
+  options.timeout = std::chrono::milliseconds(timeout_ms);
+  options.sparseIndices = sparse_indices;
+  options.asyncOp = is_async;
+  auto work = group->getBackend(c10::DeviceType::PrivateUse1)->allreduce(all, options);
+  return {std::move(all), std::move(work)};
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, c10d_ops) { c10d_ops.impl("allreduce_", all_reduce_on_device); }
 
 WorkPtr sum_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, int rank, int size, uint32_t sequence,
                    Post post) {
   TORCH_CHECK_VALUE(op.op_ == c10d::ReduceOp::SUM, kName, ": expected the reduce op SUM, the only one for ",
                     "sparse tensors, got ", static_cast<int>(op.op_));
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), kName, ": expected a tensor on cpu, got one on ",
-                    tensor.device());
+  const bool is_reachable = tensor.device().is_cpu() || tensor.device().is_privateuseone();
+  TORCH_CHECK_VALUE(is_reachable, kName, ": expected a tensor on cpu or tpu, got one on ", tensor.device());
   auto work = c10::make_intrusive<SparseSum>(tensor, rank, size, sequence, std::move(post));
   work->start();
   return work;

@@ -113,8 +113,7 @@ bool PendingWork::wait(std::chrono::milliseconds timeout) {
   if (device && timeout == kNoTimeout && is_strict && !in_flight_->has_future()) {
     is_waited_for_ = true;
     using Self = c10::intrusive_ptr<PendingWork>;
-    device::streams::add(device::streams::current(*device),
-                         std::make_shared<Ticket>(Self::reclaim_copy(this)));
+    device::streams::add_to_current(*device, std::make_shared<Ticket>(Self::reclaim_copy(this)));
   } else {
     wait_on_host(timeout);
   }

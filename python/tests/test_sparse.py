@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 import ranks
+from test_device_collectives import on_device
 
 # Torch takes the parts of complex tensors apart before any backend sees them, which loses sparse ones.
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -77,3 +78,25 @@ def test_sparse_sums(body, size: int) -> None:
 
 def test_sparse_sums_of_what_differs() -> None:
     ranks.run(2, what_differs)
+
+
+def sums_on_the_device() -> None:
+    for dtype in DTYPES:
+        for async_op in (False, True):
+            tensor = sparse(dist.get_rank(), dtype).to("tpu")
+            work = dist.all_reduce(tensor, async_op=async_op)
+            if work is not None:
+                work.wait()
+            assert tensor.is_sparse and tensor.device.type == "tpu"
+            assert torch.equal(tensor.to_dense().cpu(), expected(dtype))
+    tensor = sparse(dist.get_rank()).to("tpu")
+    dist.all_reduce(tensor, async_op=True).get_future().wait()
+    assert torch.equal(tensor.to_dense().cpu(), expected())
+    for call in (lambda: dist.broadcast(tensor, 0), lambda: dist.reduce(tensor, 0)):
+        assert isinstance(ranks.failure_of(call), NotImplementedError)
+    compressed = torch.eye(3).to_sparse_csr().to("tpu")
+    assert isinstance(ranks.failure_of(lambda: dist.all_reduce(compressed)), NotImplementedError)
+
+
+def test_sparse_sums_on_the_device() -> None:
+    on_device(3, sums_on_the_device)

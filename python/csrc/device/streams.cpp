@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -23,7 +24,7 @@ using Begun = std::vector<std::shared_ptr<Pending>>;
 constexpr c10::StreamId kDefault = 0;
 constexpr std::size_t kStreams = 33;  // of a device: the default one, and those handed out in turn
 
-// How many entries all streams have: none is the usual case, and costs one load.
+// Entries of the streams of all devices: none is the usual case, and costs one load.
 std::atomic<std::size_t> begun_somewhere{0};
 
 struct State {
@@ -33,14 +34,22 @@ struct State {
 
 struct Device {
   std::array<State, kStreams> streams;
+  std::atomic<std::size_t> begun{0};  // entries of all its streams
   std::atomic<std::size_t> handed_out{0};
 };
 
 std::vector<Device>* devices = nullptr;
 
+Device& device_of(c10::Stream stream) { return devices->at(static_cast<std::size_t>(stream.device_index())); }
+
 State& state_of(c10::Stream stream) {
-  auto& all = devices->at(static_cast<std::size_t>(stream.device_index()));
-  return all.streams.at(static_cast<std::size_t>(stream.id()));
+  return device_of(stream).streams.at(static_cast<std::size_t>(stream.id()));
+}
+
+// Unsigned numbers wrap, so `change` may stand for a negative one.
+void count(Device& device, std::size_t change) {
+  device.begun.fetch_add(change, std::memory_order_relaxed);
+  begun_somewhere.fetch_add(change, std::memory_order_relaxed);
 }
 
 thread_local std::vector<c10::StreamId> current_ids;
@@ -57,11 +66,13 @@ void wait_each(const Begun& begun) {
   }
 }
 
-// Also when waiting fails: an error is told once.
-Begun taken(State& state) {
+// Moves the entries of a stream to `begun`, also those that will fail: an error is told once.
+void take(Device& device, State& state, Begun& begun) {
   const std::lock_guard<std::mutex> lock(state.mutex);
-  begun_somewhere.fetch_sub(state.begun.size(), std::memory_order_relaxed);
-  return std::exchange(state.begun, {});
+  count(device, 0 - state.begun.size());
+  begun.insert(begun.end(), std::make_move_iterator(state.begun.begin()),
+               std::make_move_iterator(state.begun.end()));
+  state.begun.clear();
 }
 
 struct Event {
@@ -100,20 +111,38 @@ c10::Stream exchange(c10::Stream stream) {
 void add(c10::Stream stream, std::shared_ptr<Pending> pending) {
   auto& state = state_of(stream);
   const std::lock_guard<std::mutex> lock(state.mutex);
+  if (std::find(state.begun.begin(), state.begun.end(), pending) != state.begun.end()) {
+    return;
+  }
   // Of a stream that nothing else ever runs on, nobody takes what is over; failures are kept until they are
   // told.
   const auto is_over = [](const auto& one) { return one->is_done() && !one->has_failed(); };
   const auto before = state.begun.size();
   state.begun.erase(std::remove_if(state.begun.begin(), state.begun.end(), is_over), state.begun.end());
   state.begun.push_back(std::move(pending));
-  // One more, less those that went; unsigned numbers wrap.
-  begun_somewhere.fetch_add(state.begun.size() - before, std::memory_order_relaxed);
+  count(device_of(stream), state.begun.size() - before);
+}
+
+void add_to_current(c10::Device device, const std::shared_ptr<Pending>& pending) {
+  add(current(device), pending);
+  if (device.has_index() && device != current_device()) {
+    add(current(current_device()), pending);
+  }
 }
 
 void settle() {
-  if (begun_somewhere.load(std::memory_order_relaxed) != 0) {
-    synchronize(current(current_device()));
+  if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
+    return;
   }
+  Begun begun;
+  for (std::size_t index = 0; index < devices->size(); ++index) {
+    auto& device = (*devices)[index];
+    if (device.begun.load(std::memory_order_relaxed) != 0) {
+      const auto id = index < current_ids.size() ? current_ids[index] : kDefault;
+      take(device, device.streams.at(static_cast<std::size_t>(id)), begun);
+    }
+  }
+  wait_each(begun);
 }
 
 bool is_idle(c10::Stream stream) {
@@ -123,17 +152,23 @@ bool is_idle(c10::Stream stream) {
                      [](const auto& pending) { return pending->is_done(); });
 }
 
-void synchronize(c10::Stream stream) { wait_each(taken(state_of(stream))); }
+void synchronize(c10::Stream stream) {
+  Begun begun;
+  take(device_of(stream), state_of(stream), begun);
+  wait_each(begun);
+}
 
 void synchronize_all() {
   if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
     return;
   }
+  Begun begun;
   for (auto& device : *devices) {
     for (auto& state : device.streams) {
-      wait_each(taken(state));
+      take(device, state, begun);
     }
   }
+  wait_each(begun);
 }
 
 void record(void** event, c10::Stream stream) {

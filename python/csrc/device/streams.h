@@ -26,7 +26,11 @@ c10::Stream exchange(c10::Stream stream);
 
 // What comes next on the stream comes after `pending`.
 void add(c10::Stream stream, std::shared_ptr<Pending> pending);
-// Waits for what the current stream has begun; every operation does, before it begins.
+// Adds it to the current streams of `device` and of the current device. A program that never sets its device
+// takes the stream of the one for that of the other.
+void add_to_current(c10::Device device, const std::shared_ptr<Pending>& pending);
+// Waits for what this thread's current streams have begun; every operation does, before it begins. All
+// indices name one memory, so the current streams of all of them count, whichever device is current.
 void settle();
 
 bool is_idle(c10::Stream stream);
