@@ -5,6 +5,7 @@
 //! the ranks, and is the authority whose certificates ranks show to each other (C8). Everything between two nodes
 //! goes through node 0: a star is enough for what agents have to say, and gives it one order.
 
+mod admission;
 mod door;
 mod frame;
 mod join;

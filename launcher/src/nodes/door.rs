@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
 use tpurun_collectives::network::authority::{Authority, RankKey};
 
+use super::admission::{Admission, PERIOD, Refusals, Visitor};
 use super::frame::{Frame, Node};
 use super::link::{self, Link, MOST, MOST_BEFORE};
 use super::token::{End, Token};
@@ -131,7 +133,7 @@ async fn wait_for_all(
             Ok(Some(Ok(guest))) if guests.contains_key(&guest.number) => {
                 let reason = format!("node {} is there already", guest.number);
                 say(&format!("refused {}: {reason}", guest.connection.remote_address()));
-                tokio::spawn(turn_away(guest.connection, guest.send, reason));
+                tokio::spawn(turn_away(guest.connection, guest.send, reason, None));
             }
             Ok(Some(Ok(guest))) => drop(guests.insert(guest.number, guest)),
             Ok(Some(Err(refusal))) => say(&refusal),
@@ -160,6 +162,38 @@ async fn wait_for_all(
     Ok(guests)
 }
 
+/// Why a connection leads to no node.
+enum Refusal {
+    /// The other end has not shown the token.
+    Stranger(String),
+    Node(String),
+}
+
+/// Where the door tells of those who came: to node 0 as it waits, to the running job later.
+#[derive(Clone)]
+struct Listeners {
+    guests: mpsc::Sender<Result<Guest, String>>,
+    events: mpsc::Sender<NodeEvent>,
+}
+
+impl Listeners {
+    /// Does not hold up the door, however late the job reads it.
+    fn tell_later(&self, line: Option<String>) {
+        let Some(line) = line else { return };
+        let listeners = self.clone();
+        tokio::spawn(async move { listeners.tell(Err(line)).await });
+    }
+
+    async fn tell(&self, came: Result<Guest, String>) {
+        if let Err(unheard) = self.guests.send(came).await
+            && let Err(refusal) = unheard.0
+        {
+            // All have come; the job goes on.
+            let _ = self.events.send(NodeEvent::Refused(refusal)).await;
+        }
+    }
+}
+
 /// Lets in who knows the token; of all others it tells why not.
 async fn watch_the_door(
     endpoint: Endpoint,
@@ -168,34 +202,66 @@ async fn watch_the_door(
     guests: mpsc::Sender<Result<Guest, String>>,
     events: mpsc::Sender<NodeEvent>,
 ) {
-    while let Some(incoming) = endpoint.accept().await {
+    let listeners = Listeners { guests, events };
+    let mut admission = Admission::new(token.clone(), Instant::now());
+    let refusals = Arc::new(Mutex::new(Refusals::default()));
+    let mut tick = tokio::time::interval(PERIOD);
+    loop {
+        let incoming = tokio::select! {
+            incoming = endpoint.accept() => incoming,
+            _ = tick.tick() => {
+                listeners.tell_later(lock(&refusals).rest(Instant::now()));
+                continue;
+            }
+        };
+        let Some(incoming) = incoming else { return };
+        let from = incoming.remote_address();
+        let Some(visitor) = admission.admit(incoming.orig_dst_cid(), Instant::now()) else {
+            incoming.ignore();
+            let refusal = format!("refused {from}: too many strangers");
+            listeners.tell_later(lock(&refusals).add(refusal, Instant::now()));
+            continue;
+        };
         let (plan, token) = (plan.clone(), token.clone());
-        let (guests, events) = (guests.clone(), events.clone());
+        let (listeners, refusals) = (listeners.clone(), refusals.clone());
         tokio::spawn(async move {
-            let from = incoming.remote_address();
-            let greeted = tokio::time::timeout(GREETING, greet(incoming, &plan, &token)).await;
-            let greeted = greeted.unwrap_or_else(|_| Err("it did not say who it is".into()));
-            let greeted = greeted.map_err(|reason| format!("refused {from}: {reason}"));
-            if let Err(unheard) = guests.send(greeted).await
-                && let Err(refusal) = unheard.0
-            {
-                // All have come; the job goes on.
-                let _ = events.send(NodeEvent::Refused(refusal)).await;
+            let greeted = tokio::time::timeout(GREETING, greet(incoming, visitor, &plan, &token)).await;
+            let silent = || Err(Refusal::Stranger("it did not say who it is".into()));
+            let came = match greeted.unwrap_or_else(|_| silent()) {
+                Ok(guest) => Some(Ok(guest)),
+                Err(Refusal::Node(reason)) => Some(Err(format!("refused {from}: {reason}"))),
+                Err(Refusal::Stranger(reason)) => {
+                    lock(&refusals).add(format!("refused {from}: {reason}"), Instant::now()).map(Err)
+                }
+            };
+            if let Some(came) = came {
+                listeners.tell(came).await;
             }
         });
     }
 }
 
-async fn greet(incoming: Incoming, plan: &Plan, token: &Token) -> Result<Guest, String> {
-    let connection = incoming.await.map_err(|error| link::why(&error))?;
-    let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| link::why(&error))?;
-    let hello = link::read_frame(&mut receive, MOST_BEFORE).await?;
+fn lock(refusals: &Mutex<Refusals>) -> MutexGuard<'_, Refusals> {
+    refusals.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn greet(incoming: Incoming, visitor: Visitor, plan: &Plan, token: &Token) -> Result<Guest, Refusal> {
+    let lost = |error: quinn::ConnectionError| Refusal::Stranger(link::why(&error));
+    let connection = incoming.await.map_err(lost)?;
+    let (mut send, mut receive) = connection.accept_bi().await.map_err(lost)?;
+    let hello = link::read_frame(&mut receive, MOST_BEFORE).await.map_err(Refusal::Stranger)?;
     let Frame::Hello { version, node: number, nodes, max_restarts, code } = hello else {
-        return Err("it did not say who it is".into());
+        return Err(Refusal::Stranger("it did not say who it is".into()));
     };
-    let reason = if !token.is_known_to(&connection, End::Connects, &code) {
-        "another token".to_owned()
-    } else if version != VERSION {
+    if !token.is_known_to(&connection, End::Connects, &code) {
+        let reason = "another token".to_owned();
+        // Who is turned away may end before it says that it knows why.
+        tokio::spawn(turn_away(connection, send, reason.clone(), Some(visitor)));
+        return Err(Refusal::Stranger(reason));
+    }
+    // The other end knows the token and is no stranger any more.
+    drop(visitor);
+    let reason = if version != VERSION {
         format!("tpurun {version}, expected {VERSION}")
     } else if nodes != plan.count {
         format!("--nnodes {nodes}, expected {}", plan.count)
@@ -207,32 +273,38 @@ async fn greet(incoming: Incoming, plan: &Plan, token: &Token) -> Result<Guest, 
         String::new()
     };
     if !reason.is_empty() {
-        // Who is turned away may end before it says that it knows why.
-        tokio::spawn(turn_away(connection, send, reason.clone()));
-        return Err(reason);
+        tokio::spawn(turn_away(connection, send, reason.clone(), None));
+        return Err(Refusal::Node(reason));
     }
-    let code = token.code(&connection, End::Listens).ok_or("a connection without keys")?;
-    link::write_frame(&mut send, &Frame::Accepted { code }).await?;
-    let Frame::Join { node, keys } = link::read_frame(&mut receive, MOST).await? else {
-        return Err("it did not say what it runs".into());
+    let no_keys = || Refusal::Node("a connection without keys".into());
+    let code = token.code(&connection, End::Listens).ok_or_else(no_keys)?;
+    link::trust(&connection, 0);
+    link::write_frame(&mut send, &Frame::Accepted { code }).await.map_err(Refusal::Node)?;
+    let join = link::read_frame(&mut receive, MOST).await.map_err(Refusal::Node)?;
+    let Frame::Join { node, keys } = join else {
+        return Err(Refusal::Node("it did not say what it runs".into()));
     };
     if keys.len() != node.ranks as usize || node.ranks == 0 {
-        return Err(format!("{} keys for {} ranks", keys.len(), node.ranks));
+        return Err(Refusal::Node(format!("{} keys for {} ranks", keys.len(), node.ranks)));
     }
     let is_plain = |text: &str| !text.is_empty() && text.len() < 256 && !text.contains(char::is_control);
     if !is_plain(&node.host) || node.address.parse::<IpAddr>().is_err() {
-        return Err("a host that has no name or no address".into());
+        return Err(Refusal::Node("a host that has no name or no address".into()));
     }
+    link::trust(&connection, node.ranks);
     Ok(Guest { number, node, keys, connection, send, receive })
 }
 
-/// Tells why, and keeps the connection until that is known there.
-async fn turn_away(connection: Connection, mut send: SendStream, reason: String) {
-    let _ = link::write_frame(&mut send, &Frame::Refused { reason }).await;
-    if send.finish().is_ok() {
-        let _ = send.stopped().await;
-    }
-    drop(connection);
+/// Tells why, and keeps the connection until that is known there, for a while at most.
+async fn turn_away(connection: Connection, mut send: SendStream, reason: String, visitor: Option<Visitor>) {
+    let told = async {
+        let _ = link::write_frame(&mut send, &Frame::Refused { reason }).await;
+        if send.finish().is_ok() {
+            let _ = send.stopped().await;
+        }
+    };
+    let _ = tokio::time::timeout(GREETING, told).await;
+    drop((connection, visitor));
 }
 
 pub(crate) fn random_id() -> u64 {

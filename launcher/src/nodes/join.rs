@@ -64,7 +64,8 @@ async fn try_once(plan: &Plan, token: &Token, name: &str, keys: &[RankKey]) -> R
     let mut reason = String::new();
     for at in resolve(&plan.rendezvous).map_err(Trouble::NotYet)? {
         let endpoint = link::endpoint(None, at).map_err(Trouble::NotYet)?;
-        match link::connect(&endpoint, at).await {
+        let first = token.clone();
+        match link::connect(&endpoint, at, move || first.first_id()).await {
             Ok(connection) => return enter(plan, token, name, keys, endpoint, connection).await,
             Err(why) => reason = why,
         }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{Connection, Endpoint, EndpointConfig, RecvStream, SendStream, TransportConfig, VarInt};
+use quinn::{
+    Connection, ConnectionId, Endpoint, EndpointConfig, RecvStream, SendStream, TransportConfig, VarInt,
+};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -159,12 +161,22 @@ fn server() -> Result<quinn::ServerConfig, String> {
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
     let crypto = QuicServerConfig::try_from(config).map_err(|error| error.to_string())?;
     let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
-    server.transport_config(Arc::new(transport())).migration(false);
+    server
+        .transport_config(Arc::new(strangers()))
+        .migration(false)
+        // A packet is taken up or dropped as it comes: nothing waits for long.
+        .max_incoming(MOST_INCOMING)
+        .incoming_buffer_size(u64::from(STRANGER_WINDOW))
+        .incoming_buffer_size_total(u64::from(STRANGER_WINDOW) * 4);
     Ok(server)
 }
 
 /// Connects to node 0, which has not shown yet that it is that.
-pub(super) async fn connect(endpoint: &Endpoint, to: SocketAddr) -> Result<Connection, String> {
+pub(super) async fn connect(
+    endpoint: &Endpoint,
+    to: SocketAddr,
+    first_id: impl Fn() -> ConnectionId + Send + Sync + 'static,
+) -> Result<Connection, String> {
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| error.to_string())?
@@ -174,7 +186,7 @@ pub(super) async fn connect(endpoint: &Endpoint, to: SocketAddr) -> Result<Conne
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
     let crypto = QuicClientConfig::try_from(config).map_err(|error| error.to_string())?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-    config.transport_config(Arc::new(transport()));
+    config.transport_config(Arc::new(transport())).initial_dst_cid_provider(Arc::new(first_id));
     let connecting = endpoint.connect_with(config, to, "node-0.tpurun");
     connecting.map_err(|error| error.to_string())?.await.map_err(|error| why(&error))
 }
@@ -184,11 +196,29 @@ fn transport() -> TransportConfig {
     transport
         .max_idle_timeout(Some(SILENCE.try_into().expect("it is short")))
         .keep_alive_interval(Some(SILENCE / 5))
-        // A stream for each connection of a rank to the store.
-        .max_concurrent_bidi_streams(VarInt::from_u32(MOST_STREAMS))
+        // The nodes that connect open all streams.
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None);
     transport
+}
+
+/// What node 0 allows until the other end has shown the token: one stream, and a few bytes on it. Each stream that is
+/// allowed takes 80 bytes at once, whether it is used or not.
+fn strangers() -> TransportConfig {
+    let mut transport = transport();
+    transport
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .receive_window(VarInt::from_u32(STRANGER_WINDOW))
+        .crypto_buffer_size(STRANGER_WINDOW as usize);
+    transport
+}
+
+/// The other end has shown the token, and runs so many ranks.
+pub(super) fn trust(connection: &Connection, ranks: u32) {
+    connection.set_receive_window(VarInt::MAX);
+    let streams = ranks.saturating_mul(STREAMS_OF_A_RANK).saturating_add(STREAMS_OF_A_NODE);
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(streams.min(MOST_STREAMS)));
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -237,4 +267,11 @@ impl ServerCertVerifier for AnyCertificate {
 /// Another version speaks another one.
 const PROTOCOL: &[u8] = b"tpurun-nodes/1";
 const MOST_WAITING: usize = 1 << 20;
+/// Streams of one node: one for each connection of a rank to the store.
 const MOST_STREAMS: u32 = 1 << 17;
+const STREAMS_OF_A_RANK: u32 = 64;
+const STREAMS_OF_A_NODE: u32 = 256;
+/// Bytes that a stranger may send before it has shown the token: a `Hello` has at most `MOST_BEFORE`.
+const STRANGER_WINDOW: u32 = 8 << 10;
+/// First packets that wait to be looked at.
+const MOST_INCOMING: usize = 64;

@@ -144,6 +144,62 @@ fn who_does_not_fit_is_told_why_and_node_0_says_so() {
     }
 }
 
+/// Connects as somebody who does not know the token, from a first packet to a stream that is used.
+async fn knock(endpoint: &quinn::Endpoint, at: SocketAddr) -> Option<(quinn::Connection, quinn::SendStream)> {
+    let id = door::random_id().to_le_bytes();
+    let connection = link::connect(endpoint, at, move || quinn::ConnectionId::new(&id)).await.ok()?;
+    let (mut send, _) = connection.open_bi().await.ok()?;
+    send.write_all(&[16, 0, 0]).await.ok()?;
+    Some((connection, send))
+}
+
+/// Whether something does not come about at once.
+async fn waits(something: impl Future) -> bool {
+    let mut something = std::pin::pin!(something);
+    std::future::poll_fn(|context| std::task::Poll::Ready(something.as_mut().poll(context).is_pending()))
+        .await
+}
+
+#[test]
+fn a_stranger_has_one_stream_and_a_few_bytes() {
+    let at = free();
+    let socket: SocketAddr = at.parse().unwrap();
+    let stranger = async {
+        let endpoint = link::endpoint(None, socket).unwrap();
+        let (connection, mut send) = knock(&endpoint, socket).await.unwrap();
+        let second_waits = waits(connection.open_bi()).await;
+        let written = send.write(&vec![0; 4 << 20]).await.unwrap();
+        (second_waits, written)
+    };
+    let (_, _, (second_waits, written)) = beside_node_0(Duration::from_millis(300), 2, &at, stranger);
+    assert!(second_waits, "the second stream of a stranger is open");
+    assert!(written <= 8 << 10, "{written} bytes of a stranger are on their way");
+}
+
+#[test]
+fn a_node_joins_through_a_flood_that_one_line_tells_of() {
+    let at = free();
+    let socket: SocketAddr = at.parse().unwrap();
+    let join = async {
+        let endpoint = link::endpoint(None, socket).unwrap();
+        let mut flood = tokio::task::JoinSet::new();
+        for _ in 0..500 {
+            let endpoint = endpoint.clone();
+            flood.spawn(async move { knock(&endpoint, socket).await });
+        }
+        // One that was taken up shows that node 0 has seen the flood.
+        let held = flood.join_next().await;
+        let joined = joined(plan(2, 1, &at, WORD), 1).await;
+        drop((held, flood));
+        joined
+    };
+    let (met, lines, joined) = beside_node_0(Duration::from_secs(20), 2, &at, join);
+    joined.unwrap();
+    assert_eq!(met.unwrap().ranks(), 3);
+    let refused = lines.iter().filter(|line| line.starts_with("refused")).count();
+    assert!(refused <= 1, "{lines:?}");
+}
+
 #[test]
 fn a_node_comes_once() {
     let at = free();

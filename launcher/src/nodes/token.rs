@@ -11,8 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use quinn::ConnectionId;
 
 /// Comparing and printing it is left out on purpose.
 #[derive(Clone)]
@@ -144,10 +146,35 @@ impl Token {
         tag.as_ref().try_into().ok()
     }
 
+    /// The id of a connection's first packet, which shows node 0 that a node of the job sends it: a random half, and
+    /// a code over it.
+    pub(crate) fn first_id(&self) -> ConnectionId {
+        let mut id = [0; MAX_CID_SIZE];
+        // Without randomness it is an id that was used before, and counts as a stranger's.
+        let _ = SystemRandom::new().fill(&mut id[..NONCE_BYTES]);
+        let tag = hmac::sign(&self.0, &first_text(&id[..NONCE_BYTES]));
+        id[NONCE_BYTES..].copy_from_slice(&tag.as_ref()[..MAX_CID_SIZE - NONCE_BYTES]);
+        ConnectionId::new(&id)
+    }
+
+    /// Whether an id is one of [`first_id`](Self::first_id); takes as long whatever it is.
+    pub(crate) fn made(&self, id: &ConnectionId) -> bool {
+        if id.len() != MAX_CID_SIZE {
+            return false;
+        }
+        let (nonce, shown) = id.split_at(NONCE_BYTES);
+        let tag = hmac::sign(&self.0, &first_text(nonce));
+        verify_slices_are_equal(&tag.as_ref()[..shown.len()], shown).is_ok()
+    }
+
     /// Whether the other end knows the token; takes as long whatever it sent.
     pub(crate) fn is_known_to(&self, connection: &quinn::Connection, end: End, code: &Code) -> bool {
         transcript(connection, end).is_some_and(|text| hmac::verify(&self.0, &text, code).is_ok())
     }
+}
+
+fn first_text(nonce: &[u8]) -> Vec<u8> {
+    [&b"first packet"[..], nonce].concat()
 }
 
 fn transcript(connection: &quinn::Connection, end: End) -> Option<Vec<u8>> {
@@ -170,6 +197,10 @@ pub(crate) fn print_new(out: &mut dyn Write) -> Result<(), String> {
 
 /// Where it is; no rank inherits this.
 pub(crate) const VARIABLE: &str = "TPURUN_TOKEN";
+/// Of a connection's id (RFC 9000, section 17.2).
+const MAX_CID_SIZE: usize = 20;
+/// The other 12 bytes are the code, which nobody guesses online.
+const NONCE_BYTES: usize = 8;
 const LEAST_CHARS: usize = 20;
 const AGAIN: Duration = Duration::from_millis(100);
 

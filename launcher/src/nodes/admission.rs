@@ -1,0 +1,140 @@
+//! Which connections node 0 takes up before it knows who makes them, and how it tells of those that it refuses.
+//!
+//! A node of the job chooses the id in its first packet so that it proves the token (`Token::first_id`). That is
+//! checked before any key is agreed on, and those packets are always taken up. Every other connection is a
+//! stranger's: a few of them are answered, so that a node with a wrong token or version learns why it is refused,
+//! and the rest are dropped unanswered. A flood of strangers therefore delays no node of the job.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::ConnectionId;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::token::Token;
+
+/// A connection that is taken up.
+pub(super) enum Visitor {
+    Node,
+    /// The permit lasts as long as the stranger is dealt with.
+    Stranger {
+        _permit: OwnedSemaphorePermit,
+    },
+}
+
+/// Decides about first packets.
+pub(super) struct Admission {
+    token: Token,
+    /// Ids of nodes that have been taken up: whoever saw one on the wire cannot use it again. Only those who know the
+    /// token add to it.
+    used: HashSet<ConnectionId>,
+    strangers: Arc<Semaphore>,
+    /// Strangers that may still be taken up, as of `counted`.
+    allowance: f64,
+    counted: Instant,
+}
+
+impl Admission {
+    pub(super) fn new(token: Token, now: Instant) -> Admission {
+        let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
+        Admission { token, used: HashSet::new(), strangers, allowance: BURST, counted: now }
+    }
+
+    /// Nothing for a packet that is to be dropped.
+    pub(super) fn admit(&mut self, first_id: ConnectionId, now: Instant) -> Option<Visitor> {
+        if self.token.made(&first_id) && self.used.insert(first_id) {
+            return Some(Visitor::Node);
+        }
+        let elapsed = now.saturating_duration_since(self.counted).as_secs_f64();
+        (self.allowance, self.counted) = ((self.allowance + elapsed * EACH_SECOND).min(BURST), now);
+        if self.allowance < 1.0 {
+            return None;
+        }
+        let permit = self.strangers.clone().try_acquire_owned().ok()?;
+        self.allowance -= 1.0;
+        Some(Visitor::Stranger { _permit: permit })
+    }
+}
+
+/// Lines about refused strangers: one at once, then one for all of a period.
+#[derive(Default)]
+pub(super) struct Refusals {
+    told: Option<Instant>,
+    since: u64,
+    last: String,
+}
+
+impl Refusals {
+    /// The line to say now, if any.
+    pub(super) fn add(&mut self, refusal: String, now: Instant) -> Option<String> {
+        if self.told.is_none_or(|told| now.saturating_duration_since(told) >= PERIOD) && self.since == 0 {
+            self.told = Some(now);
+            return Some(refusal);
+        }
+        (self.since, self.last) = (self.since + 1, refusal);
+        self.rest(now)
+    }
+
+    /// The line for those that were not told of, once the period is over.
+    pub(super) fn rest(&mut self, now: Instant) -> Option<String> {
+        let told = self.told.filter(|_| self.since > 0)?;
+        if now.saturating_duration_since(told) < PERIOD {
+            return None;
+        }
+        self.told = Some(now);
+        let (count, last) = (std::mem::take(&mut self.since), std::mem::take(&mut self.last));
+        Some(format!("refused {count} more connections in {} s, the last: {last}", PERIOD.as_secs()))
+    }
+}
+
+/// Strangers that are dealt with at the same time: each has a connection of its own in memory.
+const MOST_STRANGERS: usize = 4;
+/// Strangers that are taken up at once after a quiet time. A handshake costs about a millisecond of CPU.
+const BURST: f64 = 16.0;
+/// Strangers that are taken up in a second from then on.
+const EACH_SECOND: f64 = 4.0;
+/// Between two lines about refused strangers.
+pub(super) const PERIOD: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORD: &str = "a token that is long enough";
+
+    #[test]
+    fn a_node_comes_in_however_many_strangers_knock() {
+        let (token, now) = (Token::new(WORD).unwrap(), Instant::now());
+        let mut admission = Admission::new(token.clone(), now);
+        let stranger = |byte: u16| ConnectionId::new(&[&byte.to_le_bytes()[..], &[0; 18]].concat());
+        let held: Vec<_> = (0..1000).filter_map(|id| admission.admit(stranger(id), now)).collect();
+        assert_eq!(held.len(), MOST_STRANGERS);
+        let own = token.first_id();
+        assert!(matches!(admission.admit(own, now), Some(Visitor::Node)));
+        assert!(admission.admit(own, now).is_none(), "an id that was seen on the wire is a stranger's");
+        let other = Token::new("another token, long enough as well").unwrap();
+        assert!(admission.admit(other.first_id(), now).is_none());
+        drop(held);
+        let mut come = 0;
+        while admission.admit(stranger(come), now).is_some() {
+            come += 1;
+        }
+        assert_eq!(usize::from(come) + MOST_STRANGERS, BURST as usize);
+        let later = now + Duration::from_secs(1);
+        assert!(matches!(admission.admit(stranger(0), later), Some(Visitor::Stranger { .. })));
+    }
+
+    #[test]
+    fn a_thousand_refusals_are_one_line_and_a_count() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let refused = |port: u32| format!("10.0.0.9:{port}: it did not say who it is");
+        let lines: Vec<String> = (0..1000).filter_map(|port| refusals.add(refused(port), now)).collect();
+        assert_eq!(lines, [refused(0)]);
+        assert_eq!(refusals.rest(now), None);
+        let text = format!("refused 999 more connections in 10 s, the last: {}", refused(999));
+        assert_eq!(refusals.rest(now + PERIOD), Some(text));
+        assert_eq!(refusals.rest(now + 2 * PERIOD), None);
+        assert_eq!(refusals.add(refused(7), now + 2 * PERIOD), Some(refused(7)));
+    }
+}
