@@ -35,8 +35,10 @@ impl Heard {
             if self.failed.iter().any(is_known) {
                 continue;
             }
+            // Other failures are of a host and its network, and blame nobody but the rank that met them.
+            let Some(kind) = class_name(failure.kind()) else { continue };
             let error = ErrorRecord {
-                kind: class_name(failure.kind()).into(),
+                kind: kind.into(),
                 message: failure.text().into(),
                 ranks: failure.ranks().to_vec(),
                 ..ErrorRecord::default()
@@ -113,15 +115,15 @@ fn is_failed(op: &OpView) -> bool {
 }
 
 /// The exception of `tpurun.errors` for a failure.
-fn class_name(kind: FailureKind) -> &'static str {
-    match kind {
+fn class_name(kind: FailureKind) -> Option<&'static str> {
+    Some(match kind {
         FailureKind::Mismatch => MISMATCH,
         FailureKind::RankLost => "RankLostError",
         FailureKind::Deadlock => "DeadlockError",
         FailureKind::Timeout => "CollectiveTimeoutError",
         FailureKind::Aborted => "AbortedError",
-        _ => "DistBackendError",
-    }
+        _ => return None,
+    })
 }
 
 const MISMATCH: &str = "CollectiveMismatchError";
