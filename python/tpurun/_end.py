@@ -16,9 +16,13 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
+# The exit status of an interpreter that could not write what was printed.
+UNFLUSHED = 120
+
 # Modules of the fork server, which the ranks share; a rank that has ended its program holds them on.
 _shared: dict[str, ModuleType] = {}
 _is_rank = False
+_status = 0
 _before_end: Callable[[], None] | None = None
 
 
@@ -62,8 +66,9 @@ def leave(status: int, before_end: Callable[[], None] | None = None) -> None:
     It does so by an exception, which only the interpreter itself may catch. ``before_end`` is called when all
     functions that were registered for the end have run.
     """
-    global _before_end
+    global _before_end, _status
     _before_end = before_end
+    _status = status
     if status >= 0:
         raise SystemExit(status)
     # The interpreter ends itself by SIGINT after it has finalised, which other processes see; the program's
@@ -73,12 +78,29 @@ def leave(status: int, before_end: Callable[[], None] | None = None) -> None:
 
 
 def _leave_shared_modules() -> None:
+    global _status
     try:
         if _before_end is not None:
             _before_end()
     finally:
         if _is_rank:
+            if not _can_flush():
+                _status = UNFLUSHED
+            # All ranks of a job that fails end at once, and clearing modules would keep its end waiting.
+            if _status > 0:
+                _finalize_leftovers()
             _hide_shared_modules()
+
+
+def _can_flush() -> bool:
+    """Whether the standard streams take what was printed, which the interpreter looks at, too."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:
+            return False
+    return True
 
 
 def _hide_shared_modules() -> None:
@@ -99,11 +121,19 @@ class _Leftovers:
     """Finalizes, when it goes, what lives on among the objects that the program has made."""
 
     def __del__(self) -> None:
-        # This module is one of the shared ones, so its names still hold. Objects from before the fork are
-        # frozen, which hides them from get_objects.
-        made = {id(one): one for one in gc.get_objects() if hasattr(type(one), "__del__") and one is not self}
-        for one in _outermost_first(made):
-            _finalize(one)
+        # This module is one of the shared ones, so its names still hold.
+        _finalize_leftovers(self)
+
+
+def _finalize_leftovers(without: object = None) -> None:
+    """Finalizes what the program has made, and ends the process."""
+    # Objects from before the fork are frozen, which hides them from get_objects.
+    made = {id(one): one for one in gc.get_objects() if hasattr(type(one), "__del__") and one is not without}
+    for one in _outermost_first(made):
+        _finalize(one)
+    # What the interpreter would still take apart, its own types and names, is shared as well.
+    if _status >= 0:
+        ctypes.PyDLL(None).exit(_status)
 
 
 def _finalize(one: object) -> None:
