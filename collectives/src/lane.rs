@@ -66,6 +66,8 @@ pub(crate) struct Lane {
     /// What ranks stage in lies in huge pages, where there are any.
     is_settled: bool,
     seq: u64,
+    /// Looks at the processes of others so far.
+    looks: AtomicU32,
     /// Queued operations that this rank has come to a meeting with, and not waited for yet.
     begun: Option<Begun>,
     /// What it has staged for the next meeting, for the bridge to other hosts.
@@ -236,6 +238,7 @@ impl Lane {
             begun: None,
             staged: Staging::default(),
             is_lent: false,
+            looks: AtomicU32::new(0),
             given_up: None,
             closing_since: None,
         })
@@ -666,7 +669,7 @@ impl Lane {
         // but may have left since, for what they gave is here.
         let all: Vec<u32> = self.segment.ranks().collect();
         let needed = if missing.is_empty() { &all } else { &missing };
-        let verdict = self.lost(meet, needed).or_else(|| self.hopeless(meet, &missing, &missing));
+        let verdict = self.lost(meet, &missing, needed).or_else(|| self.hopeless(meet, &missing, &missing));
         if let Some(verdict) = verdict {
             self.segment.fail_round(round, &verdict);
         }
@@ -715,12 +718,15 @@ impl Lane {
         segment.leave(*seq);
     }
 
-    /// Whether any of `needed` is dead. Who has destroyed the group and ended since is not lost.
-    fn lost(&self, meet: &Meet<'_>, needed: &[u32]) -> Option<Verdict> {
+    /// Whether any of `needed` is dead, while all but `missing` wait. A rank that has destroyed the group and ended
+    /// since is not lost.
+    fn lost(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
         let segment = &self.segment;
+        let waiting: Vec<u32> = segment.ranks().filter(|rank| missing.binary_search(rank).is_err()).collect();
+        let look = self.looks.fetch_add(1, StdOrdering::Relaxed);
         // In this order: a rank leaves before it ends.
-        let is_lost = |rank: &u32| segment.is_lost(*rank) && segment.left(*rank).is_none();
-        let lost: Vec<u32> = needed.iter().copied().filter(is_lost).collect();
+        let mut lost = segment.lost_among(needed, &waiting, look);
+        lost.retain(|rank| segment.left(*rank).is_none());
         if lost.is_empty() {
             return None;
         }
@@ -732,7 +738,7 @@ impl Lane {
     /// `missing` did not come to the meeting; none when all did.
     fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
         let segment = &self.segment;
-        if let Some(verdict) = self.lost(meet, needed) {
+        if let Some(verdict) = self.lost(meet, missing, needed) {
             return Some(verdict);
         }
         let has_left =

@@ -53,6 +53,8 @@ mod layout;
 #[cfg(not(tpurun_loom))]
 mod lookout;
 #[cfg(not(tpurun_loom))]
+mod looks;
+#[cfg(not(tpurun_loom))]
 mod mapped;
 #[cfg(not(tpurun_loom))]
 mod match_key;

@@ -77,6 +77,8 @@ pub(crate) struct Messages {
     /// When to look next whether peers are still there.
     look: Instant,
     /// How many ranks had left or were gone at the last look.
+    /// Looks at the processes of others so far.
+    looks: u32,
     departures: u32,
     /// Works that ended since somebody last asked.
     ended: usize,
@@ -94,6 +96,7 @@ impl Messages {
             unexpected: (0..ranks).map(|_| VecDeque::new()).collect(),
             aside_bytes: 0,
             look: Instant::now() + LOOK_PERIOD,
+            looks: 0,
             departures: 0,
             ended: 0,
         }
@@ -190,7 +193,10 @@ impl Messages {
         let mut peers: Vec<u32> = self.pending().flat_map(|pending| self.peers(pending)).collect();
         peers.sort_unstable();
         peers.dedup();
-        peers.retain(|peer| segment.is_lost(*peer) || segment.left(*peer).is_some());
+        self.looks = self.looks.wrapping_add(1);
+        let all: Vec<u32> = segment.ranks().collect();
+        let lost = segment.lost_among(&peers, &all, self.looks);
+        peers.retain(|peer| lost.contains(peer) || segment.left(*peer).is_some());
         if peers.is_empty() {
             return;
         }

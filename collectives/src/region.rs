@@ -36,6 +36,8 @@ unsafe impl<T: Shared, const COUNT: usize> Shared for [T; COUNT] {}
 // SAFETY: `repr(transparent)` over a `Word`.
 unsafe impl Shared for crate::sync::Publication {}
 // SAFETY: `repr(transparent)` over a `Word`.
+unsafe impl Shared for crate::sync::Attendance {}
+// SAFETY: `repr(transparent)` over a `Word`.
 unsafe impl Shared for crate::sync::Hands {}
 // SAFETY: `repr(C)` over one `Word`.
 unsafe impl Shared for crate::sync::Doorbell {}

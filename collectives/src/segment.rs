@@ -15,6 +15,7 @@ use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
 use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
+use crate::looks::share;
 use crate::network::Crossing;
 use crate::network::bell::{Bell, Ears};
 use crate::op::OpKind;
@@ -23,8 +24,8 @@ use crate::rank_list::RankList;
 use crate::rank_set::RankSet;
 use crate::region::Region;
 use crate::sync::{
-    AtomicU32, AtomicU64, Chain, Doorbell, EVERYBODY, Meeting, Ordering, Progress, Publication, Ring, Run,
-    Settled, Word, Writer,
+    AtomicU32, AtomicU64, Attendance, Chain, Doorbell, Meeting, Ordering, Progress, Publication, Ring, Run,
+    Settled, Standing, Writer,
 };
 use crate::text::head;
 
@@ -122,8 +123,6 @@ const H_DECIDED: usize = 960;
 const H_READY: usize = 1024;
 const H_STAGED: usize = 1088;
 const H_HOSTS: usize = 40;
-/// In the count of those attached: the communicator will not come to be.
-const CLOSED: u32 = 1 << 31;
 // Member words.
 const M_PID: usize = 0;
 const M_START: usize = 8;
@@ -403,36 +402,12 @@ impl Segment {
                 format!("rank {world} of {} is already attached as process {other}", self.members.name);
             return Err(Failure::new(FailureKind::Transport, text));
         }
-        let attached = self.attached();
-        attached.atomic().fetch_add(1, Ordering::AcqRel);
-        attached.wake(EVERYBODY);
+        self.attendance().count(self.size());
         self.ring_bridge();
         Ok(())
     }
 
-    /// Ends the creation, unless it has succeeded by now: then it has for all. Returns whether it did.
-    fn end_creation(&self) -> bool {
-        let attached = self.attached();
-        let mut seen = attached.atomic().load(Ordering::Acquire);
-        loop {
-            if seen & CLOSED == 0 && seen >= self.members.size() {
-                return false;
-            }
-            match attached.atomic().compare_exchange_weak(
-                seen,
-                seen | CLOSED,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => break,
-                Err(now) => seen = now,
-            }
-        }
-        attached.wake(EVERYBODY);
-        true
-    }
-
-    fn attached(&self) -> &Word {
+    fn attendance(&self) -> &Attendance {
         self.region.at(self.layout.header() + H_ATTACHED)
     }
 
@@ -442,41 +417,33 @@ impl Segment {
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(), Failure> {
-        loop {
-            let seen = self.attached().atomic().load(Ordering::Acquire);
-            if seen & CLOSED != 0 {
-                let nobody_said = || Failure::new(FailureKind::Internal, "closed without a failure");
-                return Err(self.failure().unwrap_or_else(nobody_said));
-            }
-            if seen >= self.members.size() {
-                return Ok(());
-            }
-            let came = |rank: &u32| self.pid(*rank) != 0;
-            let gone = |rank: &u32| match came(rank) {
-                true => self.is_lost(*rank),
-                false => bootstrap.is_gone(*rank),
+        for look in 0.. {
+            let until = deadline.min(Instant::now() + LOOK_PERIOD);
+            let here = match self.attendance().wait(self.size(), Some(until)) {
+                Standing::Whole => return Ok(()),
+                Standing::Ended => break,
+                Standing::Waiting(here) => here,
             };
-            let lost: Vec<u32> = self.ranks().filter(gone).collect();
+            let (came, missing): (Vec<u32>, Vec<u32>) = self.ranks().partition(|rank| self.pid(*rank) != 0);
+            let mut lost = self.lost_among(&came, &came, look);
+            lost.extend(missing.iter().copied().filter(|rank| bootstrap.is_gone(*rank)));
             if !lost.is_empty() {
+                lost.sort_unstable();
                 let text = format!("{}: {} can not be created", self.describe_gone(&lost), self.members.name);
                 self.fail_creation(&Verdict::new(FailureKind::RankLost, text).blaming(lost));
-                continue;
-            }
-            if Instant::now() >= deadline {
-                let missing: Vec<u32> = self.ranks().filter(|rank| !came(rank)).collect();
+            } else if Instant::now() >= deadline {
                 let text = format!(
-                    "Timed out after {timeout:?} creating {}: {} of {} ranks came, missing rank {}{}",
+                    "Timed out after {timeout:?} creating {}: {here} of {} ranks came, missing rank {}{}",
                     self.members.name,
-                    seen,
                     self.members.size(),
                     RankList(&self.in_world(&missing)),
                     self.note()
                 );
                 self.fail_creation(&Verdict::new(FailureKind::Timeout, text).blaming(missing));
-                continue;
             }
-            self.attached().sleep(seen, Some(deadline.min(Instant::now() + LOOK_PERIOD)));
         }
+        let nobody_said = || Failure::new(FailureKind::Internal, "closed without a failure");
+        Err(self.failure().unwrap_or_else(nobody_said))
     }
 
     pub(crate) fn region(&self) -> &Region {
@@ -610,12 +577,40 @@ impl Segment {
 
     /// Whether the process of `rank` is gone, as far as anybody knows.
     pub(crate) fn is_gone(&self, rank: u32) -> bool {
-        self.lost(rank).load(Ordering::Acquire) != 0 || self.liveness(rank) == Liveness::Gone
+        self.is_mourned(rank) || self.liveness(rank) == Liveness::Gone
     }
 
     /// Whether `rank` is gone, and it is for this rank to say so: nobody else has in time.
     pub(crate) fn is_lost(&self, rank: u32) -> bool {
         self.is_gone(rank) && self.seen_gone.get_or_init(Instant::now).elapsed() >= self.grace
+    }
+
+    /// Those of `needed` that are known to be gone, or that this rank's share of a look finds gone. Those that wait, and
+    /// look as well, are `waiting`, in order.
+    pub(crate) fn gone_among(&self, needed: &[u32], waiting: &[u32], look: u32) -> Vec<u32> {
+        // The bridge is told of those elsewhere.
+        let is_here = |rank: &u32| self.is_here(*rank);
+        let here: Vec<u32> = needed.iter().copied().filter(is_here).collect();
+        let fellows: Vec<u32> = waiting.iter().copied().filter(is_here).collect();
+        let before = fellows.partition_point(|rank| *rank < self.rank());
+        let share: Vec<u32> = share(&here, before, fellows.len(), look).collect();
+        let is_gone = |rank: &u32| self.is_mourned(*rank) || share.contains(rank) && self.is_gone(*rank);
+        needed.iter().copied().filter(is_gone).collect()
+    }
+
+    /// Those of them of which it is for this rank to say so. All ranks are told.
+    pub(crate) fn lost_among(&self, needed: &[u32], waiting: &[u32], look: u32) -> Vec<u32> {
+        let gone = self.gone_among(needed, waiting, look);
+        if gone.is_empty() || self.seen_gone.get_or_init(Instant::now).elapsed() < self.grace {
+            return vec![];
+        }
+        gone.iter().filter(|rank| !self.is_mourned(**rank)).for_each(|rank| self.mourn(*rank));
+        gone
+    }
+
+    /// Whether somebody has said that the process of `rank` is gone.
+    pub(crate) fn is_mourned(&self, rank: u32) -> bool {
+        self.lost(rank).load(Ordering::Acquire) != 0
     }
 
     fn lost(&self, rank: u32) -> &AtomicU32 {
@@ -670,8 +665,7 @@ impl Segment {
     pub(crate) fn liveness(&self, rank: u32) -> Liveness {
         if !self.is_here(rank) {
             // The bridge is told, or hears nothing any more.
-            let is_lost = self.lost(rank).load(Ordering::Acquire) != 0;
-            return if is_lost { Liveness::Gone } else { Liveness::Alive };
+            return if self.is_mourned(rank) { Liveness::Gone } else { Liveness::Alive };
         }
         let start: &AtomicU64 = self.region.at(self.layout.member(rank) + M_START);
         process::liveness(self.pid(rank), start.load(Ordering::Relaxed))
@@ -692,7 +686,7 @@ impl Segment {
     /// As [`fail_by`](Self::fail_by), but asks no other host what stands.
     pub(crate) fn fail_here(&self, verdict: &Verdict) {
         self.publish(verdict, || {
-            self.end_creation();
+            self.attendance().end(self.size());
             self.meeting().poison();
             true
         });
@@ -701,7 +695,7 @@ impl Segment {
     /// As [`fail_by`](Self::fail_by), but who sleeps learns of it only from [`announce`](Self::announce).
     pub(crate) fn fail_quietly(&self, verdict: &Verdict) {
         self.settle(verdict, || {
-            self.end_creation();
+            self.attendance().end(self.size());
             self.meeting().poison_quietly();
             true
         });
@@ -738,7 +732,7 @@ impl Segment {
     /// As [`fail_by`](Self::fail_by), unless all ranks are attached by now: then nothing happens.
     fn fail_creation(&self, verdict: &Verdict) {
         self.publish(verdict, || {
-            let ended = self.end_creation();
+            let ended = self.attendance().end(self.size());
             if ended {
                 self.meeting().poison();
             }
@@ -802,7 +796,7 @@ impl Segment {
             self.members.name
         );
         self.write_failure(&Verdict::new(FailureKind::RankLost, text).blaming([writer]));
-        self.end_creation();
+        self.attendance().end(self.size());
         self.meeting().poison();
         self.ring_all();
     }

@@ -16,7 +16,7 @@ use crate::segment::{Bootstrap, Membership, Segment};
 use crate::sync::ballot::{self, Count, Roll};
 use crate::sync::{AtomicU32, AtomicU64, Doorbell, Ordering};
 
-/// How often a survivor looks whether those it waits for still exist.
+/// How often a survivor looks at its share of those it waits for.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How the survivors of a communicator find each other.
@@ -25,9 +25,8 @@ pub(crate) struct Survivors<'a> {
     segment: &'a Segment,
     deadline: Instant,
     timeout: Duration,
-    /// Ranks of the group whose processes were gone at the last look.
-    gone: Vec<bool>,
     look: Instant,
+    looks: u32,
 }
 
 impl Roll for Segment {
@@ -76,8 +75,7 @@ impl<'a> Survivors<'a> {
         }
         lost_of(segment).add(&given_up);
         let now = Instant::now();
-        let gone = vec![false; segment.size() as usize];
-        Ok(Self { segment, deadline: now + timeout, timeout, gone, look: now })
+        Ok(Self { segment, deadline: now + timeout, timeout, look: now, looks: 0 })
     }
 
     /// The time that is left.
@@ -129,14 +127,20 @@ impl<'a> Survivors<'a> {
     fn is_present(&self, rank: u32) -> bool {
         let segment = self.segment;
         rank == segment.rank()
-            || !(self.gone[rank as usize] || lost_of(segment).has(rank) || segment.left(rank).is_some())
+            || !(segment.is_mourned(rank) || lost_of(segment).has(rank) || segment.left(rank).is_some())
     }
 
-    /// Whether any of `missing` turns out to be gone.
+    /// Whether any of `missing` turns out to be gone; the other survivors are told, who look at others.
     fn look_after(&mut self, missing: &[u32]) -> bool {
-        let is_gone = |rank: &&u32| self.segment.liveness(**rank) == Liveness::Gone;
-        let gone: Vec<u32> = missing.iter().filter(is_gone).copied().collect();
-        gone.iter().for_each(|rank| self.gone[*rank as usize] = true);
+        let segment = self.segment;
+        let has_come = |rank: &u32| missing.binary_search(rank).is_err();
+        let waiting: Vec<u32> = segment.ranks().filter(has_come).collect();
+        let gone = segment.gone_among(missing, &waiting, self.looks);
+        self.looks = self.looks.wrapping_add(1);
+        gone.iter().for_each(|rank| segment.mourn(*rank));
+        if !gone.is_empty() {
+            segment.bell().ring();
+        }
         !gone.is_empty()
     }
 

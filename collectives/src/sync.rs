@@ -5,6 +5,7 @@
 //! live in memory shared between processes, under loom a value with a lock and a condition variable, which
 //! has the futex's semantics (compare and sleep are one step).
 
+mod attendance;
 pub(crate) mod ballot;
 mod chain;
 mod completion;
@@ -18,6 +19,7 @@ mod publication;
 mod queue;
 mod ring;
 
+pub(crate) use attendance::{Attendance, Standing};
 pub(crate) use chain::{Chain, Progress};
 pub(crate) use completion::Completion;
 pub(crate) use doorbell::Doorbell;

@@ -221,8 +221,7 @@ impl Segment {
     /// A rank of another host is there.
     pub(crate) fn attach_remote(&self, rank: u32, pid: u32) {
         self.member_word(rank, M_PID).store(pid, Ordering::Release);
-        self.attached().atomic().fetch_add(1, Ordering::AcqRel);
-        self.attached().wake(EVERYBODY);
+        self.attendance().count(self.size());
     }
 
     /// Ranks of another host have come to a round, and what they wrote for it is here.
