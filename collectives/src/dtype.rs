@@ -44,6 +44,8 @@ pub enum Dtype {
     C64 = 17,
     /// Complex of two `f64`.
     C128 = 18,
+    /// Signed, 128 bits: partial sums of an average of 64 bit integers. No tensor has it.
+    I128 = 19,
 }
 
 /// How elements of the ranks become one.
@@ -52,7 +54,8 @@ pub enum Dtype {
 pub enum ReduceOp {
     /// Sum; integers wrap, bool is "or".
     Sum = 0,
-    /// Sum divided by the number of ranks; integers truncate towards zero.
+    /// Sum divided by the number of ranks, also where the sum is too large for the type; integers truncate towards
+    /// zero.
     Avg = 1,
     /// Product; integers wrap, bool is "and".
     Product = 2,
@@ -95,7 +98,7 @@ enum Family {
 }
 
 impl Dtype {
-    /// Every dtype, in the order of the C ABI.
+    /// Every dtype of a tensor, in the order of the C ABI.
     pub const ALL: [Self; 19] = [
         Self::Bool,
         Self::U8,
@@ -126,7 +129,7 @@ impl Dtype {
             Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 | Self::C64 => 8,
-            Self::C128 => 16,
+            Self::C128 | Self::I128 => 16,
         }
     }
 
@@ -152,14 +155,20 @@ impl Dtype {
             Self::F8E5M2Fnuz => "f8_e5m2fnuz",
             Self::C64 => "c64",
             Self::C128 => "c128",
+            Self::I128 => "i128",
         }
+    }
+
+    /// Whether it is a number without a fraction.
+    pub(crate) const fn is_integer(self) -> bool {
+        matches!(self.family(), Family::Integer)
     }
 
     const fn family(self) -> Family {
         match self {
             Self::Bool => Family::Bool,
             Self::U8 | Self::I8 | Self::U16 | Self::I16 => Family::Integer,
-            Self::U32 | Self::I32 | Self::U64 | Self::I64 => Family::Integer,
+            Self::U32 | Self::I32 | Self::U64 | Self::I64 | Self::I128 => Family::Integer,
             Self::F16 | Self::Bf16 | Self::F32 | Self::F64 => Family::Float,
             Self::F8E4M3Fn | Self::F8E5M2 | Self::F8E4M3Fnuz | Self::F8E5M2Fnuz => Family::Float,
             Self::C64 | Self::C128 => Family::Complex,

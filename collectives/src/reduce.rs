@@ -2,11 +2,14 @@
 //!
 //! The order of the sources is the order of the arithmetic, whoever executes it and on whatever vector unit,
 //! so that a result has the same bits everywhere. Floats of 16 and 8 bits are calculated in `f32` and rounded
-//! once. Sources are memory that other processes can write to: a torn value gives a wrong number, nothing else.
+//! once. An average is right also where the sum of its operands is too large for their type: integers are added in a
+//! wider type, floats are made smaller first, by a power of two. Sources are memory that other processes can write
+//! to: a torn value gives a wrong number, nothing else.
 #![allow(unsafe_code)]
 
 mod copy;
 mod format;
+mod mode;
 mod operator;
 #[cfg(test)]
 mod tests;
@@ -18,8 +21,11 @@ use smallvec::SmallVec;
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub use copy::Copying;
 pub(crate) use copy::{Beside, copy, copy_beside};
-use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer};
-use operator::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
+use format::{
+    Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer, Summed,
+};
+use mode::Mode;
+use operator::{Band, Bor, Bxor, Max, Mean, Min, PremulSum, Product, Quotient, Sum};
 use tile::{Fold, VectorUnit};
 
 /// Where operands are; those of a host of usual size take no memory of their own.
@@ -32,8 +38,10 @@ pub struct Reduction {
     /// What becomes of them.
     out: Dtype,
     op: ReduceOp,
+    /// What operands are multiplied by: the factor of a `premul_sum`, a power of two in an average of floats.
     scale: f64,
-    ranks: u32,
+    /// What the total of an average is divided by.
+    divisor: f64,
 }
 
 impl Reduction {
@@ -42,15 +50,21 @@ impl Reduction {
     /// # Errors
     /// [`Unsupported`] when the operation has no meaning for the elements.
     pub const fn new(dtype: Dtype, op: ReduceOp, scale: f64, ranks: u32) -> Result<Self, Unsupported> {
+        let (scale, divisor) = match op {
+            ReduceOp::PremulSum => (scale, 1.0),
+            ReduceOp::Avg if dtype.is_integer() => (1.0, at_least_one(ranks)),
+            ReduceOp::Avg => (share(ranks), at_least_one(ranks) * share(ranks)),
+            _ => (1.0, 1.0),
+        };
         match supported(dtype, op) {
-            Ok(()) => Ok(Self { dtype, out: dtype, op, scale, ranks }),
+            Ok(()) => Ok(Self { dtype, out: dtype, op, scale, divisor }),
             Err(error) => Err(error),
         }
     }
 
     /// Of collectives that move elements and calculate nothing.
     pub const fn none(dtype: Dtype) -> Self {
-        Self { dtype, out: dtype, op: ReduceOp::Sum, scale: 1.0, ranks: 1 }
+        Self { dtype, out: dtype, op: ReduceOp::Sum, scale: 1.0, divisor: 1.0 }
     }
 
     /// What the elements are.
@@ -70,20 +84,31 @@ impl Reduction {
 
     /// What partial results of a step-wise fold are kept in, see [`wide`].
     pub const fn wide(&self) -> Dtype {
-        wide(self.dtype, self.op)
+        // In a half of it, the wider one of what comes in and what goes out.
+        if self.dtype.size() == self.out.size() {
+            wide(self.dtype, self.op)
+        } else if self.dtype.size() < self.out.size() {
+            self.out
+        } else {
+            self.dtype
+        }
     }
 
     /// The first half of it where it is done in two, over some of the ranks each. What lies between is
     /// [`wide`](Self::wide).
     pub(crate) fn first_half(&self) -> Self {
-        let op = if self.op == ReduceOp::Avg { ReduceOp::Sum } else { self.op };
+        let op = match self.op {
+            ReduceOp::Avg if self.dtype.is_integer() => ReduceOp::Sum,
+            ReduceOp::Avg => ReduceOp::PremulSum,
+            op => op,
+        };
         Self { out: self.wide(), op, ..*self }
     }
 
     /// The second half, over the results of the first one.
     pub(crate) fn second_half(&self) -> Self {
         let op = if self.op == ReduceOp::PremulSum { ReduceOp::Sum } else { self.op };
-        Self { dtype: self.wide(), op, ..*self }
+        Self { dtype: self.wide(), op, scale: 1.0, ..*self }
     }
 
     /// Bytes of a partial result for one of an element.
@@ -103,7 +128,7 @@ impl Reduction {
 
     /// Whether a partial result of one operand is another one than the operand.
     pub(crate) fn is_lifted(&self) -> bool {
-        self.wide() != self.dtype || self.op == ReduceOp::PremulSum
+        self.wide() != self.dtype || matches!(self.op, ReduceOp::PremulSum | ReduceOp::Avg)
     }
 
     /// The operation between partial results: what is left of this one without its first and last step.
@@ -116,8 +141,26 @@ impl Reduction {
     }
 }
 
-/// The type that keeps partial results exact enough to round once: `f32` for arithmetic on smaller floats.
+/// What floats are multiplied by before so many of them are added for an average: their sum is at most half of the
+/// largest number then, which leaves room for what rounding adds. A power of two leaves all bits of a number as they
+/// are, but for those nearly too small for the type: these lose their last ones.
+const fn share(ranks: u32) -> f64 {
+    match ranks {
+        0 | 1 => 1.0,
+        _ => 0.5 / (ranks as u64).next_power_of_two() as f64,
+    }
+}
+
+const fn at_least_one(ranks: u32) -> f64 {
+    if ranks == 0 { 1.0 } else { ranks as f64 }
+}
+
+/// The type that keeps partial results exact enough to round once: `f32` for arithmetic on smaller floats. For an
+/// average of integers, one that holds any sum of them.
 pub const fn wide(dtype: Dtype, op: ReduceOp) -> Dtype {
+    if matches!(op, ReduceOp::Avg) && dtype.is_integer() {
+        return if dtype.size() < Dtype::I64.size() { Dtype::I64 } else { Dtype::I128 };
+    }
     let rounds = matches!(op, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product | ReduceOp::PremulSum);
     match dtype {
         Dtype::F16 | Dtype::Bf16 if rounds => Dtype::F32,
@@ -192,27 +235,36 @@ unsafe fn fold_on(
     outs: &[*mut u8],
     count: usize,
 ) {
-    let Reduction { dtype, out: becomes, op, scale, ranks } = reduction;
+    let Reduction { dtype, out: becomes, op, scale, divisor } = reduction;
+    let (is_first_half, is_second_half) = (dtype.size() < becomes.size(), dtype.size() > becomes.size());
+    let _mode = Mode::enter();
     macro_rules! run {
         ($format:ty, $op:ty) => {
-            run!($format, $op, count)
+            run!($format, $format, $op, count)
         };
-        ($format:ty, $op:ty, $count:expr) => {{
-            let fold = Fold::<$format, $format, $op>::new(sources, outs, $count, scale, ranks, how);
+        ($format:ty, $op:ty, $count:expr) => {
+            run!($format, $format, $op, $count)
+        };
+        ($from:ty, $to:ty, $op:ty, $count:expr) => {{
+            let fold = Fold::<$from, $to, $op>::new(sources, outs, $count, (scale, divisor), how);
             // SAFETY: the caller's promise.
             unsafe { tile::run(fold, unit) }
         }};
     }
     macro_rules! integer {
-        ($type:ty, $unsigned:ty) => {
+        ($type:ty, $unsigned:ty, $sum:ty) => {
             // Where the sign makes no difference, the unsigned type stands for both.
             match op {
+                ReduceOp::Sum if is_first_half => run!(Summed<$type, $sum>, Integer<$sum>, Sum, count),
                 ReduceOp::Sum | ReduceOp::PremulSum => run!(Integer<$unsigned>, Sum),
                 ReduceOp::Product => run!(Integer<$unsigned>, Product),
                 ReduceOp::Band => run!(Integer<$unsigned>, Band),
                 ReduceOp::Bor => run!(Integer<$unsigned>, Bor),
                 ReduceOp::Bxor => run!(Integer<$unsigned>, Bxor),
-                ReduceOp::Avg => run!(Integer<$type>, Avg),
+                ReduceOp::Avg if is_second_half => {
+                    run!(Integer<$sum>, Summed<$type, $sum>, Quotient, count)
+                }
+                ReduceOp::Avg => run!(Summed<$type, $sum>, Quotient),
                 ReduceOp::Min => run!(Integer<$type>, Min),
                 ReduceOp::Max => run!(Integer<$type>, Max),
             }
@@ -221,7 +273,7 @@ unsafe fn fold_on(
     macro_rules! float {
         ($format:ty) => {
             match op {
-                ReduceOp::Avg => run!($format, Avg),
+                ReduceOp::Avg => run!($format, Mean),
                 ReduceOp::Product => run!($format, Product),
                 ReduceOp::Min => run!($format, Min),
                 ReduceOp::Max => run!($format, Max),
@@ -235,48 +287,40 @@ unsafe fn fold_on(
             // Only a product mixes the halves.
             match op {
                 ReduceOp::Product => run!(Complex<$half>, Product),
-                ReduceOp::Avg => run!($half, Avg, 2 * count),
+                ReduceOp::Avg => run!($half, Mean, 2 * count),
                 ReduceOp::PremulSum => run!($half, PremulSum, 2 * count),
                 _ => run!($half, Sum, 2 * count),
             }
         };
     }
-    macro_rules! half {
-        ($from:ty, $to:ty, $op:ty) => {{
-            // A sum is one of operands that are multiplied by 1, or an average that is divided by 1.
-            let factor = if op == ReduceOp::PremulSum { scale } else { 1.0 };
-            let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
-            let fold = Fold::<$from, $to, $op>::new(sources, outs, count, factor, divisor, how);
-            // SAFETY: the caller's promise.
-            unsafe { tile::run(fold, unit) }
-        }};
-    }
-    // Partial results of these are wider.
+    // Partial results of these are wider. A sum is one of operands that are multiplied by 1, or an average that is
+    // divided by 1.
     macro_rules! small_float {
         ($format:ty) => {
-            match (dtype == becomes, becomes, op) {
-                (true, ..) => float!($format),
-                (false, Dtype::F32, ReduceOp::Product) => half!($format, F32, Product),
-                (false, Dtype::F32, _) => half!($format, F32, PremulSum),
-                (false, _, ReduceOp::Product) => half!(F32, $format, Product),
-                (false, ..) => half!(F32, $format, Avg),
+            match op {
+                ReduceOp::Product if is_first_half => run!($format, F32, Product, count),
+                _ if is_first_half => run!($format, F32, PremulSum, count),
+                ReduceOp::Product if is_second_half => run!(F32, $format, Product, count),
+                _ if is_second_half => run!(F32, $format, Mean, count),
+                _ => float!($format),
             }
         };
     }
-    match if becomes == Dtype::F32 { dtype } else { becomes } {
+    match if is_first_half { dtype } else { becomes } {
         Dtype::Bool => match op {
             ReduceOp::Product | ReduceOp::Min | ReduceOp::Band => run!(Bool, Band),
             ReduceOp::Bxor => run!(Bool, Bxor),
             _ => run!(Bool, Bor),
         },
-        Dtype::U8 => integer!(u8, u8),
-        Dtype::I8 => integer!(i8, u8),
-        Dtype::U16 => integer!(u16, u16),
-        Dtype::I16 => integer!(i16, u16),
-        Dtype::U32 => integer!(u32, u32),
-        Dtype::I32 => integer!(i32, u32),
-        Dtype::U64 => integer!(u64, u64),
-        Dtype::I64 => integer!(i64, u64),
+        Dtype::U8 => integer!(u8, u8, i64),
+        Dtype::I8 => integer!(i8, u8, i64),
+        Dtype::U16 => integer!(u16, u16, i64),
+        Dtype::I16 => integer!(i16, u16, i64),
+        Dtype::U32 => integer!(u32, u32, i64),
+        Dtype::I32 => integer!(i32, u32, i64),
+        Dtype::U64 => integer!(u64, u64, i128),
+        Dtype::I64 => integer!(i64, u64, i128),
+        Dtype::I128 => run!(Integer<i128>, Sum),
         Dtype::F16 => small_float!(F16),
         Dtype::Bf16 => small_float!(Bf16),
         Dtype::F32 => float!(F32),

@@ -170,9 +170,7 @@ class _Steps:
         exact = contents.UNITS if op == "PRODUCT" else contents.WHOLE
         if self.random.random() < 0.1 and op != "PRODUCT":
             return contents.CONSTANT
-        if family == INTEGER:
-            return contents.WHOLE if op == "AVG" else contents.BITS
-        if family == BOOL:
+        if family in (INTEGER, BOOL):
             return contents.BITS
         if self.is_any_order:
             return exact

@@ -1,7 +1,7 @@
 """What a reduction of all ranks' elements is, bit by bit.
 
 Operands are combined in the order of the ranks, floats of 16 and 8 bits in float32, and rounded once: that is
-documented, so no tolerance is needed.
+documented, so no tolerance is needed. An average is right also where the sum is too large for the type.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ def _bools(op: str, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 def _integers(op: str, operands: Sequence[np.ndarray]) -> np.ndarray:
     if op == "AVG":
-        total = fold(np.add, operands)
+        raw = operands[0].dtype
+        # Python's own integers hold the sums of those of 64 bits.
+        total = fold(
+            np.add, [operand.astype(np.int64 if raw.itemsize < 8 else object) for operand in operands]
+        )
         # Truncates towards zero, where numpy rounds down.
-        quotient = np.abs(total.astype(object)) // len(operands)
-        return (np.sign(total.astype(object)) * quotient).astype(total.dtype)
+        return (np.sign(total) * (np.abs(total) // len(operands))).astype(raw)
     plain = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
     return fold((plain | BITWISE)[op], operands)
 
@@ -53,8 +56,19 @@ def _integers(op: str, operands: Sequence[np.ndarray]) -> np.ndarray:
 def _floats(op: str, operands: Sequence[np.ndarray], factor: float) -> np.ndarray:
     if op == "PREMUL_SUM":
         operands = [operand * operand.dtype.type(factor) for operand in operands]
-    total = fold(_COMBINE[op], operands)
-    return total / total.dtype.type(len(operands)) if op == "AVG" else total
+    if op == "AVG":
+        return _average(operands)
+    return fold(_COMBINE[op], operands)
+
+
+def _average(operands: Sequence[np.ndarray]) -> np.ndarray:
+    """Of shares so small that no sum of them is too large; a power of two leaves an operand its bits."""
+    real = operands[0].dtype.type
+    share = real(1.0 if len(operands) == 1 else 0.5 / (1 << (len(operands) - 1).bit_length()))
+    total = fold(np.add, [operand * share for operand in operands])
+    average = total / (real(len(operands)) * share)
+    most = np.finfo(real).max
+    return np.where(np.isfinite(total), np.clip(average, -most, most), average)
 
 
 def _least(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -71,7 +85,6 @@ def _greatest(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 _COMBINE = {
     "SUM": np.add,
-    "AVG": np.add,
     "PREMUL_SUM": np.add,
     "PRODUCT": np.multiply,
     "MIN": _least,

@@ -63,6 +63,30 @@ impl<T: Copy> Format for Integer<T> {
     }
 }
 
+/// Integers of type `T`, calculated in the wider type `W`; what becomes of them fits `T` again.
+pub(super) struct Summed<T, W>(std::marker::PhantomData<(T, W)>);
+
+macro_rules! summed {
+    ($($type:ty as $wide:ty),*) => {$(
+        impl Format for Summed<$type, $wide> {
+            type Raw = $type;
+            type Wide = $wide;
+
+            #[inline(always)]
+            fn widen(raw: $type) -> $wide {
+                <$wide>::from(raw)
+            }
+
+            #[inline(always)]
+            fn narrow(wide: $wide) -> $type {
+                wide as $type
+            }
+        }
+    )*};
+}
+
+summed!(u8 as i64, i8 as i64, u16 as i64, i16 as i64, u32 as i64, i32 as i64, u64 as i128, i64 as i128);
+
 /// Truth values; calculated as 0 and 1.
 pub(super) struct Bool;
 

@@ -12,13 +12,16 @@ pub(super) trait Operator<W> {
 
     /// What the combination of all operands becomes.
     #[inline(always)]
-    fn finish(total: W, _ranks: u32) -> W {
+    fn finish(total: W, _divisor: f64) -> W {
         total
     }
 }
 
 pub(super) struct Sum;
-pub(super) struct Avg;
+/// The average of floats; see [`share`](super::share) for what operands are multiplied by.
+pub(super) struct Mean;
+/// The average of integers, rounded towards zero.
+pub(super) struct Quotient;
 pub(super) struct Product;
 pub(super) struct Min;
 pub(super) struct Max;
@@ -31,12 +34,18 @@ pub(super) struct PremulSum;
 pub(super) trait Number: Copy {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
-    fn over(self, ranks: u32) -> Self;
+}
+
+/// Accumulators that hold the sum of any number of ranks' integers.
+pub(super) trait Whole: Number {
+    fn over(self, divisor: f64) -> Self;
 }
 
 /// Accumulators with a fraction.
 pub(super) trait Real: Number {
     fn scaled(self, factor: f64) -> Self;
+    /// The average whose total this is. It is no larger than the largest operand, whatever rounding has added.
+    fn mean(self, divisor: f64) -> Self;
 }
 
 /// Accumulators that compare.
@@ -46,7 +55,7 @@ pub(super) trait Ordered: Copy {
 }
 
 macro_rules! integers {
-    ($($type:ty => $divided_in:ty),*) => {$(
+    ($($type:ty),*) => {$(
         impl Number for $type {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
@@ -56,12 +65,6 @@ macro_rules! integers {
             #[inline(always)]
             fn times(self, other: Self) -> Self {
                 self.wrapping_mul(other)
-            }
-
-            // In a type that holds any number of ranks.
-            #[inline(always)]
-            fn over(self, ranks: u32) -> Self {
-                (<$divided_in>::from(self) / <$divided_in>::from(ranks.max(1))) as Self
             }
         }
 
@@ -79,7 +82,25 @@ macro_rules! integers {
     )*};
 }
 
-integers!(u8 => u32, i8 => i64, u16 => u32, i16 => i64, u32 => u32, i32 => i64, u64 => u64, i64 => i64);
+integers!(u8, i8, u16, i16, u32, i32, u64, i64, i128);
+
+impl Whole for i64 {
+    #[inline(always)]
+    fn over(self, divisor: f64) -> Self {
+        self / divisor as Self
+    }
+}
+
+impl Whole for i128 {
+    #[inline(always)]
+    fn over(self, divisor: f64) -> Self {
+        // Most sums fit half of it, whose division is one instruction.
+        match i64::try_from(self) {
+            Ok(total) => Self::from(total / divisor as i64),
+            Err(_) => self / divisor as Self,
+        }
+    }
+}
 
 macro_rules! floats {
     ($($type:ty),*) => {$(
@@ -93,17 +114,20 @@ macro_rules! floats {
             fn times(self, other: Self) -> Self {
                 self * other
             }
-
-            #[inline(always)]
-            fn over(self, ranks: u32) -> Self {
-                self / ranks as Self
-            }
         }
 
         impl Real for $type {
             #[inline(always)]
             fn scaled(self, factor: f64) -> Self {
                 self * factor as Self
+            }
+
+            #[inline(always)]
+            fn mean(self, divisor: f64) -> Self {
+                let mean = self / divisor as Self;
+                let held = if mean > Self::MAX { Self::MAX } else { mean };
+                let held = if held < Self::MIN { Self::MIN } else { held };
+                if self.abs() <= Self::MAX { held } else { mean }
             }
         }
 
@@ -142,15 +166,32 @@ impl<W: Number> Operator<W> for Sum {
     }
 }
 
-impl<W: Number> Operator<W> for Avg {
+impl<W: Whole> Operator<W> for Quotient {
     #[inline(always)]
     fn combine(left: W, right: W) -> W {
         left.plus(right)
     }
 
     #[inline(always)]
-    fn finish(total: W, ranks: u32) -> W {
-        total.over(ranks)
+    fn finish(total: W, divisor: f64) -> W {
+        total.over(divisor)
+    }
+}
+
+impl<W: Real> Operator<W> for Mean {
+    #[inline(always)]
+    fn lift(operand: W, factor: f64) -> W {
+        operand.scaled(factor)
+    }
+
+    #[inline(always)]
+    fn combine(left: W, right: W) -> W {
+        left.plus(right)
+    }
+
+    #[inline(always)]
+    fn finish(total: W, divisor: f64) -> W {
+        total.mean(divisor)
     }
 }
 

@@ -277,6 +277,81 @@ fn halves_make_the_bits_of_steps() {
     });
 }
 
+/// What people expect of an average, in figures.
+#[test]
+fn averages_of_what_is_too_large_as_a_sum() {
+    fn average<T: Copy + PartialEq + std::fmt::Debug>(dtype: Dtype, operands: &[T], expected: T) {
+        let reduction = Reduction::new(dtype, ReduceOp::Avg, 1.0, operands.len() as u32).expect("defined");
+        let bytes = |value: &T| {
+            // SAFETY: numbers have no bytes that are not theirs.
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
+        };
+        let case = Case { reduction, sources: operands.iter().map(bytes).collect(), count: 1 };
+        for unit in VectorUnit::all() {
+            assert_eq!(run(unit, &case), bytes(&expected), "{dtype} {operands:?} on {unit:?}");
+        }
+        assert_eq!(case.finished(&case.in_steps(&case.sources)), bytes(&expected), "{dtype} {operands:?} in steps");
+    }
+    average(Dtype::U8, &[200u8, 200], 200);
+    average(Dtype::U8, &[255u8; 9], 255);
+    average(Dtype::I8, &[-128i8, -128, -127], -127);
+    average(Dtype::U16, &[u16::MAX; 3], u16::MAX);
+    average(Dtype::I16, &[i16::MIN; 5], i16::MIN);
+    average(Dtype::U32, &[u32::MAX, u32::MAX - 2], u32::MAX - 1);
+    average(Dtype::I32, &[i32::MAX, i32::MAX], i32::MAX);
+    average(Dtype::I64, &[i64::MAX, i64::MAX, i64::MAX], i64::MAX);
+    average(Dtype::I64, &[i64::MIN, i64::MAX], 0);
+    average(Dtype::U64, &[u64::MAX; 64], u64::MAX);
+    average(Dtype::F32, &[3e38f32, 3e38], 3e38);
+    average(Dtype::F32, &[f32::MAX; 64], f32::MAX);
+    average(Dtype::F32, &[f32::MIN; 7], f32::MIN);
+    average(Dtype::F32, &[f32::MAX, f32::MAX, f32::INFINITY], f32::INFINITY);
+    average(Dtype::F32, &[1e-30f32, 3e-30], 2e-30);
+    average(Dtype::F64, &[1.7e308f64, 1.7e308], 1.7e308);
+    average(Dtype::F64, &[f64::MAX; 64], f64::MAX);
+    average(Dtype::Bf16, &[half::bf16::MAX; 64], half::bf16::MAX);
+    average(Dtype::F16, &[half::f16::MAX; 5], half::f16::MAX);
+    average(Dtype::C64, &[[3e38f32, -3e38], [3e38, -3e38]], [3e38, -3e38]);
+}
+
+/// Whatever a program has set for its own arithmetic makes no other bits, and is as it was afterwards.
+#[test]
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(miri, ignore = "it knows one mode")]
+fn modes_of_the_program_make_no_difference() {
+    use std::arch::asm;
+
+    let control = || {
+        let mut control = 0u32;
+        // SAFETY: it writes the four bytes that it is given.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut control, options(nostack)) };
+        control
+    };
+    let set = |control: u32| {
+        // SAFETY: it reads four bytes, which are a valid value.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) };
+    };
+    let sources = vec![1e-40f32.to_le_bytes().repeat(100), 1.000_000_1f32.to_le_bytes().repeat(100)];
+    let tiny = vec![1e-40f32.to_le_bytes().repeat(100), 3e-40f32.to_le_bytes().repeat(100)];
+    // Flushed to zero and read as zero; rounded down, up and towards zero; invalid operations and overflow trapped.
+    for mode in [0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0x1b00] {
+        for (op, sources) in
+            [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product].into_iter().flat_map(|op| [(op, &sources), (op, &tiny)])
+        {
+            let reduction = Reduction::new(Dtype::F32, op, 1.0, 2).expect("defined");
+            let case = Case { reduction, sources: sources.clone(), count: 100 };
+            let expected = run(VectorUnit::widest(), &case);
+            let before = control();
+            set(mode);
+            let got = run(VectorUnit::widest(), &case);
+            let after = control();
+            set(before);
+            assert_eq!(after, mode);
+            assert_eq!(got, expected, "{op} in mode {mode:#x}");
+        }
+    }
+}
+
 #[test]
 fn no_sources_write_nothing() {
     let mut out = [7u8; 4];

@@ -145,8 +145,10 @@ pub(super) struct Fold<'a, F, T, O> {
     sources: &'a [*const u8],
     outs: &'a [*mut u8],
     count: usize,
+    /// What each operand is multiplied by, see [`Operator::lift`].
     factor: f64,
-    ranks: u32,
+    /// What the total is divided by, see [`Operator::finish`].
+    divisor: f64,
     how: Copying,
     beside: Beside,
     kind: PhantomData<(F, T, O)>,
@@ -157,11 +159,10 @@ impl<'a, F, T, O> Fold<'a, F, T, O> {
         sources: &'a [*const u8],
         outs: &'a [*mut u8],
         count: usize,
-        factor: f64,
-        ranks: u32,
+        (factor, divisor): (f64, f64),
         (how, beside): (Copying, Beside),
     ) -> Self {
-        Self { sources, outs, count, factor, ranks, how, beside, kind: PhantomData }
+        Self { sources, outs, count, factor, divisor, how, beside, kind: PhantomData }
     }
 }
 
@@ -210,7 +211,7 @@ where
             let out = unsafe { out.add(start * size_of::<T::Raw>()) }.cast::<T::Raw>();
             // SAFETY: the accumulators are written, and the caller promised room for the elements; no source of
             // this tile is read any more.
-            unsafe { finish::<T, O, U>(totals, out, self.ranks) };
+            unsafe { finish::<T, O, U>(totals, out, self.divisor) };
             start += lanes;
         }
     }
@@ -284,7 +285,7 @@ where
             totals
         };
         let write = |totals: [F::Wide; LANES], sinks: &[*mut u8], at: usize| {
-            let result = narrow(totals.map(|total| O::finish(total, self.ranks)));
+            let result = narrow(totals.map(|total| O::finish(total, self.divisor)));
             for sink in sinks {
                 let place = sink.cast::<T::Raw>().wrapping_add(at).cast::<[T::Raw; LANES]>();
                 // SAFETY: the caller's promise.
@@ -438,7 +439,7 @@ where
     #[inline(always)]
     fn combine_elements(&self, left: F::Raw, right: F::Raw) -> T::Raw {
         let operand = |raw| O::lift(F::widen(raw), self.factor);
-        T::narrow(O::finish(O::combine(operand(left), operand(right)), self.ranks))
+        T::narrow(O::finish(O::combine(operand(left), operand(right)), self.divisor))
     }
 }
 
@@ -543,10 +544,10 @@ unsafe fn combine<F: Format, O: Operator<F::Wide>, U: Unit, const FIRST: bool, c
 unsafe fn finish<T: Format, O: Operator<T::Wide>, U: Unit>(
     totals: &[MaybeUninit<T::Wide>],
     out: *mut T::Raw,
-    ranks: u32,
+    divisor: f64,
 ) {
     // SAFETY: the caller's promise.
-    let finished = |total: &MaybeUninit<T::Wide>| O::finish(unsafe { total.assume_init() }, ranks);
+    let finished = |total: &MaybeUninit<T::Wide>| O::finish(unsafe { total.assume_init() }, divisor);
     let blocks = if T::converts_blocks::<U>() { totals.len() / BLOCK } else { 0 };
     let (in_blocks, rest) = totals.split_at(blocks * BLOCK);
     for (block, totals) in in_blocks.chunks_exact(BLOCK).enumerate() {

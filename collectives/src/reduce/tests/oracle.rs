@@ -24,7 +24,8 @@ pub(super) fn fold(reduction: &Reduction, sources: &[Vec<u8>], count: usize) -> 
 fn reduce(reduction: &Reduction, operands: impl Iterator<Item = Value>) -> Value {
     let dtype = reduction.dtype();
     let lifted = operands.map(|operand| match (reduction.op(), operand) {
-        (ReduceOp::PremulSum, Value::Real(re, im)) => {
+        // That of an average is 1 or less, so that no sum of so many is too large.
+        (ReduceOp::PremulSum | ReduceOp::Avg, Value::Real(re, im)) => {
             let scale = round(dtype, reduction.scale);
             Value::Real(round(dtype, re * scale), round(dtype, im * scale))
         }
@@ -32,13 +33,22 @@ fn reduce(reduction: &Reduction, operands: impl Iterator<Item = Value>) -> Value
     });
     let total = lifted.reduce(|left, right| combine(dtype, reduction.op(), left, right));
     match (reduction.op(), total.expect("at least one source")) {
-        (ReduceOp::Avg, Value::Integer(sum)) => Value::Integer(sum / i128::from(reduction.ranks)),
+        (ReduceOp::Avg, Value::Integer(sum)) => Value::Integer(sum / reduction.divisor as i128),
         (ReduceOp::Avg, Value::Real(re, im)) => {
-            let ranks = f64::from(reduction.ranks);
-            Value::Real(round(dtype, re / ranks), round(dtype, im / ranks))
+            Value::Real(mean(dtype, re, reduction.divisor), mean(dtype, im, reduction.divisor))
         }
         (_, total) => total,
     }
+}
+
+/// Of finite operands it is finite.
+fn mean(dtype: Dtype, total: f64, divisor: f64) -> f64 {
+    let most = match dtype {
+        Dtype::F64 | Dtype::C128 => f64::MAX,
+        _ => f64::from(f32::MAX),
+    };
+    let mean = round(dtype, total / divisor);
+    if total.is_finite() && mean.is_infinite() { most.copysign(mean) } else { mean }
 }
 
 fn combine(dtype: Dtype, op: ReduceOp, left: Value, right: Value) -> Value {
@@ -46,7 +56,8 @@ fn combine(dtype: Dtype, op: ReduceOp, left: Value, right: Value) -> Value {
         (Value::Integer(a), Value::Integer(b)) => {
             let result = match op {
                 ReduceOp::Sum | ReduceOp::Avg if dtype == Dtype::Bool => a | b,
-                ReduceOp::Sum | ReduceOp::Avg => a + b,
+                ReduceOp::Avg => return Value::Integer(a + b),
+                ReduceOp::Sum => a + b,
                 ReduceOp::Product => a.wrapping_mul(b),
                 ReduceOp::Min => a.min(b),
                 ReduceOp::Max => a.max(b),
