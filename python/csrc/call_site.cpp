@@ -22,6 +22,8 @@ constexpr size_t kMaxLinesPerCode = 64;
 // What is known about one code object: its lines are few, its file never changes.
 struct Code {
   bool plumbing = false;  // torch itself, or what torch's wrappers pass through
+  std::string library;    // the package that was installed with it, or empty for the program's own code
+  std::string function;
   std::string file;
   std::vector<std::pair<int, std::string>> sites;  // by offset of the instruction
 };
@@ -34,7 +36,7 @@ bool ends_with(std::string_view text, std::string_view tail) {
 // access is under the GIL; never destroyed, because at exit there is no interpreter left to release them.
 class CodeCache {
  public:
-  CodeCache() : torch_(torch_directory()) {}
+  CodeCache() : torch_(torch_directory()), standard_(standard_directory()) {}
 
   Code& at(PyCodeObject* code) {
     if (auto known = codes_.find(code); known != codes_.end()) {
@@ -53,6 +55,26 @@ class CodeCache {
     return file.substr(0, file.rfind('/') + 1);
   }
 
+  static std::string standard_directory() {
+    const auto path = py::module_::import("sysconfig").attr("get_path")("stdlib").cast<std::string>();
+    return path + "/";
+  }
+
+  // The package of a file that was installed rather than written: the folder below site-packages.
+  std::string library_of(std::string_view path) const {
+    for (const std::string_view home : {"/site-packages/", "/dist-packages/"}) {
+      if (const auto at = path.find(home); at != std::string_view::npos) {
+        const auto package = path.substr(at + home.size());
+        return std::string(package.substr(0, package.find_first_of("/.")));
+      }
+    }
+    if (path.substr(0, standard_.size()) == standard_) {
+      const auto module = path.substr(standard_.size());
+      return std::string(module.substr(0, module.find_first_of("/.")));
+    }
+    return path.substr(0, 8) == "<frozen " ? "python" : "";
+  }
+
   Code describe(PyCodeObject* code) const {
     Py_ssize_t bytes = 0;
     const char* text = PyUnicode_AsUTF8AndSize(code->co_filename, &bytes);
@@ -63,6 +85,12 @@ class CodeCache {
     const std::string_view path(text, static_cast<size_t>(bytes));
     Code described;
     described.plumbing = path.substr(0, torch_.size()) == torch_ || ends_with(path, "/contextlib.py");
+    described.library = library_of(path);
+    if (const char* name = PyUnicode_AsUTF8(code->co_name); name != nullptr) {
+      described.function = name;
+    } else {
+      PyErr_Clear();
+    }
     described.file = path.substr(path.rfind('/') + 1);  // all of it without a slash
     return described;
   }
@@ -75,6 +103,7 @@ class CodeCache {
   }
 
   std::string torch_;
+  std::string standard_;
   std::unordered_map<PyCodeObject*, Code> codes_;
 };
 
@@ -96,8 +125,12 @@ std::string site_in(Code& code, PyCodeObject* object, int offset) {
   return site;
 }
 
+// The innermost line of the program, and the function of a library that it got here by; where only libraries
+// are on the stack, their innermost line.
 std::string innermost_user_frame() {
   auto& cache = code_cache();
+  std::string library_site;
+  std::string by;
   auto frame = py::reinterpret_steal<py::object>(
       reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   for (int depth = 0; frame && depth < kMaxFrames; ++depth) {
@@ -105,12 +138,16 @@ std::string innermost_user_frame() {
     const auto owner = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
     auto* object = reinterpret_cast<PyCodeObject*>(owner.ptr());
     Code& code = cache.at(object);
-    if (!code.plumbing) {
-      return site_in(code, object, PyFrame_GetLasti(raw));
+    if (!code.plumbing && code.library.empty()) {
+      return site_in(code, object, PyFrame_GetLasti(raw)) + by;
+    }
+    if (!code.plumbing && library_site.empty()) {
+      library_site = site_in(code, object, PyFrame_GetLasti(raw));
+      by = ", by " + code.library + "'s " + code.function;
     }
     frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
   }
-  return {};
+  return library_site;
 }
 
 }  // namespace

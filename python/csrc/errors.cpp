@@ -32,6 +32,34 @@ std::string text_of(const TpurunError& error) {
   return std::string(error.text, std::min<size_t>(error.bytes, sizeof(error.text)));
 }
 
+// Raises what a signal handler raised at the next instruction of the main thread, as the interpreter does.
+int raise_stored(void* stored) {
+  auto* error = static_cast<PyObject*>(stored);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+  Py_DECREF(error);
+  return -1;
+}
+
+// Runs the signal handlers that are due, which otherwise would run while our exception is made and take its
+// place. Returns what one of them raised, to be the context of ours. What ends a program (KeyboardInterrupt,
+// SystemExit) is not to be hidden in a context: it is raised right after our exception, whose handler it then
+// interrupts.
+pybind11::object run_due_handlers() {
+  if (PyErr_CheckSignals() == 0) {
+    return pybind11::none();
+  }
+  pybind11::error_already_set raised;
+  pybind11::object error = raised.value();
+  if (PyObject_IsInstance(error.ptr(), PyExc_Exception) == 1) {
+    return error;
+  }
+  PyErr_Clear();
+  if (Py_AddPendingCall(raise_stored, error.inc_ref().ptr()) != 0) {
+    error.dec_ref();
+  }
+  return pybind11::none();
+}
+
 }  // namespace
 
 CollectiveError::CollectiveError(const TpurunError& error)
@@ -44,9 +72,10 @@ CollectiveError::CollectiveError(TpurunStatus status, std::string text, std::vec
 
 PyObject* CollectiveError::python_type() {
   try {
+    const pybind11::object context = run_due_handlers();
     const auto module = pybind11::module_::import("tpurun.errors");
     // Torch makes the exception from its class and its text alone, so the ranks take another way.
-    module.attr("_remember")(what(), pybind11::tuple(pybind11::cast(ranks_)));
+    module.attr("_remember")(what(), pybind11::tuple(pybind11::cast(ranks_)), context);
     // The module keeps its classes alive, so the borrowed pointer stays valid.
     return module.attr(class_name(status_)).ptr();
   } catch (pybind11::error_already_set&) {

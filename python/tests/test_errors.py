@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import re
+import signal
 import statistics
 import threading
 import time
@@ -392,6 +393,39 @@ def everything_right() -> None:
 def test_right_results_pass_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPURUN_VERIFY_RESULTS", "1")
     ranks.run(3, everything_right)
+
+
+def a_handler_raises_meanwhile(is_async: bool) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+
+        def handle(_signal: int, _frame: object) -> None:
+            raise LookupError("of the handler")
+
+        signal.signal(signal.SIGUSR1, handle)
+        store.set("waits", f"{os.getpid()}/task/{threading.get_native_id()}")
+
+        def operate() -> None:
+            work = dist.all_reduce(torch.ones(4), group=group, async_op=is_async)
+            work.wait() if is_async else None
+
+        error = ranks.failure_of(operate)
+        assert type(error) is tpurun.AbortedError, repr(error)
+        assert error.ranks == (1,)
+        assert type(error.__context__) is LookupError, repr(error.__context__)
+        again = ranks.failure_of(operate)
+        assert type(again) is tpurun.AbortedError and again.__context__ is None
+    else:
+        waits = store.get("waits").decode()
+        until_asleep(waits)
+        os.kill(int(waits.partition("/")[0]), signal.SIGUSR1)
+        group.abort()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_handler_raises_does_not_take_the_place_of_an_error(is_async: bool) -> None:
+    ranks.run(2, a_handler_raises_meanwhile, is_async)
 
 
 def abort_reaches_all() -> list[float]:

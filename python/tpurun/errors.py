@@ -32,6 +32,9 @@ class _CollectiveError(DistBackendError):
         super().__init__(text)
         self.ranks = _ranks_of(text) if ranks is None else tuple(ranks)
         self.made_at = time.monotonic()
+        # What a signal handler raised while the operation failed.
+        if (context := _contexts.pop(text, None)) is not None:
+            self.__context__ = context
 
 
 class CollectiveMismatchError(_CollectiveError):
@@ -59,11 +62,15 @@ class AbortedError(_CollectiveError):
 # again. The last ones suffice: an exception is made right after its failure.
 _KEPT = 64
 _known: dict[str, tuple[int, ...]] = {}
+_contexts: dict[str, BaseException] = {}
 _lock = threading.Lock()
 
 
-def _remember(text: str, ranks: tuple[int, ...]) -> None:
+def _remember(text: str, ranks: tuple[int, ...], context: BaseException | None = None) -> None:
     with _lock:
+        _contexts.clear()
+        if context is not None:
+            _contexts[text] = context
         _known.pop(text, None)
         _known[text] = ranks
         while len(_known) > _KEPT:
