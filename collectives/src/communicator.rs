@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use crate::board::{Board, Recording, WaitKind};
 use crate::config::Config;
 use crate::control::ControlClient;
-use crate::engine::{CollectiveThread, Job, Jobs, MessageThread, QUEUE_LENGTH};
+use crate::engine::{Job, Jobs, MessageThread, QUEUE_LENGTH};
 use crate::failure::{Failure, FailureKind};
 use crate::lane::{Lane, Posting, Shared};
 use crate::network::Crossing;
 use crate::op::{Op, OpKind};
 use crate::p2p::Messages;
 use crate::presence::Presence;
+use crate::process::Owner;
 use crate::segment::{Bootstrap, Membership, Segment, Settings, Verdict};
 use crate::sentinel::{Sentinel, Watch};
 use crate::survivors::Survivors;
@@ -56,7 +57,8 @@ pub struct Communicator {
     segment: Arc<Segment>,
     presence: Arc<Presence>,
     lane: Arc<Mutex<Lane>>,
-    collectives: Mutex<Option<CollectiveThread>>,
+    /// Those that are posted before they are waited for, once there was one.
+    collectives: Mutex<Option<Arc<Jobs>>>,
     messages: MessageThread,
     watch: Mutex<Option<Watch>>,
     /// The way to other hosts, of the first rank of this one.
@@ -67,7 +69,7 @@ pub struct Communicator {
     timeout_ms: AtomicU64,
     messages_posted: AtomicU64,
     /// A process that this one forks has a copy of us, but none of our threads, and is not the rank.
-    pid: u32,
+    owner: Owner,
 }
 
 impl Communicator {
@@ -111,7 +113,7 @@ impl Communicator {
             shared,
             timeout_ms: AtomicU64::new(timeout.as_millis() as u64),
             messages_posted: AtomicU64::new(0),
-            pid: std::process::id(),
+            owner: Owner::here(),
         })
     }
 
@@ -122,11 +124,35 @@ impl Communicator {
         self
     }
 
+    /// Whether this process is the rank, and no fork of it.
+    pub fn is_own(&self) -> bool {
+        self.owner.is_here()
+    }
+
+    /// # Errors
+    /// `InvalidUsage` in a fork of the rank, which says what was tried. It would take the place of the rank in the
+    /// operations of the group.
+    pub fn check_process(&self, what: &dyn std::fmt::Display) -> Result<(), Failure> {
+        if self.is_own() {
+            return Ok(());
+        }
+        let rank = self.segment.describe(&[self.segment.rank()]);
+        let text = format!(
+            "{what} of {}: expected the process that is {rank}, given process {}, a fork of it, which has no part in \
+             its groups; call it in the rank, or have the fork leave its parent's world with destroy_process_group() \
+             and make one of its own",
+            self.segment.members().name,
+            std::process::id()
+        );
+        Err(Failure::new(FailureKind::InvalidUsage, text))
+    }
+
     /// Posts one operation, and returns at once, with its handle; a blocking one has ended then, and has none.
     ///
     /// # Errors
     /// `InvalidUsage` before anything happened; for a blocking operation whatever made it fail.
     pub fn post(&self, op: Op, mode: Mode) -> Result<Option<Arc<Work>>, Failure> {
+        self.check_process(&op.kind)?;
         validate(&op, self.segment.members())?;
         if self.shared.closing.load(Ordering::Relaxed) {
             return Err(self.shut_down());
@@ -199,15 +225,12 @@ impl Communicator {
         let work = Arc::new(Work::new(Carrier::Lane, seq, on_done));
         let timeout = self.timeout();
         let jobs = {
-            let mut thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
-            if thread.is_none() {
-                let (lane, queued) = (self.lane.clone(), self.queued.clone());
-                *thread = Some(CollectiveThread::start(lane, queued, self.presence.clone())?);
-            }
-            thread.as_ref().expect("it was just started").jobs()
+            let mut jobs = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+            let new = || Jobs::new(self.lane.clone(), self.queued.clone(), self.presence.clone());
+            jobs.get_or_insert_with(new).clone()
         };
         let job = Job { op, work: work.clone(), timeout, recording };
-        if !jobs.push(job, lazy, Instant::now() + timeout) {
+        if !jobs.push(job, lazy, Instant::now() + timeout)? {
             if self.shared.closing.load(Ordering::Acquire) {
                 return Err(self.shut_down());
             }
@@ -227,6 +250,9 @@ impl Communicator {
     /// it, and when it is a message it moves messages. `python_threads` are those of the process; 0 when the calling thread is
     /// none.
     pub fn wait(&self, work: &Work, deadline: Option<Instant>, python_threads: u32) -> Option<Outcome> {
+        if let (None, Err(failure)) = (work.outcome(), self.check_process(&"a wait for an operation")) {
+            return Some(Err(failure));
+        }
         work.outcome().or_else(|| match work.carrier() {
             Carrier::Lane => {
                 if deadline.is_none()
@@ -259,16 +285,15 @@ impl Communicator {
     }
 
     fn jobs(&self) -> Option<Arc<Jobs>> {
-        if self.pid != std::process::id() {
+        if !self.is_own() {
             return None;
         }
-        let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
-        thread.as_ref().map(CollectiveThread::jobs)
+        self.collectives.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Fails every pending and future operation of this communicator, on all its ranks.
     pub fn abort(&self, reason: &str) {
-        if self.pid != std::process::id() {
+        if !self.is_own() {
             return;
         }
         let segment = &self.segment;
@@ -299,6 +324,7 @@ impl Communicator {
         board: Option<&Board>,
         python_threads: u32,
     ) -> Result<Self, Failure> {
+        self.check_process(&"a shrink")?;
         let segment = &*self.segment;
         if segment.is_bridged() {
             let text = format!(
@@ -338,18 +364,18 @@ impl Communicator {
     /// they would have; all others, and pending messages, fail for this rank alone, or for all of them where an
     /// operation had begun that uses tensors in place. Ranks that wait for this one, now or later, fail at once.
     pub fn shutdown(&self) {
-        self.shared.closing.store(true, Ordering::Release);
-        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let thread = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let crossing = self.crossing.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if self.pid != std::process::id() {
-            std::mem::forget((thread, watch, crossing));
+        // A fork may have a copy of a lock that is never released.
+        if !self.is_own() {
             return;
         }
+        self.shared.closing.store(true, Ordering::Release);
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let jobs = self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let crossing = self.crossing.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.segment.meeting().nudge();
         self.messages.stop();
-        if let Some(thread) = thread {
-            thread.join();
+        if let Some(jobs) = jobs {
+            jobs.join();
         }
         drop(watch);
         self.presence.close();

@@ -1,4 +1,4 @@
-//! The progress threads: they exist for asynchronous operations, and are joined.
+//! The progress threads: they exist while there are asynchronous operations, and are joined.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::op::Op;
 use crate::p2p::Messages;
 use crate::presence::Presence;
 use crate::segment::{Segment, Verdict};
-use crate::sync::{Consumer, Doorbell, OpQueue};
+use crate::sync::{Consume, Consumer, Doorbell, OpQueue};
 use crate::work::{Carrier, OnDone, Outcome, Work};
 
 /// Operations that may wait for the progress thread; a caller that is further ahead waits for room.
@@ -23,6 +23,10 @@ pub(crate) const QUEUE_LENGTH: usize = 1024;
 /// posting has it share a meeting with more of them, and who waits for it runs it sooner than a thread that
 /// has to wake up. Measured on 2 ranks: bursts of 2 take half as long, longer ones as long as without.
 const GRACE: Duration = Duration::from_micros(50);
+
+/// A progress thread that has had nothing to do for so long ends; the next operation starts another one. What a process
+/// has of them is then what its groups do, and not how many they are.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// A collective on its way to who runs it.
 #[derive(Debug)]
@@ -49,23 +53,85 @@ pub(crate) struct Jobs {
     /// Somebody wants an end now.
     hurried: Doorbell,
     presence: Arc<Presence>,
+    server: Mutex<Server>,
+}
+
+#[derive(Debug, Default)]
+struct Server {
+    /// Whether the thread looks at the queue once more.
+    serves: bool,
+    /// Whoever closed the queue runs what is left.
+    is_closed: bool,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Jobs {
+    pub(crate) fn new(lane: Arc<Mutex<Lane>>, queued: Arc<AtomicUsize>, presence: Arc<Presence>) -> Arc<Self> {
+        let (queue, hurried) = (OpQueue::new(QUEUE_LENGTH), Doorbell::default());
+        Arc::new(Self { queue, lane, queued, hurried, presence, server: Mutex::default() })
+    }
+
     /// False when the queue stays full until then, or is closed. A lazy job is begun here if it can be, and
     /// then ends when somebody waits for it, or [`attend`](Self::attend)s to it.
-    pub(crate) fn push(&self, job: Job, lazy: bool, deadline: Instant) -> bool {
+    ///
+    /// # Errors
+    /// `Transport`, without a thread that could run it; then it is not queued.
+    pub(crate) fn push(self: &Arc<Self>, job: Job, lazy: bool, deadline: Instant) -> Result<bool, Failure> {
+        self.have_server()?;
         self.queued.fetch_add(1, Ordering::AcqRel);
         let seq = job.work.seq();
         if self.queue.push(job, Some(deadline)).is_err() {
             self.queued.fetch_sub(1, Ordering::AcqRel);
-            return false;
+            return Ok(false);
+        }
+        // It may have ended since. Whether it saw the job or we see its end, the lock decides.
+        if let Err(failure) = self.have_server() {
+            tracing::warn!(%failure, "collectives run only while somebody waits");
         }
         if !(lazy && self.begin_all()) {
             self.presence.attended(seq);
             self.queue.announce();
         }
-        true
+        Ok(true)
+    }
+
+    fn have_server(self: &Arc<Self>) -> Result<(), Failure> {
+        let mut server = self.lock_server();
+        if !server.serves && !server.is_closed {
+            let jobs = self.clone();
+            server.thread = Some(spawn("tpurun-coll", move || jobs.serve())?);
+            server.serves = true;
+        }
+        Ok(())
+    }
+
+    fn lock_server(&self) -> MutexGuard<'_, Server> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The progress thread ends, unless there is something in the queue again.
+    fn end_server(&self) -> bool {
+        let mut server = self.lock_server();
+        // Where somebody else consumes, there is.
+        let is_empty = self.queue.try_consume().is_some_and(|mut jobs| jobs.front(1).is_empty());
+        server.serves = !is_empty;
+        is_empty
+    }
+
+    /// Lets the queue run dry and joins the thread.
+    pub(crate) fn join(&self) {
+        self.queue.close();
+        self.hurried.ring();
+        let thread = {
+            let mut server = self.lock_server();
+            server.is_closed = true;
+            server.thread.take()
+        };
+        if let Some(thread) = thread {
+            thread.join().expect("the lane catches what panics");
+        }
+        // What was pushed when there was no thread any more.
+        self.serve();
     }
 
     /// Has the progress thread run what is queued up to number `seq`, now.
@@ -90,7 +156,12 @@ impl Jobs {
         let mut was_idle = true;
         loop {
             let hurried = self.hurried.rings();
-            let Some(mut jobs) = self.queue.consume() else { return };
+            let mut jobs = match self.queue.consume(Some(Instant::now() + IDLE)) {
+                Consume::Some(jobs) => jobs,
+                Consume::Closed => return,
+                Consume::Late if self.end_server() => return,
+                Consume::Late => continue,
+            };
             if was_idle && jobs.front(1).iter().all(|job| job.call().is_small()) {
                 drop(jobs);
                 self.hurried.wait(hurried, Some(Instant::now() + GRACE));
@@ -150,38 +221,6 @@ impl Jobs {
     }
 }
 
-/// The progress thread of collectives.
-#[derive(Debug)]
-pub(crate) struct CollectiveThread {
-    jobs: Arc<Jobs>,
-    thread: JoinHandle<()>,
-}
-
-impl CollectiveThread {
-    pub(crate) fn start(
-        lane: Arc<Mutex<Lane>>,
-        queued: Arc<AtomicUsize>,
-        presence: Arc<Presence>,
-    ) -> Result<Self, Failure> {
-        let (queue, hurried) = (OpQueue::new(QUEUE_LENGTH), Doorbell::default());
-        let jobs = Jobs { queue, lane, queued, hurried, presence };
-        let jobs = Arc::new(jobs);
-        let served = jobs.clone();
-        Ok(Self { jobs, thread: spawn("tpurun-coll", move || served.serve())? })
-    }
-
-    pub(crate) fn jobs(&self) -> Arc<Jobs> {
-        self.jobs.clone()
-    }
-
-    /// Lets the queue run dry and joins the thread.
-    pub(crate) fn join(self) {
-        self.jobs.queue.close();
-        self.jobs.hurried.ring();
-        self.thread.join().expect("the lane catches what panics");
-    }
-}
-
 /// Moves messages, on whichever thread waits for one, else on its own.
 #[derive(Debug)]
 pub(crate) struct MessageThread {
@@ -202,6 +241,8 @@ struct State {
     messages: Messages,
     /// Threads in `wait`: while there are any, they move the bytes.
     drivers: usize,
+    /// Whether the thread looks at the messages once more.
+    is_driven: bool,
     stopped: bool,
 }
 
@@ -247,7 +288,7 @@ impl Shared {
 
 impl MessageThread {
     pub(crate) fn new(messages: Messages, segment: Arc<Segment>, presence: Arc<Presence>) -> Self {
-        let state = State { messages, drivers: 0, stopped: false };
+        let state = State { messages, drivers: 0, is_driven: false, stopped: false };
         let shared = Shared { segment, presence, state: Mutex::new(state), changed: Condvar::new() };
         Self { shared: Arc::new(shared), thread: Mutex::new(None) }
     }
@@ -273,19 +314,23 @@ impl MessageThread {
 
     /// Sees to it that pending messages move although nobody waits for them.
     pub(crate) fn drive_in_background(&self) {
-        if self.shared.lock().messages.is_idle() {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.shared.lock();
+        if state.messages.is_idle() || state.stopped {
             return;
         }
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_none() {
-            let shared = self.shared.clone();
-            // Without a thread, messages still move while somebody waits for one.
-            match spawn("tpurun-p2p", move || drive(&shared)) {
-                Ok(started) => *thread = Some(started),
-                Err(failure) => tracing::warn!(%failure, "messages move only while somebody waits"),
-            }
-        } else {
+        if state.is_driven {
             self.shared.changed.notify_one();
+            return;
+        }
+        let shared = self.shared.clone();
+        // Without a thread, messages still move while somebody waits for one.
+        match spawn("tpurun-p2p", move || drive(&shared)) {
+            Ok(started) => {
+                *thread = Some(started);
+                state.is_driven = true;
+            }
+            Err(failure) => tracing::warn!(%failure, "messages move only while somebody waits"),
         }
     }
 
@@ -349,7 +394,12 @@ fn drive(shared: &Shared) {
     let mut state = shared.lock();
     while !state.stopped {
         if state.drivers > 0 || state.messages.is_idle() {
-            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = shared.changed.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let is_late = waited.1.timed_out();
+            state = waited.0;
+            if is_late && state.messages.is_idle() {
+                break;
+            }
             continue;
         }
         let seen = shared.rings();
@@ -358,6 +408,7 @@ fn drive(shared: &Shared) {
             state = shared.sleep(state, seen, None);
         }
     }
+    state.is_driven = false;
 }
 
 fn stopped(segment: &Segment) -> Failure {

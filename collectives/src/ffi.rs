@@ -5,6 +5,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use crate::dtype::{Dtype, ReduceOp};
 use crate::failure::{Failure, FailureKind, bug, invalid_usage};
 use crate::network::Network;
 use crate::op::{Op, OpKind, Shape};
+use crate::process::Owner;
 use crate::reduce::{self, Copying};
 use crate::segment::{Bootstrap, Membership};
 use crate::sentinel::Sentinel;
@@ -199,23 +201,43 @@ struct Inherited {
     network: Network,
 }
 
-static INHERITED: OnceLock<Inherited> = OnceLock::new();
+/// That of this process, once somebody has asked, or of the one it was forked from.
+static INHERITED: AtomicPtr<(Owner, OnceLock<Inherited>)> = AtomicPtr::new(std::ptr::null_mut());
 
 fn inherited() -> &'static Inherited {
-    INHERITED.get_or_init(|| {
-        // A process that a rank forked has the same descriptors, but is not the rank.
-        let rank_pid = std::env::var("TPURUN_RANK_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
-        if rank_pid.is_some_and(|pid| pid != std::process::id()) {
-            let (sentinel, network) = (Sentinel::new(), Network::new());
-            return Inherited { board: None, control: None, sentinel, network };
+    let known = INHERITED.load(Ordering::Acquire);
+    // SAFETY: what was put there is never freed.
+    if let Some((owner, inherited)) = unsafe { known.as_ref() }
+        && owner.is_here()
+    {
+        return inherited.get_or_init(inherit);
+    }
+    let made = Box::into_raw(Box::new((Owner::here(), OnceLock::new())));
+    let kept = match INHERITED.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => made,
+        Err(of_another_thread) => {
+            // SAFETY: made above, and nobody else has it.
+            drop(unsafe { Box::from_raw(made) });
+            of_another_thread
         }
-        Inherited {
-            board: Board::from_env(),
-            control: ControlClient::from_env(),
-            sentinel: Sentinel::new(),
-            network: Network::new(),
-        }
-    })
+    };
+    // SAFETY: as above.
+    unsafe { &*kept }.1.get_or_init(inherit)
+}
+
+fn inherit() -> Inherited {
+    // A process that a rank forked has the same descriptors, but is not the rank.
+    let rank_pid = std::env::var("TPURUN_RANK_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
+    if rank_pid.is_some_and(|pid| pid != std::process::id()) {
+        let (sentinel, network) = (Sentinel::new(), Network::new());
+        return Inherited { board: None, control: None, sentinel, network };
+    }
+    Inherited {
+        board: Board::from_env(),
+        control: ControlClient::from_env(),
+        sentinel: Sentinel::new(),
+        network: Network::new(),
+    }
 }
 
 /// # Safety
@@ -486,7 +508,9 @@ pub unsafe extern "C" fn tpurun_work_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_work_is_done(work: *const CWork) -> i32 {
     // SAFETY: the caller's promise.
-    i32::from(unsafe { &*work }.work.is_done())
+    let CWork { communicator, work } = unsafe { &*work };
+    // In a fork of the rank it never ends, and whoever waits for it gets an error.
+    i32::from(work.is_done() || !communicator.is_own())
 }
 
 /// # Safety
@@ -513,6 +537,10 @@ pub unsafe extern "C" fn tpurun_work_free(work: *mut CWork) {
     if !work.is_null() {
         // SAFETY: made by `tpurun_post`, given up by the caller.
         let work = unsafe { Box::from_raw(work) };
+        if !work.communicator.is_own() {
+            std::mem::forget(work);
+            return;
+        }
         guarded_void(|| work.communicator.attend(&work.work));
         guarded_void(|| drop(work));
     }
@@ -549,6 +577,11 @@ pub unsafe extern "C" fn tpurun_comm_free(communicator: *mut Arc<Communicator>) 
     if !communicator.is_null() {
         // SAFETY: made by `tpurun_comm_create`, given up by the caller.
         let communicator = unsafe { Box::from_raw(communicator) };
+        // Its threads are those of the rank that this process is a fork of.
+        if !communicator.is_own() {
+            std::mem::forget(communicator);
+            return;
+        }
         guarded_void(|| {
             communicator.shutdown();
             drop(communicator);
@@ -592,6 +625,18 @@ pub unsafe extern "C" fn tpurun_comm_failure(
     // SAFETY: the caller's promise.
     let communicator = unsafe { &*communicator };
     guarded(error, || communicator.failure().map_or(Ok(()), Err))
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_comm_check_process(
+    communicator: *const Arc<Communicator>,
+    error: *mut CError,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let communicator = unsafe { &*communicator };
+    guarded(error, || communicator.check_process(&"a use"))
 }
 
 /// The version of this build.

@@ -1,6 +1,9 @@
-//! What /proc says about another process of this host.
+//! What /proc says about another process of this host, and whether this one is a fork.
+#![allow(unsafe_code)]
 
 use std::fs;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A waiter looks this often whether those it waits for still exist, if nothing else wakes it.
@@ -14,6 +17,32 @@ pub(crate) enum Liveness {
     Gone,
     /// /proc cannot tell.
     Unknown,
+}
+
+/// Forks that lie between the first process of the program and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The process that made it: a fork has a copy of whatever its parent made, but none of the threads that serve it.
+/// To ask takes one load, where to ask for the number of the process takes a call of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owner(u32);
+
+impl Owner {
+    pub(crate) fn here() -> Self {
+        extern "C" fn count() {
+            FORKS.fetch_add(1, Ordering::Relaxed);
+        }
+        static COUNTING: Once = Once::new();
+        // SAFETY: the handler is a function of this library, which is never unloaded, and adds to a number.
+        COUNTING.call_once(|| unsafe {
+            libc::pthread_atfork(None, None, Some(count));
+        });
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn is_here(self) -> bool {
+        self.0 == FORKS.load(Ordering::Relaxed)
+    }
 }
 
 /// The time the process started, in clock ticks since boot.

@@ -27,7 +27,7 @@ pub(crate) use hands::Hands;
 pub(crate) use meeting::{Arrival, Bound, Meeting, Opened};
 pub(crate) use patience::Patience;
 pub(crate) use publication::{Publication, Settled, Writer};
-pub(crate) use queue::{Consumer, OpQueue};
+pub(crate) use queue::{Consume, Consumer, OpQueue};
 pub(crate) use ring::{Ring, RingCounters, RingError, Run};
 
 #[cfg(not(tpurun_loom))]

@@ -170,6 +170,8 @@ TpurunTraffic ProcessGroup::traffic() const {
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& opts) {
+  TpurunError error;
+  throw_unless_ok(tpurun_comm_check_process(comm_.get(), &error), error);
   const auto own = std::find(ranks.begin(), ranks.end(), rank_);
   if (own == ranks.end()) {
     return nullptr;
@@ -222,12 +224,20 @@ c10d::ErrorType ProcessGroup::getError() {
 }
 
 void ProcessGroup::abort() {
+  TpurunError error;
+  if (tpurun_comm_check_process(comm_.get(), &error) != TPURUN_OK) {
+    return;  // A fork may leave the groups of the rank, which stay as they are.
+  }
   hooks_->run();
   const std::string reason = "rank " + std::to_string(rank_) + " aborted the process group";
   without_gil([&] { tpurun_comm_abort(comm_.get(), reason.data(), reason.size()); });
 }
 
 void ProcessGroup::shutdown() {
+  TpurunError error;
+  if (tpurun_comm_check_process(comm_.get(), &error) != TPURUN_OK) {
+    return;  // as above
+  }
   // Streams may wait for what would end here.
   device::streams::synchronize_all();
   without_gil([this] { tpurun_comm_shutdown(comm_.get()); });

@@ -179,8 +179,9 @@ TpurunStatus tpurun_post(TpurunComm* comm, const TpurunOp* op, TpurunWork** work
 // returns TPURUN_TIMEOUT and the work may be waited for again. `python_threads` as in TpurunOp.
 TpurunStatus tpurun_work_wait(TpurunWork* work, int64_t timeout_ms, uint32_t python_threads,
                               TpurunError* error);
-int32_t tpurun_work_is_done(const TpurunWork* work);  // 1 when finished, successfully or not
-void tpurun_work_attend(const TpurunWork* work);      // a lazy op ends from now on though nobody waits for it
+int32_t tpurun_work_is_done(
+    const TpurunWork* work);  // 1 when finished, successfully or not, and in a fork of the rank
+void tpurun_work_attend(const TpurunWork* work);  // a lazy op ends from now on though nobody waits for it
 uint64_t tpurun_work_seq(const TpurunWork* work);
 void tpurun_work_free(TpurunWork* work);  // does not cancel the op
 
@@ -210,6 +211,8 @@ int64_t tpurun_comm_timeout(const TpurunComm* comm);  // ms; TPURUN_TIMEOUT_MS m
 uint64_t tpurun_comm_seq(const TpurunComm* comm);     // collectives posted so far
 // The sticky failure of the communicator; TPURUN_OK when it is healthy.
 TpurunStatus tpurun_comm_failure(const TpurunComm* comm, TpurunError* error);
+// TPURUN_INVALID_USAGE in a fork of the rank, which has no part in its groups.
+TpurunStatus tpurun_comm_check_process(const TpurunComm* comm, TpurunError* error);
 
 // Copies bytes as large collectives do: past the caches. The memory must be apart.
 void tpurun_stream_copy(void* to, const void* from, uint64_t bytes);

@@ -41,6 +41,7 @@ def register() -> None:
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(recorders, set):
         recorders.update(NAMES)
+    os.register_at_fork(after_in_child=_remember_world_of_parent)
     _ray.stand_in()
 
 
@@ -67,6 +68,8 @@ def _inherit_timeouts(c10d: Any) -> None:
         return
 
     def of_the_world(backend: str) -> timedelta:
+        if any(name in NAMES for name in re.split("[:,]", str(backend))):
+            _check_world_is_own()
         world = _native_world()
         if world is None or not any(name in NAMES for name in re.split("[:,]", str(backend))):
             return default(backend)
@@ -99,6 +102,7 @@ def create(options: Any, pg_options: Any) -> Backend:
     """Build this rank's end of a group; returns when all its ranks have come."""
     from tpurun import _shared, _shortcuts
 
+    _check_world_is_own()
     native = load_native()
     _shared.serve_wrappers()
     _shortcuts.install(native.Shortcut)
@@ -122,6 +126,28 @@ def create(options: Any, pg_options: Any) -> Backend:
     )
     _marks.reach(_marks.GROUP_CREATED)
     return group
+
+
+# In a fork: the world that it has from its parent, the rank. It may leave it and make another.
+_world_of_parent: Any = None
+
+
+def _remember_world_of_parent() -> None:
+    global _world_of_parent
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    _world_of_parent = c10d.GroupMember.WORLD if c10d is not None else None
+
+
+def _check_world_is_own() -> None:
+    """Refuse to make a group in the place of the rank, of which this process is a fork."""
+    import torch.distributed as dist
+
+    if _world_of_parent is not None and dist.is_initialized() and dist.group.WORLD is _world_of_parent:
+        raise ValueError(
+            f"new_group: expected the process that is rank {dist.get_rank()}, given process {os.getpid()}, "
+            "a fork of it, which has no part in the groups of its parent; make the group in the rank, or "
+            "leave its world with destroy_process_group() first and make another one"
+        )
 
 
 # Since ranks were lost and the others formed a new world: its ranks by their rank in the one before all, by

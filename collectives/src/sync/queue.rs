@@ -32,6 +32,16 @@ pub(crate) struct Consumer<'a, T> {
     rx: MutexGuard<'a, Rx<T>>,
 }
 
+/// What came of waiting for items.
+#[derive(Debug)]
+pub(crate) enum Consume<'a, T> {
+    Some(Consumer<'a, T>),
+    /// The queue is closed, and empty for ever.
+    Closed,
+    /// It was empty until the deadline.
+    Late,
+}
+
 impl<T> OpQueue<T> {
     pub(crate) fn new(capacity: usize) -> Self {
         let (tx, rx) = lane::new(capacity);
@@ -72,8 +82,8 @@ impl<T> OpQueue<T> {
         self.pushed.ring();
     }
 
-    /// The consuming end of a queue that is not empty, waiting for both; `None` once it is closed and empty.
-    pub(crate) fn consume(&self) -> Option<Consumer<'_, T>> {
+    /// The consuming end of a queue that is not empty, waiting for both until `deadline`.
+    pub(crate) fn consume(&self, deadline: Option<Instant>) -> Consume<'_, T> {
         loop {
             let seen = self.pushed.rings();
             // Read before looking for items: what was pushed before the close is then found below.
@@ -81,13 +91,16 @@ impl<T> OpQueue<T> {
             let rx = self.rx.lock().expect("consuming does not panic");
             let mut consumer = Consumer { queue: self, rx };
             if !consumer.front(1).is_empty() {
-                return Some(consumer);
+                return Consume::Some(consumer);
             }
             drop(consumer);
             if closed {
-                return None;
+                return Consume::Closed;
             }
-            self.pushed.wait(seen, None);
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Consume::Late;
+            }
+            self.pushed.wait(seen, deadline);
         }
     }
 
@@ -279,6 +292,9 @@ mod tests {
     }
 
     fn pop(queue: &OpQueue<i32>) -> Option<i32> {
-        queue.consume()?.pop()
+        match queue.consume(None) {
+            Consume::Some(mut consumer) => consumer.pop(),
+            Consume::Closed | Consume::Late => None,
+        }
     }
 }
