@@ -17,9 +17,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kIdle = 5s;        // a thread without work for this long ends
+constexpr auto kIdle = 5s;  // a thread without work for this long ends
+constexpr auto kPatience =
+    50ms;  // a callback that takes longer may be waiting for one that is queued behind it
 constexpr auto kStopLimit = 5s;   // how long the exit of the interpreter waits for a callback
 constexpr int kMaxThreads = 256;  // a program with this many callbacks that wait for each other is broken
+
+// Whether this thread is inside a callback that holds up others.
+thread_local bool has_turn = false;
 
 class CallbackThreads {
  public:
@@ -30,11 +35,24 @@ class CallbackThreads {
     }
     (last_ == nullptr ? first_ : last_->next) = op;
     last_ = op;
-    ++queued_;
-    if (queued_ > idle_ && threads_ < kMaxThreads) {
-      spawn();
-    }
-    work_.notify_one();
+    offer();
+  }
+
+  // The calling thread's callback holds up others no longer, or does so again.
+  void leave_turn() {
+    const std::lock_guard lock(mutex_);
+    --turns_;
+    offer();
+  }
+
+  void retake_turn() {
+    const std::lock_guard lock(mutex_);
+    ++turns_;
+  }
+
+  bool nothing_is_due() {
+    const std::lock_guard lock(mutex_);
+    return first_ == nullptr && turns_ == 0;
   }
 
   bool stopped() {
@@ -50,6 +68,17 @@ class CallbackThreads {
   }
 
  private:
+  // Somebody has to take what is queued, or to see that it is time to.
+  void offer() {
+    if (first_ == nullptr) {
+      return;
+    }
+    if (idle_ == 0 && threads_ < kMaxThreads) {
+      spawn();
+    }
+    work_.notify_one();
+  }
+
   void spawn() {
     try {
       std::thread([this] { run(); }).detach();
@@ -63,33 +92,50 @@ class CallbackThreads {
     pthread_setname_np(pthread_self(), "tpurun-callback");
     std::unique_lock lock(mutex_);
     while (InFlight* op = next(lock)) {
+      ++turns_;
+      has_turn = true;
+      began_ = Clock::now();
+      offer();
       lock.unlock();
       op->finish();
       lock.lock();
+      has_turn = false;
+      --turns_;
+      offer();
     }
     --threads_;
     ended_.notify_all();
   }
 
+  // Null when there was nothing to do for long, or all ends and nothing is left.
   InFlight* next(std::unique_lock<std::mutex>& lock) {
     ++idle_;
-    work_.wait_for(lock, kIdle, [this] { return first_ != nullptr || stopping_; });
+    const auto idle_until = Clock::now() + kIdle;
+    while (!is_next_due() && (first_ != nullptr || (!stopping_ && Clock::now() < idle_until))) {
+      work_.wait_until(lock, first_ == nullptr ? idle_until : began_ + kPatience);
+    }
     --idle_;
-    InFlight* op = first_;
+    InFlight* op = is_next_due() ? first_ : nullptr;
     if (op != nullptr) {
       first_ = op->next;
       last_ = first_ == nullptr ? nullptr : last_;
-      --queued_;
     }
     return op;
   }
+
+  bool is_next_due() const {
+    return first_ != nullptr && (turns_ == 0 || Clock::now() >= began_ + kPatience);
+  }
+
+  using Clock = std::chrono::steady_clock;
 
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable ended_;
   InFlight* first_ = nullptr;
   InFlight* last_ = nullptr;
-  int queued_ = 0;
+  int turns_ = 0;  // callbacks that run and hold up others
+  Clock::time_point began_;
   int idle_ = 0;
   int threads_ = 0;
   bool stopping_ = false;
@@ -113,6 +159,20 @@ CallbackThreads& threads() {
 }  // namespace
 
 void finish_on_callback_thread(InFlight* op) noexcept { threads().push(op); }
+
+bool no_callback_is_due() { return threads().nothing_is_due(); }
+
+LetOthersCallBack::LetOthersCallBack() {
+  if (has_turn) {
+    threads().leave_turn();
+  }
+}
+
+LetOthersCallBack::~LetOthersCallBack() {
+  if (has_turn) {
+    threads().retake_turn();
+  }
+}
 
 void stop_callbacks() {
   without_gil([] { threads().stop(); });

@@ -6,9 +6,22 @@ namespace tpurun {
 
 class InFlight;
 
-// Takes over the engine's share of `op`. Never blocks; a thread is added when all are busy, because any of
-// them may be inside a callback that waits for `op`.
+// Takes over the engine's share of `op`. Never blocks. Callbacks run one after the other, in the order in
+// which the operations ended: what they post is then in the same order on all ranks. Only one that takes long
+// does not hold up the others, because it may wait for `op`.
 void finish_on_callback_thread(InFlight* op) noexcept;
+
+// Whether nothing is queued, and nothing that holds up others runs.
+bool no_callback_is_due();
+
+// For as long as it lives, a callback that its thread is inside of holds up nobody.
+class LetOthersCallBack {
+ public:
+  LetOthersCallBack();
+  ~LetOthersCallBack();
+  LetOthersCallBack(const LetOthersCallBack&) = delete;
+  LetOthersCallBack& operator=(const LetOthersCallBack&) = delete;
+};
 
 // Waits a few seconds for running callbacks and takes no more: an interpreter that is going down can not
 // run them. Operations that end later stay as they are until the process exits.

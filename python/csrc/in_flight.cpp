@@ -114,7 +114,10 @@ void InFlight::await_future() {
     future = future_;
   }
   if (future && !future->completed() && !callbacks_stopped()) {
-    without_gil([&future] { future->wait(); });
+    without_gil([&future] {
+      const LetOthersCallBack meanwhile;
+      future->wait();
+    });
   }
 }
 
@@ -124,7 +127,7 @@ int InFlight::source() {
   return source_;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> InFlight::future() {
+c10::intrusive_ptr<c10::ivalue::Future> InFlight::future(bool was_waited_for) {
   bool complete_here = false;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -136,15 +139,14 @@ c10::intrusive_ptr<c10::ivalue::Future> InFlight::future() {
     }
     future = future_;
   }
-  if (complete_here) {
+  if (complete_here && (was_waited_for || no_callback_is_due())) {
     settle(*future, outcome());
+  } else if (complete_here) {
+    // The callbacks of those before it come first.
+    shares_.fetch_add(1, std::memory_order_relaxed);
+    finish_on_callback_thread(this);
   }
   return future;
-}
-
-bool InFlight::has_future() {
-  const std::lock_guard lock(mutex_);
-  return future_ != nullptr;
 }
 
 void InFlight::release() {

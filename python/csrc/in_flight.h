@@ -45,8 +45,8 @@ class InFlight {
   // The rank a receive matched; waits until the engine has said so.
   int source();
 
-  c10::intrusive_ptr<c10::ivalue::Future> future();
-  bool has_future();
+  // Complete at once if it has ended and somebody has waited for it.
+  c10::intrusive_ptr<c10::ivalue::Future> future(bool was_waited_for);
 
   // Who waits for the operation comes first, `done` a moment later: these close the gap for those who look.
   void await_record();

@@ -5,7 +5,6 @@
 #include <ATen/core/List.h>
 
 #include "device/mode.h"
-#include "device/streams.h"
 #include "errors.h"
 #include "gil.h"
 
@@ -107,17 +106,21 @@ std::exception_ptr PendingWork::exception() const {
 }
 
 bool PendingWork::wait(std::chrono::milliseconds timeout) {
-  const auto device = in_flight_->operation().device();
-  const bool is_strict = device::eager_mode() == device::EagerMode::kStrict;
-  // Who has the future expects its value to be there after a wait.
-  if (device && timeout == kNoTimeout && is_strict && !in_flight_->has_future()) {
-    is_waited_for_ = true;
-    using Self = c10::intrusive_ptr<PendingWork>;
-    device::streams::add_to_current(*device, std::make_shared<Ticket>(Self::reclaim_copy(this)));
+  if (timeout == kNoTimeout && runs_on_stream()) {
+    device::streams::add_to_current(*in_flight_->operation().device(), ticket());
   } else {
     wait_on_host(timeout);
   }
   return true;
+}
+
+// Whether what comes after it on a stream waits for it, and the host need not.
+bool PendingWork::runs_on_stream() const {
+  return in_flight_->operation().device() && device::eager_mode() == device::EagerMode::kStrict;
+}
+
+std::shared_ptr<device::streams::Pending> PendingWork::ticket() {
+  return std::make_shared<Ticket>(c10::intrusive_ptr<PendingWork>::reclaim_copy(this));
 }
 
 void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
@@ -133,23 +136,41 @@ void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
     }
   }
   throw_unless_ok(status, error);
+  was_waited_for_ = true;
   in_flight_->copy_back();
   in_flight_->await_future();
 }
 
+// In a fork of the rank nobody records how it ended.
+void PendingWork::check_process() const {
+  TpurunError error;
+  if (tpurun_work_is_done(handle_) != 0 && tpurun_work_wait(handle_, 0, 0, &error) == TPURUN_INVALID_USAGE) {
+    throw_unless_ok(TPURUN_INVALID_USAGE, error);
+  }
+}
+
 int PendingWork::sourceRank() const {
+  check_process();
   tpurun_work_attend(handle_);
   return in_flight_->source();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
-  if (is_waited_for_) {
-    wait_on_host(kNoTimeout);
+  check_process();
+  const auto& results = in_flight_->operation().results();
+  if (runs_on_stream() && !results.empty()) {
+    // As on every accelerator: complete from the start, and whoever uses its value waits on a stream.
+    // Callbacks then run where and when they are added, which is in the same order on all ranks.
+    auto future = future_of(results);
+    tpurun_work_attend(handle_);
+    device::streams::with_begun(*in_flight_->operation().device(), ticket(),
+                                [&] { complete(*future, results); });
+    return future;
   }
   if (tpurun_work_is_done(handle_) != 0) {
     in_flight_->await_record();
   }
-  auto future = in_flight_->future();
+  auto future = in_flight_->future(was_waited_for_);
   tpurun_work_attend(handle_);
   return future;
 }

@@ -9,6 +9,7 @@
 
 #include "abort_hooks.h"
 #include "compat.h"
+#include "device/streams.h"
 #include "in_flight.h"
 #include "operation.h"
 #include "tpurun.h"
@@ -62,9 +63,13 @@ class PendingWork final : public c10d::Work {
   std::chrono::milliseconds getTimeout() const TPURUN_OVERRIDE_SINCE_2_14 { return timeout_; }
 
  private:
+  bool runs_on_stream() const;
+  void check_process() const;
+  std::shared_ptr<device::streams::Pending> ticket();
+
   InFlight* in_flight_;
   TpurunWork* handle_ = nullptr;
-  std::atomic<bool> is_waited_for_{false};  // by a stream
+  std::atomic<bool> was_waited_for_{false};  // by the host
   std::chrono::milliseconds timeout_;
   std::shared_ptr<const AbortHooks> hooks_;
 };

@@ -1,6 +1,7 @@
 """Collectives of tensors on device tpu: the results of CPU tensors, and who waits for them."""
 
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -170,6 +171,62 @@ def the_stream_waits() -> None:
 
 def test_a_wait_orders_the_stream_and_not_the_host() -> None:
     on_device(2, the_stream_waits)
+
+
+def callbacks_run_at_once() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    me, size = dist.get_rank(), dist.get_world_size()
+    order: list[int] = []
+    tensors = [torch.full((10 + 60_000 * (number % 2),), float(number), device="tpu") for number in range(6)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors] if me == 0 else []
+
+    def add_one(future: torch.futures.Future, number: int) -> torch.Tensor:
+        order.append(number)
+        assert threading.get_ident() == here
+        return future.value()[0] + 1 if me != 0 else future.value()[0]
+
+    here = threading.get_ident()
+    if me == 0:
+        # Nobody else is there yet: what is asked for is done, and what uses a value waits.
+        futures = [work.get_future() for work in works]
+        assert all(future.done() for future in futures)
+        for number in (3, 0, 5, 1):
+            futures[number].then(lambda future, number=number: add_one(future, number))
+        assert order == [3, 0, 5, 1]
+        assert torch.ones(3, device="tpu").sum().item() == 3
+        store.set("asked", "")
+        for number, future in enumerate(futures):
+            assert future.wait()[0][1].item() == number * size
+    else:
+        store.wait(["asked"], ranks.TIMEOUT)
+        for number, tensor in enumerate(tensors):
+            chained = (
+                dist.all_reduce(tensor, async_op=True)
+                .get_future()
+                .then(lambda future, number=number: add_one(future, number))
+            )
+            assert order[-1] == number
+            assert chained.wait()[1].item() == number * size + 1
+
+
+def test_callbacks_run_at_once_and_their_values_wait() -> None:
+    on_device(3, callbacks_run_at_once)
+
+
+def futures_of_other_indices() -> None:
+    me, size = dist.get_rank(), dist.get_world_size()
+    for count in (5, 60_000):
+        tensor = torch.full((count,), float(me), device=f"tpu:{me}")
+        doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+        assert doubled.wait()[-1].item() == size * (size - 1)
+        gathered = torch.empty(size * count, device=f"tpu:{me}")
+        dist.all_gather_into_tensor(gathered, tensor, async_op=True).get_future().wait()
+        assert gathered.sum().item() == size * count * size * (size - 1) / 2
+        dist.barrier(async_op=True).get_future().wait()
+
+
+def test_futures_of_tensors_of_any_index() -> None:
+    on_device(3, futures_of_other_indices)
 
 
 def an_error_comes_late(is_debug: bool) -> str:

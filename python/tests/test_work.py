@@ -1,5 +1,6 @@
 """What torch gets back from an asynchronous call: works, futures, coalesced works."""
 
+import random
 import threading
 import weakref
 
@@ -95,6 +96,31 @@ def callbacks_may_communicate() -> None:
         futures.append(first.then(next_in))
     for future in futures:
         assert torch.equal(future.wait(), torch.full((2,), float(size**3)))
+
+
+def callbacks_run_in_the_order_of_posting() -> None:
+    # What callbacks post in a group of theirs is then in the same order on all ranks.
+    size, count = dist.get_world_size(), 40
+    group = dist.new_group()
+    order: list[int] = []
+    posted: list[dist.Work] = []
+    results = [torch.full((3,), float(number)) for number in range(count)]
+
+    def post_next(number: int) -> None:
+        order.append(number)
+        sum(range(random.randrange(20_000)))  # another time on every rank
+        posted.append(dist.broadcast(results[number], number % size, group=group, async_op=True))
+
+    futures = []
+    for number in range(count):
+        work = dist.all_reduce(torch.ones(1 + 1000 * (number % 3)), async_op=True)
+        futures.append(work.get_future().then(lambda _, number=number: post_next(number)))
+    for future in futures:
+        future.wait()
+    assert order == list(range(count))
+    for work in posted:
+        work.wait()
+    assert all(torch.equal(result, torch.full((3,), float(number))) for number, result in enumerate(results))
 
 
 def callbacks_run_elsewhere() -> None:
@@ -255,6 +281,7 @@ def test_futures() -> None:
 
 def test_callbacks_run_on_threads_that_may_block() -> None:
     ranks.run(2, callbacks_may_communicate)
+    ranks.run(3, callbacks_run_in_the_order_of_posting)
     ranks.run(2, callbacks_run_elsewhere)
 
 

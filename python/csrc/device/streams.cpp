@@ -22,7 +22,9 @@ using Clock = std::chrono::steady_clock;
 using Begun = std::vector<std::shared_ptr<Pending>>;
 
 constexpr c10::StreamId kDefault = 0;
-constexpr std::size_t kStreams = 33;  // of a device: the default one, and those handed out in turn
+constexpr std::size_t kHandedOut = 32;                // in turn
+constexpr c10::StreamId kOfOne = 1 + kHandedOut;      // of `with_begun`
+constexpr std::size_t kStreams = 1 + kHandedOut + 1;  // of a device, with the default one
 
 // Entries of the streams of all devices: none is the usual case, and costs one load.
 std::atomic<std::size_t> begun_somewhere{0};
@@ -89,7 +91,7 @@ c10::Stream default_of(c10::Device device) { return stream_of(concrete(device), 
 c10::Stream create(c10::Device device) {
   device = concrete(device);
   const std::size_t turn = devices->at(static_cast<std::size_t>(device.index())).handed_out.fetch_add(1);
-  return stream_of(device, static_cast<c10::StreamId>(1 + turn % (kStreams - 1)));
+  return stream_of(device, static_cast<c10::StreamId>(1 + turn % kHandedOut));
 }
 
 c10::Stream current(c10::Device device) {
@@ -128,6 +130,25 @@ void add_to_current(c10::Device device, const std::shared_ptr<Pending>& pending)
   if (device.has_index() && device != current_device()) {
     add(current(current_device()), pending);
   }
+}
+
+void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std::function<void()>& then) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  const auto stream = stream_of(concrete(device), kOfOne);
+  // Also when `then` throws.
+  struct Borrowed {
+    explicit Borrowed(c10::Stream stream) : stream(stream), before(exchange(stream)) {}
+    ~Borrowed() {
+      exchange(before);
+      Begun given_back;
+      take(device_of(stream), state_of(stream), given_back);
+    }
+    c10::Stream stream;
+    c10::Stream before;
+  } borrowed(stream);
+  add(stream, std::move(pending));
+  then();
 }
 
 void settle() {

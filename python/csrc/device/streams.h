@@ -2,6 +2,7 @@
 // finished yet: who comes next on the stream waits for them, nobody else does.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include <c10/core/Stream.h>
@@ -29,6 +30,8 @@ void add(c10::Stream stream, std::shared_ptr<Pending> pending);
 // Adds it to the current streams of `device` and of the current device. A program that never sets its device
 // takes the stream of the one for that of the other.
 void add_to_current(c10::Device device, const std::shared_ptr<Pending>& pending);
+// Runs `then` while the current stream of `device` has begun `pending` and nothing else.
+void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std::function<void()>& then);
 // Waits for what this thread's current streams have begun; every operation does, before it begins. All
 // indices name one memory, so the current streams of all of them count, whichever device is current.
 void settle();
