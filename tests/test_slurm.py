@@ -145,3 +145,40 @@ time.sleep(600)
     assert len(re.findall(r"culprit   rank 5 \(host n2, pid \d+\)  exited with code 9", done.err)) == 1, (
         done.err
     )
+
+
+ALLOCATION = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS": "8",
+    "SLURM_JOB_NODELIST": "n[0-1]",
+    "JOB_COMPLETION_INDEX": "1",
+}
+STEP = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "n[0-1]",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "1",
+}
+TPU_SLICE = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "t-0,t-1"}
+
+
+@pytest.mark.parametrize(
+    "variables", [ALLOCATION, ALLOCATION | STEP, TPU_SLICE], ids=["allocation", "step", "slice"]
+)
+def test_standalone_is_this_host_alone(run, script, variables: dict[str, str]):
+    done = run("--standalone", "-n", "2", script(PROGRAM), env=variables)
+    assert done.code == 0, done.err
+    assert done.shown_by_rank() == {rank: ["0 2 2"] for rank in range(2)}
+
+
+def test_what_depends_on_a_scheduler_names_its_variable(run, script):
+    path = script("raise SystemExit('started')")
+    done = run("-n", "2", path, env=ALLOCATION | {"PATH": str(path.parent)})
+    assert done.code == 2 and "SLURM_JOB_NUM_NODES" in done.err and "--standalone" in done.err, done.err
+    done = run("--elastic", "1:2", path, env=TPU_SLICE)
+    assert done.code == 2 and "TPU_WORKER_HOSTNAMES (--standalone" in done.err, done.err
+    done = run("--standalone", "--nnodes", "2", path)
+    assert done.err == "tpurun: error: --standalone: expected this host alone, given --nnodes 2\n"

@@ -302,7 +302,7 @@ pub(crate) struct TorchrunOptions {
         value_name = "HOST:PORT"
     )]
     pub(crate) rendezvous: Option<String>,
-    /// One host and a free port, as without --nnodes
+    /// This host alone, whatever a scheduler's variables say of others
     #[arg(long, env = "PET_STANDALONE", hide_env = true)]
     pub(crate) standalone: bool,
     /// Address of the rendezvous store [default: 127.0.0.1]

@@ -14,6 +14,8 @@ pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub(crate) struct Cluster {
     /// For people.
     pub(crate) scheduler: &'static str,
+    /// The variable that says so; none where tpurun itself has.
+    pub(crate) variable: Option<&'static str>,
     pub(crate) nodes: u32,
     pub(crate) node: u32,
     /// `host:port` of node 0.
@@ -63,9 +65,10 @@ pub(crate) fn detect(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
     Ok(found.filter(|cluster| cluster.nodes > 1 || cluster.tasks > 1))
 }
 
-/// Which node this is, where only the number of nodes is given: as Kubernetes numbers the pods of an Indexed Job.
-pub(crate) fn node_rank(lookup: Lookup<'_>) -> Option<String> {
-    lookup("JOB_COMPLETION_INDEX").or_else(|| lookup("TPU_WORKER_ID"))
+/// Which node this is, where only the number of nodes is given, and which variable says so: as Kubernetes numbers the
+/// pods of an Indexed Job.
+pub(crate) fn node_rank(lookup: Lookup<'_>) -> Option<(&'static str, String)> {
+    ["JOB_COMPLETION_INDEX", "TPU_WORKER_ID"].into_iter().find_map(|name| Some((name, lookup(name)?)))
 }
 
 /// What a scheduler calls this host, which may be one of several on a machine.
@@ -111,6 +114,7 @@ fn slurm(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
     let home = lookup("HOME").map(PathBuf::from);
     Ok(Some(Cluster {
         scheduler: "Slurm",
+        variable: Some("SLURM_STEP_NUM_NODES"),
         nodes: nodes.parse().map_err(|_| expected("SLURM_STEP_NUM_NODES", "a number", &nodes))?,
         node,
         rendezvous: format!("{head}:{port}"),
@@ -132,6 +136,7 @@ fn gke(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
     let Some(head) = names.first() else { return Ok(None) };
     Ok(Some(Cluster {
         scheduler: GKE,
+        variable: Some("TPU_WORKER_HOSTNAMES"),
         nodes: names.len() as u32,
         node: number("TPU_WORKER_ID", lookup)?,
         rendezvous: format!("{head}:{GKE_PORT}"),
@@ -145,12 +150,12 @@ fn gke(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
 }
 
 fn number(name: &str, lookup: Lookup<'_>) -> Result<u32, String> {
-    let text = lookup(name).ok_or_else(|| format!("{name}: expected a number, given none"))?;
+    let text = lookup(name).ok_or_else(|| format!("{name}: expected a number, given none{OTHERWISE}"))?;
     text.parse().map_err(|_| expected(name, "a number", &text))
 }
 
 fn expected(name: &str, what: &str, given: &str) -> String {
-    format!("{name}: expected {what}, given {given}")
+    format!("{name}: expected {what}, given {given}{OTHERWISE}")
 }
 
 /// Of `4(x2),3`, how many node 2 has: 3.
@@ -189,6 +194,8 @@ fn is_host(text: &str) -> bool {
 /// Two jobs on the same first node rarely want the same one; below what systems give out by themselves.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u32 = 10_000;
+/// What a person can do who did not mean the scheduler's nodes.
+pub(crate) const OTHERWISE: &str = " (--standalone: this host alone)";
 const GKE: &str = "GKE";
 const GKE_PORT: u16 = 29_400;
 
@@ -230,6 +237,7 @@ mod tests {
     fn a_task_of_srun_knows_its_place() {
         let expected = Cluster {
             scheduler: "Slurm",
+            variable: Some("SLURM_STEP_NUM_NODES"),
             nodes: 3,
             node: 2,
             rendezvous: "n03:20219".into(),
@@ -274,7 +282,7 @@ mod tests {
             ("SLURM_STEP_NODELIST", "n[", "SLURM_STEP_NODELIST: expected hosts such as n[0-3], given n["),
         ] {
             let wrong = STEP.map(|(own, before)| (own, if own == name { value } else { before }));
-            assert_eq!(detect(&lookup(&wrong)).unwrap_err(), error);
+            assert_eq!(detect(&lookup(&wrong)).unwrap_err(), format!("{error}{OTHERWISE}"));
         }
     }
 
@@ -283,7 +291,8 @@ mod tests {
         let found = detect(&lookup(&[("TPU_WORKER_ID", "1"), ("TPU_WORKER_HOSTNAMES", "t-0.svc,t-1.svc")]));
         let found = found.unwrap().unwrap();
         assert_eq!((found.nodes, found.node, found.rendezvous.as_str()), (2, 1, "t-0.svc:29400"));
-        assert_eq!(node_rank(&lookup(&[("JOB_COMPLETION_INDEX", "4")])).as_deref(), Some("4"));
+        let index = node_rank(&lookup(&[("JOB_COMPLETION_INDEX", "4")]));
+        assert_eq!(index, Some(("JOB_COMPLETION_INDEX", "4".to_owned())));
     }
 
     #[test]

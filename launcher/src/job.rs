@@ -145,9 +145,11 @@ impl Job {
         };
         let total =
             several.as_ref().map(|several| several.iter().map(|given| given.ranks.unwrap_or(1)).sum());
+        refuse_standalone_of_several(&options)?;
+        let is_alone = options.torchrun.standalone;
         let mut cluster = match options.torchrun.nnodes {
-            None => cluster::detect(&cluster::environment)?,
-            Some(_) => None,
+            None if !is_alone => cluster::detect(&cluster::environment)?,
+            _ => None,
         };
         let mut remote = None;
         if let Some(named) = options.hosts.take_if(|text| remote::are_named(text)) {
@@ -299,6 +301,19 @@ fn threads_per_rank(cores: usize, ranks: u32) -> usize {
     (cores / ranks as usize).max(1)
 }
 
+/// `--standalone` is this host alone, so it overrides what schedulers say, but nothing that a person says.
+fn refuse_standalone_of_several(options: &Options) -> Result<(), String> {
+    let nodes = options.torchrun.nnodes.as_deref().filter(|text| parse_count(text) != Some(1));
+    let hosts = options.hosts.as_deref().filter(|text| remote::are_named(text));
+    let given = nodes.map(|nodes| format!("--nnodes {nodes}"));
+    match given.or(hosts.map(|hosts| format!("--hosts {hosts}"))) {
+        Some(given) if options.torchrun.standalone => {
+            Err(format!("--standalone: expected this host alone, given {given}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn parse_nodes(
     options: &Options,
     cluster: Option<&Cluster>,
@@ -320,11 +335,20 @@ fn parse_nodes(
     }
     let wanted = format!("--node-rank: expected 0 to {}, which of the {count} nodes this is", count - 1);
     let placed = cluster.map(|cluster| cluster.node.to_string());
-    let node = torchrun.node_rank.clone().or(placed).or_else(|| cluster::node_rank(lookup));
-    let node = node.ok_or_else(|| format!("{wanted}, given none"))?;
-    let node =
-        node.parse().ok().filter(|node| *node < count).ok_or_else(|| format!("{wanted}, given {node}"))?;
-    refuse_recovery(options, &format!("--nnodes {count}"))?;
+    let node = torchrun.node_rank.clone().or(placed).map(|node| (node, None));
+    let node = node.or_else(|| cluster::node_rank(lookup).map(|(variable, node)| (node, Some(variable))));
+    let (node, variable) = node.ok_or_else(|| format!("{wanted}, given none"))?;
+    let from = variable.map(|variable| format!(" by {variable}")).unwrap_or_default();
+    let node = node
+        .parse()
+        .ok()
+        .filter(|node| *node < count)
+        .ok_or_else(|| format!("{wanted}, given {node}{from}"))?;
+    let given = match cluster.and_then(|cluster| cluster.variable) {
+        Some(variable) => format!("{count} nodes by {variable} (--standalone: this host alone)"),
+        None => format!("--nnodes {count}"),
+    };
+    refuse_recovery(options, &given)?;
     let patience = options.rdzv_timeout.as_deref().map(|text| parse_duration("--rdzv-timeout", text));
     Ok(Some(Plan {
         count,

@@ -133,7 +133,8 @@ fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> 
 /// In a batch script of several nodes this command becomes the one that starts it on all of them.
 fn hand_over(cli: &Cli) -> Result<(), String> {
     let options = &cli.options;
-    let is_placed = options.torchrun.nnodes.is_some() || options.hosts.is_some();
+    let torchrun = &options.torchrun;
+    let is_placed = torchrun.standalone || torchrun.nnodes.is_some() || options.hosts.is_some();
     // Those of several programs are of all nodes.
     let gives_ranks = options.ranks.is_some() && cli.others.is_empty();
     let words = match cluster::srun(&cluster::environment, gives_ranks) {
@@ -149,7 +150,8 @@ fn hand_over(cli: &Cli) -> Result<(), String> {
         nodes::print_new(&mut token)?;
         command.env(nodes::TOKEN, String::from_utf8_lossy(&token).trim());
     }
-    Err(format!("cannot run srun: {}", command.exec()))
+    let error = command.exec();
+    Err(format!("cannot run srun, as SLURM_JOB_NUM_NODES asks for: {error}{}", cluster::OTHERWISE))
 }
 
 /// As one of several tasks of a scheduler on this node, only the first one runs anything.

@@ -122,6 +122,7 @@ pub(crate) fn placed(lookup: Lookup<'_>) -> Result<Option<Cluster>, String> {
     };
     Ok(Some(Cluster {
         scheduler: "ssh",
+        variable: None,
         nodes,
         node,
         rendezvous: rendezvous.to_owned(),
