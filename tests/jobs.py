@@ -159,18 +159,24 @@ class Job:
         assert len(runs) <= 1, runs
         return runs[0] if runs else None
 
-    def read_until(self, text: str, limit_s: float = LIMIT_S) -> None:
-        """Reads what the job writes to stdout until a line contains `text`."""
+    def read_until(self, text: str, limit_s: float = LIMIT_S) -> str:
+        """Reads what the job writes to stdout until a line contains `text`, and returns that line."""
         watchdog = threading.Timer(limit_s, self.end)
         watchdog.start()
         try:
             for line in self._process.stdout:
                 self._out += line
                 if text.encode() in line:
-                    return
+                    return line.decode()
         finally:
             watchdog.cancel()
         raise AssertionError(f"no {text!r} in {self._out}\n{self._process.communicate()[1].decode()}")
+
+    def read_of_all(self, text: str, ranks: int) -> None:
+        """Reads until each of several ranks has written a line with `text`."""
+        missing = set(range(ranks))
+        while missing:
+            missing -= set(ranks_in(self.read_until(text).split("|")[0].strip()))
 
     def signal(self, number: int, pid: int | None = None) -> None:
         """Sends a signal to one process, the front unless another is named."""

@@ -279,12 +279,13 @@ def test_a_signal_ends_the_job(paused, number: signal.Signals):
     job.signal(number)
     done = job.wait()
     assert done.code == 128 + number
-    assert re.search(r"after [0-9.]+ s, 3 ranks (stopped|killed), run ", done.err), done.err
+    assert re.search(r"after [0-9.]+ s, 3 ranks stopped, run ", done.err), done.err
 
 
 SLOW_TO_GO = """
 import signal
-signal.signal(signal.SIGTERM, lambda number, frame: print("not yet", flush=True))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: print("not yet", flush=True))
 print("ready", flush=True)
 while True:
     signal.pause()
@@ -299,7 +300,7 @@ def test_a_second_ctrl_c_ends_it_at_once(start, script):
     job.signal(signal.SIGINT)
     done = job.wait()
     assert done.code == 128 + signal.SIGINT
-    assert "1 ranks killed" in done.err
+    assert "1 ranks killed, run" in done.err
 
 
 def agent_of(job: Job) -> int:
@@ -478,3 +479,104 @@ def test_a_program_that_has_ended_well_but_lingers_is_suspected_until_the_timeou
     line = "suspect: the program of rank 1 has ended, but a thread that is no daemon keeps its process"
     assert line in done.err, done.err
     assert done.report.culprit == 1 and "CollectiveTimeoutError" in done.report.what, done.report.text
+
+
+KEEPS_A_WORKER = """
+import signal, subprocess, sys
+
+worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+def stop(number, frame):
+    worker.communicate(b"\\n")
+    print("the worker ended with", worker.returncode, flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_a_signal_is_for_ranks_and_not_for_their_workers(
+    start, script, options: list[str], number: signal.Signals
+):
+    job = start("-n", "1", *options, "--shutdown-timeout", "1h", script(KEEPS_A_WORKER))
+    job.read_until("ready")
+    job.signal(number)
+    done = job.wait()
+    assert (done.code, done.out.splitlines()[-1]) == (128 + number, "the worker ended with 0"), done.out
+
+
+def test_a_shell_is_asked_with_what_it_has_started(start, script):
+    """It waits for its program and passes nothing on."""
+    job = start("-n", "1", "--shutdown-timeout", "1h", "sh", "-c", "echo ready; sleep 1000; true")
+    job.read_until("ready")
+    job.signal(signal.SIGTERM)
+    assert job.wait().code == 128 + signal.SIGTERM
+
+
+CATCHES = """
+import signal, sys, threading
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+try:
+    print("ready", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    is_main = threading.current_thread() is threading.main_thread()
+    print("saved", is_main, flush=True)
+    sys.exit(0)
+finally:
+    print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
+def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(start, script, options: list[str]):
+    job = start("-n", "3", *options, "--shutdown-timeout", "1h", script(CATCHES))
+    job.read_of_all("ready", 3)
+    job.signal(signal.SIGINT)
+    done = job.wait()
+    assert done.code == 128 + signal.SIGINT and "3 ranks stopped" in done.err, done.err
+    assert done.shown_by_rank() == {rank: ["ready", "saved True", "closed"] for rank in range(3)}
+    assert {end.get("code") for end in done.ends().values()} == {0}
+
+
+def test_a_keyboard_interrupt_that_nobody_catches_is_one_line(start, script):
+    # All of it in one line, which the traceback names.
+    program = script("import time\nprint('ready', flush=True); time.sleep(1000)")
+    job = start("-n", "3", "--shutdown-timeout", "1h", program)
+    job.read_of_all("ready", 3)
+    job.signal(signal.SIGINT)
+    done = job.wait()
+    assert done.err.count("Traceback") == 0 and done.err.count("0-2| KeyboardInterrupt (") == 1, done.err
+    assert "Traceback" in done.log(1)
+    assert {end.get("signal") for end in done.ends().values()} == {signal.SIGINT}
+
+
+MANY = 256
+
+
+def test_ctrl_c_is_answered_while_ranks_are_started(start, script):
+    """Those that are just being forked get it, too, and the rest never is."""
+    program = script("import signal\nprint('ready', flush=True)\nwhile True: signal.pause()")
+    job = start("-n", str(MANY), "--shutdown-timeout", "1h", program)
+    job.read_until("ready")
+    job.signal(signal.SIGINT)
+    done = job.wait()
+    assert done.code == 128 + signal.SIGINT, done.err
+    assert 0 < sum(event["event"] == "rank started" for event in done.events) < MANY
+
+
+def test_ranks_that_had_to_be_killed_are_named(start, script):
+    job = start("-n", "1", "--shutdown-timeout", "300ms", script(SLOW_TO_GO))
+    job.read_until("ready")
+    job.signal(signal.SIGTERM)
+    done = job.wait()
+    assert "tpurun: killed after 0.3 s (--shutdown-timeout): ranks 0, which had not ended" in done.err
+    assert "1 ranks killed after 0.3 s (--shutdown-timeout), run" in done.err

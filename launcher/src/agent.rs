@@ -34,6 +34,7 @@ use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::nodes::NodeEvent;
 use crate::output::{Output, Stream};
+use crate::rank_set::RankSet;
 use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
 use crate::screen::Screen;
@@ -63,6 +64,7 @@ struct Agent {
     control: ControlServer,
     server: Option<ForkServer>,
     ranks: Vec<Rank>,
+    to_start: start::ToStart,
     /// Of each rank: standard streams that have not ended.
     open_streams: Vec<u8>,
     phase: Phase,
@@ -159,6 +161,16 @@ struct Clearing {
     is_clear: bool,
 }
 
+impl Phase {
+    /// What ranks get that are asked to end: KeyboardInterrupt is what Python programs expect of Ctrl-C.
+    fn signal(&self) -> Signal {
+        match self {
+            Phase::Stopping(Stopping { why: Why::Asked(Signal::INT), .. }) => Signal::INT,
+            _ => Signal::TERM,
+        }
+    }
+}
+
 enum Why {
     Failed(Box<Verdict>),
     /// This failed, and so many ranks are started instead.
@@ -177,6 +189,8 @@ impl Agent {
                 Some(event) = rx.server.recv() => self.on_server(event).await,
                 Some(event) = rx.control.recv() => self.control.handle(event),
                 Some(event) = rx.nodes.recv() => self.on_node(event),
+                // A few at a time, so that signals are answered meanwhile.
+                () = std::future::ready(()), if self.may_start() => self.start_some().await,
                 Some(chunk) = rx.chunks.recv(), if self.screen.has_room() => self.on_chunk(chunk),
                 () = self.screen.room(), if !self.screen.has_room() => {}
                 () = tokio::time::sleep_until(wake) => {}
@@ -230,6 +244,7 @@ impl Agent {
         match &mut self.phase {
             Phase::Settling { until } if now >= *until || !is_anybody_alive => self.decide(),
             Phase::Stopping(stopping) if now >= stopping.kill_at => {
+                let is_first = stopping.killing_since.is_none();
                 let since = *stopping.killing_since.get_or_insert(now);
                 stopping.kill_at = now + KILL_EVERY;
                 match (&stopping.why, &self.server) {
@@ -239,9 +254,30 @@ impl Agent {
                 if matches!(stopping.why, Why::Restart(..)) && now >= since + lives::CLEARED_WITHIN {
                     self.call_off_everywhere(&self.leftover());
                 }
+                if is_first {
+                    self.say_who_is_killed();
+                }
             }
             _ => {}
         }
+    }
+
+    /// For how long ranks are waited for that were asked to end, and the option that says so.
+    fn stop_grace_text(&self) -> String {
+        format!("{} s (--shutdown-timeout)", self.job.stop_grace.as_secs_f64())
+    }
+
+    /// Of ranks that somebody has asked to end, and that did not.
+    fn say_who_is_killed(&mut self) {
+        let Phase::Stopping(Stopping { why: Why::Asked(_), is_hurried: false, .. }) = &self.phase else {
+            return;
+        };
+        let late: RankSet = self.running().into_values().collect();
+        if late.is_empty() {
+            return;
+        }
+        let grace = self.stop_grace_text();
+        self.say(&format!("killed after {grace}: ranks {late}, which had not ended"));
     }
 
     fn look_around(&mut self, now: Instant) {
@@ -342,11 +378,12 @@ impl Agent {
         let program = &self.job.programs.of(rank).name;
         self.run_dir.event("rank started", json!({"rank": rank, "program": program, "pid": pid}));
         if matches!(self.phase, Phase::Stopping(_)) {
-            kill::ask_group_to_end(pid);
+            kill::ask_to_end(pid, self.phase.signal());
         }
     }
 
     fn on_not_started(&mut self, rank: u32, reason: &str) {
+        self.forget_to_start();
         self.on_end(rank, Ending::Exit(1));
         let cause = Cause::NotStarted(reason.to_owned());
         self.fail(Verdict::plain(Some(rank), cause, Instant::now()));
@@ -366,6 +403,7 @@ impl Agent {
             _ if is_over => {}
             _ => self.fail(Verdict::plain(None, Cause::ForkServerDied, Instant::now())),
         }
+        self.forget_to_start();
         // Its children die with it; those whose number it has not told are not seen otherwise.
         for rank in self.job.here.clone() {
             if self.ranks[rank as usize] == Rank::Requested {
@@ -494,7 +532,9 @@ impl Agent {
             }
             return;
         }
+        self.forget_to_start();
         self.run_dir.event("stop", self.describe_stop(&why));
+        self.output.expect_interrupts(matches!(why, Why::Asked(Signal::INT)));
         let reason = if matches!(why, Why::Asked(_)) { "stopped" } else { "failed" };
         let running = self.running();
         let mut victims: Vec<u32> = running.values().copied().collect();
@@ -510,7 +550,8 @@ impl Agent {
         if !is_urgent {
             // First, while they still do what they did.
             self.record_flight(reason);
-            running.keys().for_each(|pid| kill::ask_group_to_end(*pid));
+            let signal = self.phase.signal();
+            running.keys().for_each(|pid| kill::ask_to_end(*pid, signal));
         }
     }
 

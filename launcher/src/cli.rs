@@ -237,13 +237,13 @@ pub(crate) struct Options {
     /// Longest wait in a collective whose group sets none of its own, as 500ms, 30s or 10m
     #[arg(long, value_name = "30s")]
     pub(crate) timeout: Option<String>,
-    /// After Ctrl-C or SIGTERM, time for the ranks to end by themselves [default: 10s]
+    /// After Ctrl-C or SIGTERM, time for the ranks to end by themselves [default: 30s]
     #[arg(
         long,
         alias = "shutdown_timeout",
         env = "PET_SHUTDOWN_TIMEOUT",
         hide_env = true,
-        value_name = "10s"
+        value_name = "30s"
     )]
     pub(crate) shutdown_timeout: Option<String>,
     /// File with the token that all nodes of --nnodes share [default: $TPURUN_TOKEN]

@@ -75,7 +75,7 @@ pub(crate) struct Job {
     pub(crate) policy: Policy,
     /// Between SIGTERM and SIGKILL after a failure.
     pub(crate) failure_grace: Duration,
-    /// Between SIGTERM and SIGKILL when somebody asked the job to stop.
+    /// Between SIGINT or SIGTERM and SIGKILL when somebody asked the job to stop.
     pub(crate) stop_grace: Duration,
     pub(crate) dry_run: bool,
     /// Whether to show where the time until the first collective goes.
@@ -564,7 +564,7 @@ const RENDEZVOUS_PATIENCE: Duration = Duration::from_secs(600);
 const RENDEZVOUS_PORT: u16 = 29400;
 /// Each has an address on the loopback.
 const MAX_PRETENDED: u32 = 60_000;
-const STOP_GRACE: Duration = Duration::from_secs(10);
+const STOP_GRACE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {

@@ -4,18 +4,27 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, pidfd_open,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group, pidfd_open,
     pidfd_send_signal, wait,
 };
 
 use crate::cgroup::JobCgroup;
 use crate::processes::{Process, descendants};
 
-/// Asks a rank and what it started to end, also when it is stopped.
-pub(crate) fn ask_group_to_end(leader: i32) {
-    let Some(group) = Pid::from_raw(leader) else { return };
-    let _ = kill_process_group(group, Signal::TERM);
-    let _ = kill_process_group(group, Signal::CONT);
+/// Asks a rank to end, also when it is stopped. What it has started, such as the workers of a data loader, is the
+/// rank's own to end; but a shell only waits for the program, so all that it has started is asked.
+pub(crate) fn ask_to_end(rank: i32, signal: Signal) {
+    let Some(pid) = Pid::from_raw(rank) else { return };
+    let _ = match is_shell(rank) {
+        true => kill_process_group(pid, signal),
+        false => kill_process(pid, signal),
+    };
+    let _ = kill_process_group(pid, Signal::CONT);
+}
+
+fn is_shell(pid: i32) -> bool {
+    let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    program.file_name().and_then(|name| name.to_str()).is_some_and(|name| SHELLS.contains(&name))
 }
 
 /// Kills what is left of the process group of a process that has ended.
@@ -88,4 +97,5 @@ fn own_pid() -> i32 {
 }
 
 const LIMIT: Duration = Duration::from_secs(5);
+const SHELLS: [&str; 6] = ["bash", "dash", "sh", "zsh", "ksh", "busybox"];
 const PAUSE: Duration = Duration::from_millis(2);

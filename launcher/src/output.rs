@@ -183,6 +183,11 @@ impl Output {
         }
     }
 
+    /// Whether the job was interrupted: then every rank may print KeyboardInterrupt, and they are told in one line.
+    pub(crate) fn expect_interrupts(&mut self, are_expected: bool) {
+        self.victims.iter_mut().for_each(|victims| victims.expects_interrupts = are_expected);
+    }
+
     /// Shows the lines of victims that need not wait any longer, without a time all of them.
     fn tell_victims(&mut self, now: Option<Instant>) {
         let Some(victims) = &mut self.victims else { return };

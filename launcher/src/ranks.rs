@@ -30,7 +30,7 @@ pub(crate) enum Rank {
     Unborn,
     /// Another node's.
     Elsewhere,
-    /// Asked for; the fork server has not said its number yet.
+    /// Asked for, or next in the queue; its number is not known yet.
     Requested,
     /// Running as this process.
     Running(i32),

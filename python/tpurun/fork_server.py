@@ -35,6 +35,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STORE_TIMEOUT_S = 30
 MAX_FDS_PER_REQUEST = 5
+# What asks a rank to end; the fork server itself ends when its agent does.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Descriptors of these mean that a driver is open, which does not survive a fork.
 ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri", "/dev/neuron")
 
@@ -48,7 +50,7 @@ def main() -> None:
     _device.is_left_to_ranks = True
     adopt_orphans(options["agent"])
     dispositions = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     agent = Agent(options["fd"])
     try:
@@ -172,20 +174,27 @@ class Server:
         rank = request["rank"]
         # Before, since the child may be the first to run.
         begun_ns = now_ns()
+        # These are ignored here; the child may be asked to end before it has undone that, so they wait for it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             pid = os.fork()
         except OSError as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self.agent.tell(event="failed", rank=rank, reason=str(error))
             return
         if pid == 0:
-            status = self.become_rank(request, fds)
+            status = self.become_rank(request, fds, mask)
             _end.leave(status, run_rank.part_from_other_hosts if status == 0 else None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         set_process_group(pid)
         self.ranks[pid] = rank
         self.agent.tell(event="started", rank=rank, pid=pid, ns=begun_ns)
 
-    def become_rank(self, request: dict, fds: list[int]) -> int:
-        """In the child: undoes what makes this process a server, then runs the program; its exit status."""
+    def become_rank(self, request: dict, fds: list[int], mask: set[int]) -> int:
+        """In the child: undoes what makes this process a server, then runs the program; its exit status.
+
+        Signals that were held back for this process arrive as soon as it can answer them as a rank does.
+        """
         try:
             _end.begin_rank()
             self.leave_server()
@@ -198,15 +207,16 @@ class Server:
             os.environ["TPURUN_CONTROL_FD"] = str(fds[3])
             os.environ["TPURUN_BOARD_FD"] = str(fds[4])
             run_rank.use_whole_lines()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             take_own_randomness()
             use_threads_of_environment()
             program = request["program"]
             if program["cwd"] is not None:
                 os.chdir(program["cwd"])
             return run_rank.run(program["target"], program["args"], is_module=program["module"])
-        except BaseException:
+        except BaseException as error:
             sys.excepthook(*sys.exc_info())
-            return 1
+            return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
     def start_store(self, host: str, port: int) -> None:
         """Forks the process that holds the rendezvous store, so that no rank's death takes it away."""

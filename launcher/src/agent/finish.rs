@@ -100,7 +100,11 @@ impl Agent {
             Why::FrontDied => 1,
             Why::Asked(signal) => {
                 let ran_for = report::clock(self.started.elapsed());
-                let how = if stopping.killing_since.is_some() { "killed" } else { "stopped" };
+                let how = match stopping.killing_since {
+                    Some(_) if stopping.is_hurried => "killed".to_owned(),
+                    Some(_) => format!("killed after {}", self.stop_grace_text()),
+                    None => "stopped".to_owned(),
+                };
                 let victims = stopping.victims.len();
                 let run = self.run_dir.shown().display().to_string();
                 self.say(&format!(

@@ -1,6 +1,6 @@
 //! From a job to running ranks: what they share is made, the fork server imports meanwhile, then they start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::TcpListener;
 use std::time::Instant;
@@ -38,6 +38,14 @@ use crate::suspects::Suspects;
 use crate::timings::Step;
 use crate::verdict;
 use crate::watch::Watch;
+
+/// Ranks that are started one after another, while the agent answers what else comes.
+#[derive(Default)]
+pub(super) struct ToStart {
+    ranks: VecDeque<u32>,
+    /// Where all of them find the store.
+    store: Variables,
+}
 
 /// Runs the job for the front, which waits for us, and returns its exit code.
 ///
@@ -97,6 +105,7 @@ impl Agent {
             control: ControlServer::new(job.ranks, identities, spread),
             server: None,
             ranks: unborn(&job),
+            to_start: ToStart::default(),
             open_streams: vec![0; job.ranks as usize],
             phase: Phase::Starting,
             failures: Vec::new(),
@@ -221,12 +230,50 @@ impl Agent {
         let store = environment::of_store(port, true);
         let (forked, spawned): (Vec<u32>, Vec<u32>) =
             self.job.here.clone().partition(|rank| self.is_forked(*rank));
-        for rank in forked {
-            if let Err(error) = self.fork_rank(rank, &store).await {
-                return self.on_not_started(rank, &explain(&error));
-            }
+        self.start_in_turn(forked.into_iter().chain(spawned), store);
+    }
+
+    /// Queues ranks, which are from now on about to run.
+    fn start_in_turn(&mut self, ranks: impl Iterator<Item = u32>, store: Variables) {
+        self.to_start = ToStart { ranks: ranks.collect(), store };
+        for rank in &self.to_start.ranks {
+            self.ranks[*rank as usize] = Rank::Requested;
         }
-        self.spawn_with_store(&spawned, store);
+    }
+
+    /// Those that have not been started never will be.
+    pub(super) fn forget_to_start(&mut self) {
+        for rank in std::mem::take(&mut self.to_start).ranks {
+            self.ranks[rank as usize] = Rank::Unborn;
+        }
+    }
+
+    /// Whether a rank is next. What the fork server was asked for cannot be taken back, so it is not asked for many.
+    pub(super) fn may_start(&self) -> bool {
+        let waiting = self.to_start.ranks.len();
+        let asked_for = || self.ranks.iter().filter(|rank| **rank == Rank::Requested).count() - waiting;
+        waiting > 0 && asked_for() < ASKED_AT_ONCE
+    }
+
+    /// Starts the next rank, or a few that are no children of the fork server.
+    pub(super) async fn start_some(&mut self) {
+        let store = self.to_start.store.clone();
+        let Some(&next) = self.to_start.ranks.front() else { return };
+        let result = match self.is_forked(next) {
+            true => {
+                self.to_start.ranks.pop_front();
+                self.fork_rank(next, &store).await.map_err(|error| (next, error))
+            }
+            false => {
+                let few = self.to_start.ranks.len().min(SPAWNED_AT_ONCE);
+                let ranks = self.to_start.ranks.drain(..few).collect();
+                self.spawn_with_store(ranks, store)
+            }
+        };
+        if let Err((rank, error)) = result {
+            self.ranks[rank as usize] = Rank::Unborn;
+            self.on_not_started(rank, &explain(&error));
+        }
     }
 
     /// Whether a rank is a child of the fork server, or will be.
@@ -241,9 +288,7 @@ impl Agent {
         let common = self.common_variables().into_iter().chain(store.iter().cloned());
         let variables: Variables = common.chain(threads).chain(self.rank_variables(rank)).collect();
         let server = self.server.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        server.start_rank(self.job.programs.of(rank), rank, &variables, ends, &self.board_fd).await?;
-        self.ranks[rank as usize] = Rank::Requested;
-        Ok(())
+        server.start_rank(self.job.programs.of(rank), rank, &variables, ends, &self.board_fd).await
     }
 
     /// A server that can not fork can still hold the store, if torch is there.
@@ -282,8 +327,7 @@ impl Agent {
                 return self.on_not_started(self.job.here.start, &format!("no free port: {error}"));
             }
         };
-        let ranks: Vec<u32> = self.job.here.clone().collect();
-        self.spawn_with_store(&ranks, store);
+        self.start_in_turn(self.job.here.clone(), store);
     }
 
     /// The port that leads to the store of node 0, from another one.
@@ -298,23 +342,21 @@ impl Agent {
         }
     }
 
-    fn spawn_with_store(&mut self, ranks: &[u32], store: Variables) {
+    fn spawn_with_store(&mut self, ranks: Vec<u32>, store: Variables) -> Result<(), (u32, io::Error)> {
         let board = environment::of_board(std::os::fd::AsRawFd::as_raw_fd(&self.board_fd));
         let common: Variables = self.common_variables().into_iter().chain(store).chain(board).collect();
         let mut cgroup = self.cgroup.take();
-        let mut spawn_all = || {
-            let mut ranks = ranks.iter();
-            ranks
-                .try_for_each(|&rank| self.spawn_rank(rank, &common).map_err(|error| (rank, explain(&error))))
-        };
+        let mut waiting = ranks.into_iter();
+        let mut spawn_all =
+            || waiting.try_for_each(|rank| self.spawn_rank(rank, &common).map_err(|error| (rank, error)));
         let spawned = match &mut cgroup {
             Some(cgroup) => cgroup.enclose(spawn_all),
             None => spawn_all(),
         };
         self.cgroup = cgroup;
-        if let Err((rank, reason)) = spawned {
-            self.on_not_started(rank, &reason);
-        }
+        // After a failure.
+        waiting.for_each(|rank| self.ranks[rank as usize] = Rank::Unborn);
+        spawned
     }
 
     fn spawn_rank(&mut self, rank: u32, common: &Variables) -> io::Result<()> {
@@ -375,8 +417,14 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
 fn victims(run_dir: &RunDir) -> VictimLookup {
     let run = run_dir.path().to_owned();
     VictimLookup::new(move |rank| {
-        let error = run_dir::error_in(&run, rank).filter(|error| verdict::is_victim(rank, error))?;
-        Some(Victim { summary: report::of_victim(&error), traceback: error.traceback })
+        let error = run_dir::error_in(&run, rank)?;
+        let is_interrupt = error.kind == "KeyboardInterrupt";
+        let is_known = is_interrupt || verdict::is_victim(rank, &error);
+        is_known.then(|| Victim {
+            is_interrupt,
+            summary: report::of_victim(&error),
+            traceback: error.traceback,
+        })
     })
 }
 
@@ -429,4 +477,9 @@ const FDS_PER_RANK: u64 = 3;
 /// Open log files, shared segments on their way, and the agent's own.
 const OWN_FDS: u64 = 128;
 pub(super) const QUEUED_CHUNKS: usize = 64;
+/// Ranks that the fork server is asked for before it has started them: enough that it never waits for the agent, and
+/// forked in a fraction of a second, which the end of a job has to wait for.
+const ASKED_AT_ONCE: usize = 16;
+/// Ranks that are spawned before the agent looks at anything else: 10 ms of work; each turn enters the control group.
+const SPAWNED_AT_ONCE: usize = 8;
 const MAX_SHOWN_PROGRAMS: usize = 8;

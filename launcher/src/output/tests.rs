@@ -450,8 +450,13 @@ const LOST: &str = "Traceback (most recent call last):\n  File \"x.py\", line 3,
 
 /// Ranks 0 to 2 have left word of the same error.
 fn with_victims() -> Harness {
-    let find =
-        |rank| (rank < 3).then(|| Victim { traceback: LOST.into(), summary: "RankLostError: gone".into() });
+    let find = |rank| {
+        (rank < 3).then(|| Victim {
+            is_interrupt: false,
+            traceback: LOST.into(),
+            summary: "RankLostError: gone".into(),
+        })
+    };
     Harness::new(OutputConfig { victims: Some(VictimLookup::new(find)), ..config(4) })
 }
 

@@ -13,6 +13,8 @@ use super::Stream;
 /// The error that a victim is about to print.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Victim {
+    /// It is a KeyboardInterrupt, which nobody is to blame for where the job was interrupted.
+    pub(crate) is_interrupt: bool,
     /// As Python prints it.
     pub(crate) traceback: String,
     /// The same in one line.
@@ -41,6 +43,8 @@ pub(super) struct Victims {
     lookup: VictimLookup,
     reading: HashMap<u32, Reading>,
     told: Vec<Told>,
+    /// The job was interrupted, so that every rank may end with KeyboardInterrupt.
+    pub(super) expects_interrupts: bool,
 }
 
 /// What becomes of a line.
@@ -72,7 +76,7 @@ struct Told {
 
 impl Victims {
     pub(super) fn new(lookup: VictimLookup) -> Victims {
-        Victims { lookup, reading: HashMap::new(), told: Vec::new() }
+        Victims { lookup, reading: HashMap::new(), told: Vec::new(), expects_interrupts: false }
     }
 
     /// Takes a whole line if it belongs to a victim's traceback.
@@ -117,7 +121,9 @@ impl Victims {
         if !line.starts_with(TRACEBACK) {
             return Taken::No;
         }
-        let Some(victim) = (self.lookup.0)(rank) else { return Taken::No };
+        let victim = (self.lookup.0)(rank);
+        let victim = victim.filter(|victim| self.expects_interrupts || !victim.is_interrupt);
+        let Some(victim) = victim else { return Taken::No };
         let lines = victim.traceback.trim_end().lines().map(|line| line.trim_end().to_owned());
         let mut lines = lines.filter(|line| !is_underline(line)).collect::<Vec<_>>().into_iter();
         if lines.next().as_deref() != Some(line) {
