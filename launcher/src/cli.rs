@@ -216,6 +216,9 @@ pub(crate) struct Options {
         value_name = "0-3,7"
     )]
     pub(crate) only_ranks: Option<String>,
+    /// The rank that reads the standard input of tpurun; that of all others is empty
+    #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true)]
+    pub(crate) stdin_rank: u32,
     /// Show in full what ranks print that fail only because another one did, instead of one line for all
     #[arg(long)]
     pub(crate) show_victims: bool,

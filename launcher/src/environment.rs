@@ -1,6 +1,7 @@
 //! The environment of a rank: torchrun's contract, and what the engine reads.
 
-use std::path::Path;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
 
 use tpurun_collectives::board::BOARD_FD_VAR;
 use tpurun_collectives::control::CONTROL_FD_VAR;
@@ -42,7 +43,21 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
 
 /// What the start of the job has decided.
 pub(crate) fn of_run(run_dir: &Path) -> Variables {
-    named(vec![("TPURUN_RUN_DIR", run_dir.display().to_string())])
+    let terminal = terminal().map(|path| path.display().to_string()).unwrap_or_default();
+    named(vec![("TPURUN_RUN_DIR", run_dir.display().to_string()), ("TPURUN_TERMINAL", terminal)])
+}
+
+/// Where the debugger of a rank finds the person who has started the job; `python/tpurun/_debugger.py` opens it.
+fn terminal() -> Option<PathBuf> {
+    let streams: [(&str, bool); 3] = [
+        ("/proc/self/fd/0", io::stdin().is_terminal()),
+        ("/proc/self/fd/2", io::stderr().is_terminal()),
+        ("/proc/self/fd/1", io::stdout().is_terminal()),
+    ];
+    streams
+        .into_iter()
+        .find(|(_, is_terminal)| *is_terminal)
+        .and_then(|(path, _)| std::fs::read_link(path).ok())
 }
 
 /// Where a rank finds the board that it inherits.
@@ -100,7 +115,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 21] = [
+const OURS: [&str; 22] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -108,6 +123,7 @@ const OURS: [&str; 21] = [
     "TPURUN_PROGRAM",
     "TPURUN_PROGRAMS",
     "TPURUN_RUN_DIR",
+    "TPURUN_TERMINAL",
     "TPURUN_TOPOLOGY",
     "TPURUN_ALGORITHM",
     "TPURUN_TIMEOUT_MS",

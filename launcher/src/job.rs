@@ -60,6 +60,8 @@ pub(crate) struct Job {
     /// Whether lines say which rank they are from.
     pub(crate) labels: bool,
     pub(crate) only: RankSet,
+    /// The rank that reads our standard input.
+    pub(crate) stdin_rank: u32,
     /// Whether tracebacks that only echo another rank's failure are shown in full.
     pub(crate) shows_victims: bool,
     pub(crate) topology: Option<Topology>,
@@ -214,6 +216,10 @@ impl Job {
                 "--bulk: expected quic beside --link, which is one of datagrams, given tcp".to_owned()
             );
         }
+        let (reader, most) = (options.stdin_rank, if nodes.is_some() { MAX_RANKS } else { ranks });
+        if reader >= most {
+            return Err(format!("--stdin-rank: expected a rank below {most}, given {reader}"));
+        }
         let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
         let cores = usable_cpus();
         let master_port = parse_port(options.torchrun.master_port.as_deref())?;
@@ -242,6 +248,7 @@ impl Job {
             log_dir: options.log_dir.as_ref().map(PathBuf::from),
             labels: bench.is_none(),
             only: parse_only(options.only_ranks.as_deref(), if nodes.is_some() { MAX_RANKS } else { ranks })?,
+            stdin_rank: options.stdin_rank,
             shows_victims: options.show_victims,
             topology: options.topology.as_deref().map(parse_topology).transpose()?,
             nodes,

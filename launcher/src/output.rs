@@ -54,6 +54,8 @@ pub(crate) struct OutputConfig {
     pub(crate) prefix: bool,
     /// The ranks that are shown. All of them are logged.
     pub(crate) only: RankSet,
+    /// The rank that a person can answer.
+    pub(crate) reader: u32,
     /// Show identical lines of several ranks once. Needs `prefix`, which says whose they were.
     pub(crate) fold: bool,
     /// Who is a victim of another rank; where this is known, a victim's traceback is one line. Needs `prefix`.
@@ -71,6 +73,7 @@ pub(crate) struct OutputConfig {
 pub(crate) struct Output {
     sources: Vec<Source>,
     only: RankSet,
+    reader: u32,
     is_terminal: bool,
     passes_through: bool,
     folder: Option<Folder>,
@@ -106,6 +109,7 @@ impl Output {
         Self {
             sources: (0..config.ranks).map(|_| Source::default()).collect(),
             only: config.only,
+            reader: config.reader,
             is_terminal: config.terminal,
             passes_through,
             folder: can_fold.then(|| Folder::new(config.ranks, shown)),
@@ -148,9 +152,9 @@ impl Output {
         self.settle(now);
         for stream in STREAMS {
             if self.prompt_deadline(stream).is_some_and(|at| at <= now) {
-                let lines = &mut self.sources[0].lines[stream as usize];
+                let lines = &mut self.sources[self.reader as usize].lines[stream as usize];
                 if let Some(text) = lines.unshown() {
-                    self.screen.partial(0, stream, text);
+                    self.screen.partial(self.reader, stream, text);
                     lines.mark_shown();
                 }
             }
@@ -310,10 +314,10 @@ impl Output {
     }
 
     fn prompt_deadline(&self, stream: Stream) -> Option<Instant> {
-        if !self.is_terminal || self.passes_through || !self.only.contains(0) {
+        if !self.is_terminal || self.passes_through || !self.only.contains(self.reader) {
             return None;
         }
-        let source = self.sources.first()?;
+        let source = self.sources.get(self.reader as usize)?;
         source.lines[stream as usize].unshown()?;
         source.last_bytes_at[stream as usize].map(|at| at + PROMPT_DELAY)
     }

@@ -95,14 +95,15 @@ impl Ending {
     }
 }
 
-/// Opens the standard streams of a rank; what it writes goes to `chunks`. Only rank 0 reads our stdin.
+/// Opens the standard streams of a rank; what it writes goes to `chunks`. Only one rank reads our stdin.
 pub(crate) fn open_streams(
     rank: u32,
+    reads_stdin: bool,
     chunks: &mpsc::Sender<Chunk>,
 ) -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
-    let stdin = match rank {
-        0 => io::stdin().as_fd().try_clone_to_owned().or_else(|_| null())?,
-        _ => null()?,
+    let stdin = match reads_stdin {
+        true => io::stdin().as_fd().try_clone_to_owned().or_else(|_| null())?,
+        false => null()?,
     };
     let open = |stream| -> io::Result<OwnedFd> {
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;

@@ -19,7 +19,7 @@ import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _device, _end, _marks, stacks
+from tpurun import _debugger, _device, _end, _marks, stacks
 
 MAX_MESSAGE_CHARS = 8192
 # The launcher reads files of up to a megabyte.
@@ -57,6 +57,7 @@ def run_program(target: str, arguments: list[str], *, is_module: bool) -> int:
     # A process that the program forks inherits our descriptors, but is not this rank: the engine compares.
     os.environ["TPURUN_RANK_PID"] = str(os.getpid())
     stacks.register()
+    _debugger.prepare()
     sys.argv = [target, *arguments]
     # A program that starts itself anew does it with these words.
     sys.orig_argv = [sys.executable, *interpreter_flags(), *(["-m"] if is_module else []), target, *arguments]

@@ -370,7 +370,8 @@ impl Agent {
 
     fn open_ends(&mut self, rank: u32) -> io::Result<RankEnds> {
         let control = self.control.open(rank, self.tx.control.clone())?;
-        let (stdin, stdout, stderr) = ranks::open_streams(rank, &self.tx.chunks)?;
+        let (stdin, stdout, stderr) =
+            ranks::open_streams(rank, rank == self.job.stdin_rank, &self.tx.chunks)?;
         self.open_streams[rank as usize] = 2;
         Ok(RankEnds { stdin, stdout, stderr, control })
     }
@@ -405,6 +406,7 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
         prefix: job.labels,
         // What nobody here writes is not waited for.
         only: job.here.clone().filter(|rank| job.only.contains(*rank)).collect(),
+        reader: job.stdin_rank,
         fold: job.labels,
         victims: (!job.shows_victims).then(|| victims(run_dir)),
         log_dir: Some(run_dir.path().to_owned()),

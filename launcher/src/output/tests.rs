@@ -22,6 +22,7 @@ fn config(ranks: u32) -> OutputConfig {
         labels: Labels::default(),
         prefix: true,
         only: (0..ranks).collect(),
+        reader: 0,
         fold: true,
         victims: None,
         log_dir: None,
