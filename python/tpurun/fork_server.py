@@ -174,7 +174,7 @@ class Server:
         rank = request["rank"]
         # Before, since the child may be the first to run.
         begun_ns = now_ns()
-        # These are ignored here; the child may be asked to end before it has undone that, so they wait for it.
+        # Ignored here. The child may be asked to end before it has undone that, so they wait for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             pid = os.fork()
