@@ -580,3 +580,35 @@ def test_ranks_that_had_to_be_killed_are_named(start, script):
     done = job.wait()
     assert "tpurun: killed after 0.3 s (--shutdown-timeout): ranks 0, which had not ended" in done.err
     assert "1 ranks killed after 0.3 s (--shutdown-timeout), run" in done.err
+
+
+INTERRUPTED_IN_A_COLLECTIVE = """
+import sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+try:
+    print("ready", flush=True)
+    if dist.get_rank() == 0:
+        time.sleep(1000)
+    work = dist.all_reduce(torch.ones(8), async_op=sys.argv[1] == "wait")
+    work.wait()
+except KeyboardInterrupt:
+    print("saved", flush=True)
+    sys.exit(0)
+except Exception as error:
+    print("instead", type(error).__name__, flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("how", ["post", "wait"])
+def test_ctrl_c_reaches_ranks_that_wait_in_a_collective(start, script, how: str):
+    """Whichever rank is the first to leave, the others are interrupted too, and see no error of the group."""
+    job = start("-n", "3", "--shutdown-timeout", "1h", script(INTERRUPTED_IN_A_COLLECTIVE), how)
+    job.read_of_all("ready", 3)
+    job.signal(signal.SIGINT)
+    done = job.wait()
+    assert done.code == 128 + signal.SIGINT, done.err
+    assert done.shown_by_rank() == {rank: ["ready", "saved"] for rank in range(3)}

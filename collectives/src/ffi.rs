@@ -24,6 +24,7 @@ use crate::reduce::{self, Copying};
 use crate::segment::{Bootstrap, Membership};
 use crate::sentinel::Sentinel;
 use crate::site::Site;
+use crate::sync::interrupt;
 use crate::text::head;
 use crate::traffic::Traffic;
 use crate::work::{OnDone, Outcome, Work};
@@ -501,6 +502,33 @@ pub unsafe extern "C" fn tpurun_work_wait(
             }
         }
     })
+}
+
+/// # Safety
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tpurun_work_abort(work: *const CWork, reason: *const u8, bytes: u64) {
+    // SAFETY: the caller's promise.
+    let work = unsafe { &*work };
+    // SAFETY: the caller's promise.
+    let reason = unsafe { text(reason, bytes) };
+    guarded_void(|| work.communicator.abort(&reason));
+}
+
+/// The check of one thread.
+#[repr(C)]
+pub struct CCheck {
+    function: Option<extern "C" fn(*mut c_void)>,
+    argument: *mut c_void,
+}
+
+/// `tpurun.h`: both stay valid until the thread sets another one.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_check_while_waiting(check: CCheck) -> CCheck {
+    let before = interrupt::set(check.function.map(|function| (function, check.argument)));
+    let (function, argument) =
+        before.map_or((None, std::ptr::null_mut()), |(function, argument)| (Some(function), argument));
+    CCheck { function, argument }
 }
 
 /// # Safety

@@ -11,6 +11,7 @@ mod chain;
 mod completion;
 mod doorbell;
 mod hands;
+pub(crate) mod interrupt;
 mod meeting;
 #[cfg(test)]
 mod model;
@@ -34,9 +35,12 @@ pub(crate) use ring::{Ring, RingCounters, RingError, Run};
 mod imp {
     use std::time::Instant;
 
+    use rustix::io::Errno;
     use rustix::thread::futex;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    use super::interrupt;
 
     /// A futex word.
     #[repr(transparent)]
@@ -50,7 +54,7 @@ mod imp {
 
         /// Sleeps while the word holds `expected`, at most until `deadline`; may return early.
         pub(crate) fn sleep(&self, expected: u32, deadline: Option<Instant>) {
-            let timeout = match deadline {
+            let timeout = match interrupt::bound(deadline) {
                 None => None,
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
@@ -62,7 +66,10 @@ mod imp {
             };
             // Shared between processes: no PRIVATE flag. Every error (value changed, signal, timeout) means
             // the same to the caller: look again.
-            let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
+            let slept = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
+            if matches!(slept, Err(Errno::INTR | Errno::TIMEDOUT)) {
+                interrupt::check();
+            }
         }
 
         /// Wakes at most `count` sleepers.

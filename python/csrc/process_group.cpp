@@ -11,6 +11,7 @@
 #include "device/streams.h"
 #include "errors.h"
 #include "gil.h"
+#include "interrupts.h"
 #include "shared.h"
 #include "sparse.h"
 #include "store.h"
@@ -312,11 +313,15 @@ void ProcessGroup::run(Operation& operation, std::chrono::milliseconds timeout) 
   record.python_threads = threads;
   TpurunError error;
   TpurunWork* none = nullptr;
+  Interruptible interruptible(comm_.get(), [](void* comm, const char* reason, uint64_t bytes) {
+    tpurun_comm_abort(static_cast<TpurunComm*>(comm), reason, bytes);
+  });
   const auto status = without_gil([&] { return tpurun_post(comm_.get(), &record, &none, &error); });
   if (is_failure(status)) {
     operation.give_up();
     hooks_->run();
   }
+  interruptible.rethrow(is_failure(status));
   throw_unless_ok(status, error);
   operation.copy_back();
 }

@@ -183,7 +183,18 @@ int32_t tpurun_work_is_done(
     const TpurunWork* work);  // 1 when finished, successfully or not, and in a fork of the rank
 void tpurun_work_attend(const TpurunWork* work);  // a lazy op ends from now on though nobody waits for it
 uint64_t tpurun_work_seq(const TpurunWork* work);
+// As tpurun_comm_abort, of the communicator that the operation belongs to.
+void tpurun_work_abort(const TpurunWork* work, const char* reason, uint64_t reason_bytes);
 void tpurun_work_free(TpurunWork* work);  // does not cancel the op
+
+// What the calling thread runs while it waits in this library: soon after a signal has interrupted its sleep, and
+// several times a second. It may abort the communicator, which ends the wait, and must post nothing there.
+// Returns the check before; no function: none.
+typedef struct {
+  void (*function)(void* argument);
+  void* argument;
+} TpurunCheck;
+TpurunCheck tpurun_check_while_waiting(TpurunCheck check);
 
 // Fails every pending and future operation of this communicator, on all its ranks, with AbortedError.
 void tpurun_comm_abort(TpurunComm* comm, const char* reason, uint64_t reason_bytes);

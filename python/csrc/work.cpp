@@ -7,6 +7,7 @@
 #include "device/mode.h"
 #include "errors.h"
 #include "gil.h"
+#include "interrupts.h"
 
 namespace tpurun {
 
@@ -126,6 +127,9 @@ std::shared_ptr<device::streams::Pending> PendingWork::ticket() {
 void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
   TpurunError error;
   const auto threads = tpurun_work_is_done(handle_) == 0 ? python_threads() : 0;
+  Interruptible interruptible(handle_, [](void* work, const char* reason, uint64_t bytes) {
+    tpurun_work_abort(static_cast<TpurunWork*>(work), reason, bytes);
+  });
   const auto status =
       without_gil([&] { return tpurun_work_wait(handle_, timeout.count(), threads, &error); });
   // A wait that is over before the operation is has failed nothing.
@@ -135,6 +139,7 @@ void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
       hooks_->run();
     }
   }
+  interruptible.rethrow(is_failure(status));
   throw_unless_ok(status, error);
   was_waited_for_ = true;
   in_flight_->copy_back();

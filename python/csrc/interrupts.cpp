@@ -1,0 +1,65 @@
+#include "interrupts.h"
+
+#include <string_view>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <pybind11/pybind11.h>
+
+namespace tpurun {
+
+namespace {
+
+bool is_main_thread() {
+  thread_local const bool is_main = syscall(SYS_gettid) == getpid();
+  return is_main && Py_IsInitialized() != 0 && PyGILState_GetThisThreadState() != nullptr;
+}
+
+constexpr std::string_view kReason = "its program was interrupted";
+
+}  // namespace
+
+Interruptible::Interruptible(void* waited, Abort abort)
+    : waited_(waited), abort_(abort), is_active_(is_main_thread()) {
+  if (is_active_) {
+    before_ = tpurun_check_while_waiting({&Interruptible::check, this});
+  }
+}
+
+Interruptible::~Interruptible() {
+  if (is_active_) {
+    tpurun_check_while_waiting(before_);
+  }
+}
+
+void Interruptible::check(void* self) {
+  auto& own = *static_cast<Interruptible*>(self);
+  if (!own.raised_ && own.has_raised()) {
+    own.abort_(own.waited_, kReason.data(), kReason.size());
+  }
+}
+
+bool Interruptible::has_raised() {
+  const pybind11::gil_scoped_acquire gil;
+  // Only Ctrl-C: handlers of other signals may use the very group that waits, and run after the wait as always.
+  if (PyOS_InterruptOccurred() == 0) {
+    return false;
+  }
+  // Asking has taken the signal away.
+  PyErr_SetInterrupt();
+  if (PyErr_CheckSignals() == 0) {
+    return false;
+  }
+  raised_.emplace();
+  raised_->persist();
+  return true;
+}
+
+void Interruptible::rethrow(bool has_failed) {
+  if (raised_ || (has_failed && is_active_ && has_raised())) {
+    throw python_error(*raised_);
+  }
+}
+
+}  // namespace tpurun

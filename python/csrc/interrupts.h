@@ -1,0 +1,40 @@
+// Ctrl-C in the main thread while the engine waits: Python's handler runs then and there, and what it raises ends
+// the wait. The group cannot go on, because this rank leaves an operation that the others are in: it is aborted.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "tpurun.h"
+
+namespace tpurun {
+
+// Covers one wait on the thread that makes it; does nothing on other threads than the main one.
+class Interruptible {
+ public:
+  using Abort = void (*)(void* waited, const char* reason, uint64_t bytes);
+
+  // `abort` ends the wait for `waited`.
+  Interruptible(void* waited, Abort abort);
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+  // Throws what a handler has raised. After a failure a Ctrl-C that just came is looked for, too: the rank that
+  // had it first has failed the others, and KeyboardInterrupt is what their programs expect as well.
+  void rethrow(bool has_failed);
+
+ private:
+  static void check(void* self);
+  bool has_raised();
+
+  void* waited_;
+  Abort abort_;
+  bool is_active_;
+  TpurunCheck before_{};
+  std::optional<python_error> raised_;
+};
+
+}  // namespace tpurun
