@@ -33,7 +33,7 @@ def test_a_wrong_kernel_is_found():
         import torch
         from torch import library
         from op_programs.__main__ import main
-        torch.tpu.is_available()
+        torch.tpu.init()
         planted = library.Library("aten", "IMPL")
         planted.impl("neg", lambda x: torch.abs(x), "PrivateUse1", allow_override=True)
         sys.argv[1:] = ["--programs", "60"]

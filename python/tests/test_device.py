@@ -26,7 +26,7 @@ def on_device(test: Callable[[], None]) -> Callable[[], None]:
         def body(rank: int) -> None:
             os.environ.update(TPURUN_HBM="256MiB", LOCAL_WORLD_SIZE="2")
             torch.manual_seed(0)
-            torch.tpu.is_available()
+            torch.tpu.init()
             test()
 
         ranks.fork(1, body)
@@ -265,7 +265,7 @@ def test_a_program_that_never_names_the_device_does_not_get_it() -> None:
     "code",
     [
         'torch.device("tpu")',
-        "torch.tpu.is_available()",
+        "torch.tpu.init()",
         'torch.ones(1, device="tpu").device',
         "torch.tpu.eager_mode = 1; assert torch.tpu.eager_mode == 1",
     ],
@@ -279,7 +279,9 @@ def test_a_program_that_names_the_device_gets_it(code: str) -> None:
     [
         ('x.to("tpu")', True),
         ('x.to(f"tpu:{rank}")', True),
-        ("torch.tpu.synchronize()", True),
+        ("torch.tpu.set_device(0)", True),
+        ("torch.tpu.synchronize()", False),
+        ('hasattr(torch, "tpu") and torch.tpu.is_available()', False),
         ('init_device_mesh("tpu", (8,))', True),
         ("# on a tpu", False),
         ('print("no tpu here")', False),
@@ -298,7 +300,7 @@ def test_the_switch_decides() -> None:
         import torch
         print(torch.accelerator.current_accelerator())
         try:
-            torch.tpu.is_available()
+            torch.tpu.init()
         except RuntimeError as error:
             print(error)
     """

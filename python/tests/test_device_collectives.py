@@ -29,7 +29,7 @@ def on_device(size: int, body: Callable[..., Any], *args: Any, mode: str = "DEFE
     before = dict(os.environ)
     os.environ |= {"TPURUN_HBM": "256MiB", "LOCAL_WORLD_SIZE": str(size), "TPURUN_DEVICE": "1"}
     try:
-        return ranks.run(size, claimed, prepare=lambda: torch.tpu.is_available())
+        return ranks.run(size, claimed, prepare=lambda: torch.tpu.init())
     finally:
         os.environ.clear()
         os.environ |= before

@@ -79,7 +79,7 @@ def test_another_backend_has_the_name() -> None:
         import torch
         torch.utils.rename_privateuse1_backend("npu")
         try:
-            getattr(torch, "tp" + "u").is_available()
+            getattr(torch, "tp" + "u").init()
         except RuntimeError as error:
             print(error)
     """

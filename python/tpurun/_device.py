@@ -2,8 +2,8 @@
 
 Once torch knows a device of that name, it is the accelerator of the process, and programs that are written
 for whatever accelerator there is change what they do. So the name is claimed by whoever asks for it: a
-program whose own text or arguments say ``tpu``, the first use of ``torch.tpu``, ``tpurun --device tpu``, or
-``TPURUN_DEVICE=1``. ``TPURUN_DEVICE=0`` keeps it from everybody.
+program whose own text or arguments say ``tpu``, the first use of ``torch.tpu`` that is more than a question,
+``tpurun --device tpu``, or ``TPURUN_DEVICE=1``. ``TPURUN_DEVICE=0`` keeps it from everybody.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,10 @@ _SAYS_DEVICE = re.compile(r"tpu(:\d*)?")
 _SAYS_WORD = re.compile(r"(?:^|[\s=,])tpu(?::\d*)?(?:$|[\s,])")
 # Where "tpu" is the name of a backend, which serves CPU tensors as well.
 _NAME_BACKENDS = frozenset({"init_process_group", "is_backend_available", "new_group"})
+# Functions that only ask whether something has a name.
+_ASK_FOR_NAMES = frozenset({"getattr", "hasattr"})
+# As many as torch can count.
+MAX_DEVICES = 127
 _is_claimed = False
 # Where ranks are forked from, the device is theirs to claim.
 is_left_to_ranks = False
@@ -40,6 +45,8 @@ def announce() -> None:
 
     if hasattr(torch, "tpu") or _backend.google_tpu_is_here():
         return
+    global _seed_at_start
+    _seed_at_start = torch.initial_seed()
     placeholder = _Unclaimed("torch.tpu")
     torch.tpu = placeholder
     sys.modules.setdefault("torch.tpu", placeholder)
@@ -74,7 +81,9 @@ def claim() -> None:
     if _is_claimed:
         return
     if os.environ.get(SWITCH) == "0":
-        raise RuntimeError(f"tpurun: device tpu is switched off by {SWITCH}=0; unset it to use torch.tpu")
+        raise RuntimeError(
+            f"tpurun: device tpu is switched off by {SWITCH}=0; unset it, or use --device tpu, to have it"
+        )
     import torch
 
     taken = torch._C._get_privateuse1_backend_name()
@@ -98,6 +107,7 @@ def claim() -> None:
         del torch.tpu
     torch._register_device_module("tpu", module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _seed(module, torch.initial_seed())
     _backend.serve_device()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         warnings.warn(
@@ -105,6 +115,93 @@ def claim() -> None:
             f"CPU tensors alone; use torch.tpu before, or set {SWITCH}=1",
             stacklevel=3,
         )
+
+
+# The seed of torch when the program began, and the last one for the device alone with that of torch then.
+_seed_at_start: int | None = None
+_seed_before: tuple[int, int] | None = None
+
+
+def _seed(module: ModuleType, of_torch: int) -> None:
+    """Seed the generators as if the device had been there when the program seeded torch."""
+    if _seed_before is not None and _seed_before[1] == of_torch:
+        module.manual_seed_all(_seed_before[0])
+    elif _seed_at_start not in (None, of_torch):
+        module.manual_seed_all(of_torch)
+
+
+def _remember_seed(seed: int) -> None:
+    global _seed_before
+    import torch
+
+    _seed_before = int(seed), torch.initial_seed()
+
+
+def _can_be_had() -> bool:
+    """Whether a claim would succeed."""
+    import torch
+
+    is_free = torch._C._get_privateuse1_backend_name() == "privateuseone"
+    return os.environ.get(SWITCH) != "0" and is_free and _is_built()
+
+
+def _nothing(_device: Any = None) -> None:
+    """There is nothing yet that could be waited for or given back."""
+
+
+# What libraries ask of every accelerator that there is: answered without the device.
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "_is_in_bad_fork": lambda: False,
+    "current_device": lambda: 0,
+    "device_count": lambda: _devices() if _can_be_had() else 0,
+    "empty_cache": _nothing,
+    "is_available": _can_be_had,
+    "is_bf16_supported": lambda _including_emulation=True: _can_be_had(),
+    "is_initialized": lambda: False,
+    "manual_seed": _remember_seed,
+    "manual_seed_all": _remember_seed,
+    "memory_allocated": lambda _device=None: 0,
+    "synchronize": _nothing,
+}
+
+
+def _answer(name: str) -> Callable[..., Any]:
+    """Answers as long as there is no device, also for those who keep the function."""
+
+    def answer(*arguments: Any, **named: Any) -> Any:
+        if _is_claimed:
+            return getattr(sys.modules["torch.tpu"], name)(*arguments, **named)
+        return _ANSWERS[name](*arguments, **named)
+
+    answer.__name__ = answer.__qualname__ = name
+    return answer
+
+
+# What torch says of a device name that nobody has claimed.
+_REFUSED = re.compile(r"device string: '?tpu\b|\(tagged with tpu\b")
+
+
+def note_on_refusal(error: BaseException) -> str | None:
+    """What helps where torch refused the name because the program did not show that it uses it."""
+    if _is_claimed or is_left_to_ranks or "torch" not in sys.modules:
+        return None
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, RuntimeError) and _REFUSED.search(str(link)):
+            return _why_refused()
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _why_refused() -> str:
+    if os.environ.get(SWITCH) == "0":
+        return f"tpurun: device tpu is switched off by {SWITCH}=0; unset it, or use --device tpu, to have it"
+    return (
+        f"tpurun: nothing in the program showed that it uses device tpu; start it with --device tpu, or with "
+        f"{SWITCH}=1, to have it"
+    )
 
 
 class _Unclaimed(ModuleType):
@@ -117,6 +214,9 @@ class _Unclaimed(ModuleType):
         # Not for those who only look around, as import machinery and inspect do.
         if name.startswith("__"):
             raise AttributeError(name)
+        # A person at a prompt who asks is going to use it, and there is no text that would say so.
+        if not _is_claimed and name in _ANSWERS and not hasattr(sys, "ps1"):
+            return _answer(name)
         claim()
         return getattr(sys.modules["torch.tpu"], name)
 
@@ -129,11 +229,31 @@ class _Unclaimed(ModuleType):
 
 
 def _devices() -> int:
-    """A rank may call its device ``tpu:LOCAL_RANK``, as scripts for other accelerators do."""
+    """How many names the device has.
+
+    A rank may call its device ``tpu:LOCAL_RANK``, as scripts for other accelerators do. TPURUN_DEVICES is for
+    a program that starts its ranks itself, as many as there are devices.
+    """
+    return max(_ranks_of_host(), _named_devices())
+
+
+def _ranks_of_host() -> int:
     try:
-        return max(1, min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 127))
+        return max(1, min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_DEVICES))
     except ValueError:
         return 1
+
+
+def _named_devices() -> int:
+    given = os.environ.get("TPURUN_DEVICES")
+    if not given:
+        return 1
+    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= MAX_DEVICES):
+        raise RuntimeError(
+            f"tpurun: expected TPURUN_DEVICES as a number from 1 to {MAX_DEVICES}, got {given!r}; it is how "
+            "many devices tpu:0, tpu:1, .. a program may name"
+        )
+    return int(given)
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -176,8 +296,8 @@ def _says_tpu(source: bytes) -> bool:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return False
-    backends = {id(name) for node in ast.walk(tree) for name in _backend_names(node)}
-    return any(_names_device(node) for node in ast.walk(tree) if id(node) not in backends)
+    others = {id(name) for node in ast.walk(tree) for name in (*_backend_names(node), *_questions(node))}
+    return any(_names_device(node) for node in ast.walk(tree) if id(node) not in others)
 
 
 def _backend_names(node: ast.AST) -> list[ast.expr]:
@@ -187,6 +307,15 @@ def _backend_names(node: ast.AST) -> list[ast.expr]:
     if function not in _NAME_BACKENDS:
         return []
     return node.args[:1] + [keyword.value for keyword in node.keywords if keyword.arg == "backend"]
+
+
+def _questions(node: ast.AST) -> list[ast.expr]:
+    """Names in ``torch.tpu.is_available()`` and ``hasattr(torch, "tpu")``."""
+    if isinstance(node, ast.Attribute) and node.attr in _ANSWERS:
+        return [node.value]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) in _ASK_FOR_NAMES:
+        return node.args[1:2]
+    return []
 
 
 def _names_device(node: ast.AST) -> bool:

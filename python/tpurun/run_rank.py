@@ -77,8 +77,9 @@ def run_program(target: str, arguments: list[str], *, is_module: bool) -> int:
         return exit_status(stop)
     except BaseException as error:
         own = without_our_frames(error.__traceback__)
+        note = note_on(error)
         if is_rank():
-            record(error, own)
+            record(error, own, note)
         sys.excepthook(type(error), error.with_traceback(own), own)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -176,12 +177,24 @@ def without_our_frames(tb: TracebackType | None) -> TracebackType | None:
     return tb
 
 
-def record(error: BaseException, tb: TracebackType | None) -> None:
+def note_on(error: BaseException) -> str | None:
+    """Adds what tpurun knows about an error to it, where that is more than the error says."""
+    try:
+        note = _device.note_on_refusal(error)
+        if note is not None:
+            error.add_note(note)
+    except BaseException:
+        # Exceptions of the program may do anything when they are looked at.
+        return None
+    return note
+
+
+def record(error: BaseException, tb: TracebackType | None, note: str | None = None) -> None:
     """Leaves word for the launcher: torchrun's contract, and beside it what the report shows."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    message = message_of(error)
+    message = message_of(error) if note is None else f"{message_of(error)}; {note}"
     name = type(error).__qualname__
     entry = {
         "message": {

@@ -1,0 +1,90 @@
+"""Who gets device ``tpu``, and what those are told who only ask for it."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from interpreters import python
+from tpurun import _device, run_rank
+
+ASK = "print(torch._C._get_privateuse1_backend_name())"
+
+
+def test_questions_claim_nothing() -> None:
+    code = f"""
+        import torch
+        before = torch.accelerator.current_accelerator()
+        assert getattr(torch, "tpu", None) is not None and torch.tpu.is_available()
+        assert torch.tpu.device_count() == 3 and torch.tpu.current_device() == 0
+        assert torch.tpu.is_bf16_supported() and not torch.tpu.is_initialized()
+        torch.tpu.synchronize(); torch.tpu.empty_cache(); torch.tpu.manual_seed_all(0)
+        assert torch.accelerator.current_accelerator() == before
+        {ASK}
+        count = torch.tpu.device_count
+        getattr(torch, 't' + 'pu').init()
+        assert count() == torch.accelerator.device_count() == 3
+        {ASK}
+    """
+    assert python(code, TPURUN_DEVICES="3").splitlines() == ["privateuseone", "tpu"]
+
+
+def test_answers_are_those_of_a_claim() -> None:
+    code = "import torch; print(torch.tpu.is_available(), torch.tpu.device_count())"
+    assert python(code) == "True 1"
+    assert python(code, LOCAL_WORLD_SIZE="4", TPURUN_DEVICES="2") == "True 4"
+    assert python(code, TPURUN_DEVICE="0") == "False 0"
+    assert python(f"import torch; torch.utils.rename_privateuse1_backend('npu'); {code}") == "False 0"
+
+
+@pytest.mark.parametrize("given", ["all", "0", "128", "-1", "²"])
+def test_a_number_of_devices_is_one(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("TPURUN_DEVICES", given)
+    with pytest.raises(RuntimeError, match=f"a number from 1 to 127, got {given!r}"):
+        _device._devices()
+
+
+@pytest.mark.parametrize("seeded", ["torch.manual_seed(5)", "torch.tpu.manual_seed(5)"])
+def test_seeds_from_before_the_claim_count(seeded: str) -> None:
+    code = f"""
+        import torch
+        {seeded}
+        torch.tpu.init()
+        name = "t" + "pu"
+        first = torch.rand(8, device=name)
+        torch.manual_seed(5)
+        assert torch.equal(first, torch.rand(8, device=name))
+        print("right")
+    """
+    assert python(code) == "right"
+
+
+def test_a_refused_name_says_how_to_have_it(tmp_path: Path) -> None:
+    program, path = tmp_path / "program.py", tmp_path / "error.json"
+    program.write_text(
+        textwrap.dedent("""
+            import torch
+            try:
+                torch.ones(1, device="t" + "pu")
+            except RuntimeError as error:
+                raise ValueError("no model") from error
+        """)
+    )
+    code = f"""
+        import sys
+        from tpurun import run_rank
+        sys.stderr = sys.stdout
+        print(run_rank.run({str(program)!r}, [], is_module=False))
+    """
+    lines = python(code, TORCHELASTIC_ERROR_FILE=str(path)).splitlines()
+    assert lines[-2].startswith("tpurun: nothing in the program showed that it uses device tpu; start it")
+    assert "--device tpu" in lines[-2] and lines[-1] == "1"
+    message = json.loads(path.read_text())["exception"]["message"]
+    assert message == f"no model; {lines[-2]}"
+
+
+def test_other_errors_get_no_note() -> None:
+    assert run_rank.note_on(RuntimeError("Expected one of cpu, cuda device type at start: mps")) is None
+    refused = RuntimeError("Expected one of cpu, cuda device type at start of device string: tpuv4")
+    assert run_rank.note_on(refused) is None
