@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from tpurun import _device, _end, run_rank
+from tpurun import _device, _end, _environment, run_rank
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -54,7 +54,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     agent = Agent(options["fd"])
     try:
-        preload(options, times)
+        with _environment.watched():
+            preload(options, times)
         if options["forks"]:
             check_fork_is_sound()
     except Refusal as refusal:
@@ -444,9 +445,9 @@ def take_own_randomness() -> None:
     sys.modules["torch"].default_generator.seed()
 
 
-def use_threads_of_environment() -> None:
+def use_threads_of_environment(threads: int | None = None) -> None:
     """What was imported has read the server's environment, which says 1; a call can still change that."""
-    threads = threads_in("OMP_NUM_THREADS")
+    threads = threads or threads_in("OMP_NUM_THREADS")
     torch = sys.modules["torch"]
     if threads is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

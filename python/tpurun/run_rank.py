@@ -19,7 +19,7 @@ import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _debugger, _device, _end, _marks, stacks
+from tpurun import _debugger, _device, _end, _environment, _marks, stacks
 
 MAX_MESSAGE_CHARS = 8192
 # The launcher reads files of up to a megabyte.
@@ -68,9 +68,12 @@ def run_program(target: str, arguments: list[str], *, is_module: bool) -> int:
     # from processes which it spawns.
     if "__mp_main__" in sys.modules:
         sys.modules["__mp_main__"] = main_module
+    before = dict(os.environ)
     try:
         code = load_module(main_module, target) if is_module else load_script(main_module, target)
-        claim_device(arguments)
+        _device.is_left_to_ranks = False
+        if "torch" in sys.modules:
+            _environment.at_first_import_of_torch(text_of(main_module), lambda: as_imported(before))
         _marks.reach(_marks.SCRIPT_ENTERED)
         exec(code, main_module.__dict__)
     except SystemExit as stop:
@@ -91,12 +94,16 @@ def interpreter_flags() -> list[str]:
     return sys.orig_argv[1 : sys.orig_argv.index("-c")] if "-c" in sys.orig_argv else []
 
 
-def claim_device(arguments: list[str]) -> None:
-    """What the import of torch does for a program, for one that finds torch imported."""
-    _device.is_left_to_ranks = False
-    if "torch" in sys.modules:
-        _device.announce()
-        _device.claim_if_named(arguments)
+def as_imported(before: dict[str, str]) -> None:
+    """What the import of torch does for a program, where torch was imported before it assigned variables."""
+    _environment.apply(before)
+    _device.announce()
+    _device.claim_if_named(sys.argv[1:])
+
+
+def text_of(main_module: ModuleType) -> str:
+    """The program as it was written, or nothing where only its code is there."""
+    return _device._text_of(main_module).decode("utf-8", "replace")
 
 
 def part_from_other_hosts() -> None:
