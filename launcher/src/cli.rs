@@ -194,6 +194,9 @@ pub(crate) struct Options {
     /// Start one interpreter per rank instead of forking them from one that has imported torch
     #[arg(long)]
     pub(crate) spawn: bool,
+    /// Give each rank a hash seed of its own, and so an order of sets; starts one interpreter per rank, as --spawn [default: forked ranks share one]
+    #[arg(long, value_name = "per-rank", conflicts_with = "preload")]
+    pub(crate) hash_seed: Option<String>,
     /// Load what each rank executes for itself at random addresses; off: at the same in all ranks, faster with many on a core [default: off with 16 ranks or more to a core]
     #[arg(long, value_name = "on|off")]
     pub(crate) aslr: Option<String>,

@@ -102,7 +102,9 @@ fn start(job: &Job, program: &Program) -> String {
             format!("forked from one interpreter that has imported torch{also}")
         }
         Start::Spawn => {
-            let how = if job.has_same_addresses() { ", all at the same addresses" } else { "" };
+            let addresses = if job.has_same_addresses() { ", all at the same addresses" } else { "" };
+            let seeds = if job.has_own_hash_seeds { ", with hash seeds of their own" } else { "" };
+            let how = format!("{addresses}{seeds}");
             let words = ranks::command_words(job, program);
             format!(
                 "a process each{how}: {}",

@@ -47,6 +47,8 @@ pub(crate) struct Job {
     /// Of several programs the one of rank 0 may hold no store, or be done long before the others.
     pub(crate) wants_server: bool,
     pub(crate) preload: Vec<String>,
+    /// Whether each rank has a hash seed of its own, whatever PYTHONHASHSEED says here.
+    pub(crate) has_own_hash_seeds: bool,
     /// Whether what each rank executes for itself is at random addresses; None when the number of ranks decides.
     pub(crate) aslr: Option<bool>,
     pub(crate) cores: usize,
@@ -192,7 +194,8 @@ impl Job {
         if let Some(max) = policy.ranks() {
             fit_elastic(&mut given, max)?;
         }
-        let start = if options.spawn { Start::Spawn } else { Start::ForkServer };
+        let has_own_hash_seeds = options.hash_seed.as_deref().map(parse_hash_seed).transpose()?.is_some();
+        let start = if options.spawn || has_own_hash_seeds { Start::Spawn } else { Start::ForkServer };
         let programs = Programs::new(given, start)?;
         // On this node, until all have come.
         let ranks = match (&nodes, &cluster) {
@@ -239,6 +242,7 @@ impl Job {
             programs,
             python,
             preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            has_own_hash_seeds,
             aslr: options.aslr.as_deref().map(parse_aslr).transpose()?,
             cores,
             threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| threads_per_rank(cores, ranks)),
@@ -538,6 +542,14 @@ fn parse_device(text: &str) -> Result<bool, String> {
 }
 
 /// `on` or `off`: whether programs are loaded at random addresses.
+/// A forked interpreter has the seed of the one that it was forked from, and nothing can change it.
+fn parse_hash_seed(text: &str) -> Result<(), String> {
+    match text {
+        "per-rank" => Ok(()),
+        _ => Err(format!("--hash-seed: expected per-rank, given {text} (PYTHONHASHSEED fixes one for all)")),
+    }
+}
+
 fn parse_aslr(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
@@ -606,6 +618,22 @@ mod tests {
             assert!(is_same(&format!("tpurun --aslr off -n {ranks} true")), "{ranks}");
         }
         assert_eq!(job("tpurun --aslr no true").unwrap_err(), "--aslr: expected on or off, given no");
+    }
+
+    #[test]
+    fn ranks_with_hash_seeds_of_their_own_are_not_forked() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("a.py");
+        std::fs::write(&script, "").unwrap();
+        let of = |options: &str| job(&format!("tpurun {options} {}", script.display())).unwrap();
+        assert!(of("").programs.are_all_forked());
+        let own = of("--hash-seed per-rank -n 2");
+        assert!(own.has_own_hash_seeds && !own.programs.are_any_forked() && !own.wants_server);
+        assert!(!of("--spawn").has_own_hash_seeds);
+        assert_eq!(
+            job("tpurun --hash-seed 7 true").unwrap_err(),
+            "--hash-seed: expected per-rank, given 7 (PYTHONHASHSEED fixes one for all)"
+        );
     }
 
     #[test]

@@ -122,6 +122,10 @@ pub(crate) fn spawn(
     board: &OwnedFd,
 ) -> io::Result<i32> {
     let mut command = command(job, job.programs.of(rank));
+    if job.has_own_hash_seeds {
+        // Unless the program has one in its own environment, which follows.
+        command.env_remove("PYTHONHASHSEED");
+    }
     command
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .env(CONTROL_FD_VAR, ends.control.as_raw_fd().to_string())

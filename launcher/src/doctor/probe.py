@@ -38,6 +38,7 @@ if sys.version_info >= (3, 11):
     if "version" in answers["torch"]:
         answers["threads"] = threads()
         answers["fork"] = fork()
+        answers["hash_seed"] = os.environ.get("PYTHONHASHSEED", "random")
         answers["tpurun"] = version("tpurun")
         if "version" in answers["tpurun"]:
             import torch.distributed

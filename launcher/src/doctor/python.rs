@@ -29,6 +29,8 @@ struct Answers {
     backend_is_registered: Option<bool>,
     threads: Option<u32>,
     fork: Option<Forked>,
+    /// PYTHONHASHSEED, `random` when it is not set.
+    hash_seed: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,7 +106,23 @@ fn judge(answers: &Answers) -> Vec<Finding> {
     findings.extend(answers.tpurun.as_ref().map(judge_tpurun));
     findings.extend(answers.backend_is_registered.map(judge_backend));
     findings.extend(answers.fork.as_ref().map(|fork| judge_fork(fork, answers.threads)));
+    findings.extend(answers.hash_seed.as_deref().map(judge_hash_seed));
     findings
+}
+
+fn judge_hash_seed(seed: &str) -> Finding {
+    let finding = match seed {
+        "random" => {
+            "forked ranks share one, so a set of names has the same order on all; --hash-seed per-rank \
+                     and --spawn start an interpreter for each, with a seed of its own"
+                .to_owned()
+        }
+        fixed => format!(
+            "PYTHONHASHSEED={fixed}, so a set of names has the same order on all ranks, with --spawn, too; \
+             --hash-seed per-rank gives each one of its own"
+        ),
+    };
+    Finding::ok("hash seed", finding)
 }
 
 fn judge_tpurun(tpurun: &Imported) -> Finding {
@@ -167,7 +185,7 @@ mod tests {
                 r#"{"executable": "/v/bin/python", "version": [3, 12, 1], "torch": {"version": "2.15.0"}, "#,
                 r#""tpurun": {"version": ""#,
                 env!("CARGO_PKG_VERSION"),
-                r#""}, "backend_is_registered": true, "threads": 1, "fork": "worked"}"#
+                r#""}, "backend_is_registered": true, "threads": 1, "fork": "worked", "hash_seed": "random"}"#
             ),
             expect![[r#"
                 ok   python: 3.12.1 at /v/bin/python
@@ -175,6 +193,7 @@ mod tests {
                 ok   tpurun: 0.1.0
                 ok   backend: tpu_dist is registered with torch.distributed
                 ok   fork server: one thread after import torch, a forked child computes
+                ok   hash seed: forked ranks share one, so a set of names has the same order on all; --hash-seed per-rank and --spawn start an interpreter for each, with a seed of its own
             "#]],
         );
     }
@@ -200,7 +219,7 @@ mod tests {
     fn other_versions_and_threads_are_noticed() {
         check(
             r#"{"executable": "p", "version": [3, 11, 0], "torch": {"version": "2.15.0"},
-                "tpurun": {"version": "9.9"}, "backend_is_registered": false, "threads": 3, "fork": "worked"}"#
+                "tpurun": {"version": "9.9"}, "backend_is_registered": false, "threads": 3, "fork": "worked", "hash_seed": "0"}"#
                 .replace('\n', " ")
                 .as_str(),
             expect![[r#"
@@ -209,6 +228,7 @@ mod tests {
                 FAIL tpurun: the module is 9.9, this command is 0.1.0 -> use the tpurun command of the same environment
                 FAIL backend: torch.distributed does not know tpu_dist -> unset TORCH_DEVICE_BACKEND_AUTOLOAD
                 warn fork server: 3 threads after import torch: forking is not sound -> use --spawn; each rank then imports torch by itself
+                ok   hash seed: PYTHONHASHSEED=0, so a set of names has the same order on all ranks, with --spawn, too; --hash-seed per-rank gives each one of its own
             "#]],
         );
     }
