@@ -4,6 +4,7 @@
 
 mod addresses;
 mod agent;
+mod alone;
 mod cgroup;
 mod cli;
 mod cluster;

@@ -87,6 +87,13 @@ impl RunDir {
         Some(if status < 0 { Ending::Signal(status.saturating_neg()) } else { Ending::Exit(status) })
     }
 
+    /// The libraries of a rank that made no process group, once its program has ended well; else `None`.
+    pub(crate) fn libraries_alone(&self, rank: u32) -> Option<Vec<String>> {
+        let path = self.error_file(rank).with_extension("json.alone");
+        path.symlink_metadata().ok().filter(|found| found.is_file() && found.len() <= MAX_ALONE_BYTES)?;
+        Some(fs::read_to_string(path).ok()?.split_whitespace().map(ToOwned::to_owned).collect())
+    }
+
     /// Keeps the report of a world that another one follows, and forgets the errors of its ranks.
     pub(crate) fn close_world(&self, restarts: u32, report: &str) {
         let _ = fs::rename(self.path.join(FLIGHT), self.path.join(format!("{FLIGHT}-{restarts}")));
@@ -237,6 +244,8 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
 }
 
 const MARKER: &str = ".tpurun-run";
+/// Some names.
+const MAX_ALONE_BYTES: u64 = 1 << 10;
 const ERRORS: &str = "errors";
 const REPORT: &str = "report";
 const STACKS: &str = "stacks";
@@ -292,6 +301,22 @@ mod tests {
         assert_eq!(left.len(), KEPT_RUNS);
         assert!(left[0].to_string_lossy().contains("-000003-"), "{left:?}");
         assert!(left[1].to_string_lossy().contains("-000011-"), "{left:?}");
+    }
+
+    #[test]
+    fn ranks_that_ran_alone_name_their_libraries() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(Some(&dir.path().join("run"))).unwrap();
+        let path = run.error_file(1).with_extension("json.alone");
+        assert_eq!(run.libraries_alone(1), None);
+        for (text, expected) in [
+            ("", Some(vec![])),
+            ("accelerate transformers", Some(vec!["accelerate".to_owned(), "transformers".to_owned()])),
+            (&"x".repeat(1025), None),
+        ] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(run.libraries_alone(1), expected);
+        }
     }
 
     #[test]

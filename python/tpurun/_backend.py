@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _marks, _ray
+from tpurun import _alone, _marks, _ray
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -37,6 +37,7 @@ def register() -> None:
     # stays the default backend of the CPU.
     _offer(["cpu"])
     _inherit_timeouts(dist.distributed_c10d)
+    _alone.watch(dist.distributed_c10d)
     # The engine records what every rank does. Torch's recorder would hook each call for 2 to 5 us more.
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(recorders, set):

@@ -19,7 +19,7 @@ import time
 import traceback
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _debugger, _device, _end, _environment, _marks, stacks
+from tpurun import _alone, _debugger, _device, _end, _environment, _marks, stacks
 
 MAX_MESSAGE_CHARS = 8192
 # The launcher reads files of up to a megabyte.
@@ -48,6 +48,8 @@ def use_whole_lines() -> None:
 def run(target: str, arguments: list[str], *, is_module: bool) -> int:
     """As :func:`run_program`, and tells the launcher: threads of the program may keep the process."""
     status = run_program(target, arguments, is_module=is_module)
+    if status == 0:
+        say_alone()
     say_ended(status)
     return status
 
@@ -280,6 +282,16 @@ def say_ended(status: int) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and is_rank():
         write_whole(f"{path}.ended", str(status).encode())
+
+
+def say_alone() -> None:
+    """Lets the launcher know that this rank made no process group, and the libraries that it has imported."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or not is_rank():
+        return
+    libraries = _alone.libraries_alone(_device._text_of(sys.modules.get("__main__")))
+    if libraries is not None:
+        write_whole(f"{path}.alone", " ".join(libraries).encode())
 
 
 def is_rank() -> bool:

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::nodes::Others;
 use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
+use crate::alone;
 use crate::cgroup;
 use crate::dry_run;
 use crate::kill;
@@ -125,7 +126,7 @@ impl Agent {
         }
     }
 
-    /// Says who is missing, and how often the job was started again.
+    /// Says who is missing, how often the job was started again, and when no rank knew of another one.
     fn conclude_well(&mut self) -> i32 {
         if !self.losses.is_empty() || self.restarts > 0 {
             let run = self.run_dir.shown().display().to_string();
@@ -134,6 +135,11 @@ impl Agent {
             self.run_dir.write_report(&text);
             self.output.note(text.trim_end());
             self.show();
+        }
+        let alone: Option<Vec<_>> =
+            self.job.here.clone().map(|rank| self.run_dir.libraries_alone(rank)).collect();
+        if let Some(libraries) = alone.filter(|_| self.job.ranks > 1) {
+            self.say(&alone::line(self.job.ranks, &libraries.concat()));
         }
         0
     }
