@@ -81,7 +81,7 @@ def test_a_refused_name_says_how_to_have_it(tmp_path: Path) -> None:
     assert lines[-2].startswith("tpurun: nothing in the program showed that it uses device tpu; start it")
     assert "--device tpu" in lines[-2] and lines[-1] == "1"
     message = json.loads(path.read_text())["exception"]["message"]
-    assert message == f"no model; {lines[-2]}"
+    assert message == f"no model\n{lines[-2]}"
 
 
 def test_other_errors_get_no_note() -> None:

@@ -203,7 +203,7 @@ def record(error: BaseException, tb: TracebackType | None, note: str | None = No
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    message = message_of(error) if note is None else f"{message_of(error)}; {note}"
+    message = message_of(error) if note is None else f"{message_of(error)}\n{note}"
     name = type(error).__qualname__
     entry = {
         "message": {
