@@ -15,7 +15,6 @@ from torch import nn
 
 import ranks
 from interpreters import python
-from tpurun import _device
 
 
 def on_device(test: Callable[[], None]) -> Callable[[], None]:
@@ -272,27 +271,6 @@ def test_a_program_that_never_names_the_device_does_not_get_it() -> None:
 )
 def test_a_program_that_names_the_device_gets_it(code: str) -> None:
     assert python(f"import torch; {code}; print(torch.accelerator.current_accelerator())") == "tpu"
-
-
-@pytest.mark.parametrize(
-    ("text", "names_it"),
-    [
-        ('x.to("tpu")', True),
-        ('x.to(f"tpu:{rank}")', True),
-        ("torch.tpu.set_device(0)", True),
-        ("torch.tpu.synchronize()", False),
-        ('hasattr(torch, "tpu") and torch.tpu.is_available()', False),
-        ('init_device_mesh("tpu", (8,))', True),
-        ("# on a tpu", False),
-        ('print("no tpu here")', False),
-        ('dist.init_process_group("tpu")', False),
-        ('dist.init_process_group(backend="tpu", rank=0)', False),
-        ('dist.is_backend_available("tpu") and x.to("tpu")', True),
-        ('"tpu" is no Python', False),
-    ],
-)
-def test_what_names_the_device(text: str, names_it: bool) -> None:
-    assert _device._says_tpu(text.encode()) is names_it
 
 
 def test_the_switch_decides() -> None:

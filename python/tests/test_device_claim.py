@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from interpreters import python
+from interpreters import interpreter, python
 from tpurun import _device, run_rank
 
 ASK = "print(torch._C._get_privateuse1_backend_name())"
@@ -88,3 +88,58 @@ def test_other_errors_get_no_note() -> None:
     assert run_rank.note_on(RuntimeError("Expected one of cpu, cuda device type at start: mps")) is None
     refused = RuntimeError("Expected one of cpu, cuda device type at start of device string: tpuv4")
     assert run_rank.note_on(refused) is None
+
+
+def test_modules_of_the_program_claim_the_device(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text('KIND = "tpu"\n')
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "print(torch._C._get_privateuse1_backend_name())\n"
+        "import settings\n"
+        "print(torch.ones(1, device=settings.KIND).device)\n"
+    )
+    assert interpreter(str(tmp_path / "program.py")).splitlines() == ["privateuseone", "tpu:0"]
+
+
+def test_modules_from_before_torch_do_too(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text('DEVICE = "tpu"\n')
+    (tmp_path / "program.py").write_text("import settings, torch\nprint(torch.device(settings.DEVICE))\n")
+    assert interpreter(str(tmp_path / "program.py")) == "tpu"
+
+
+def test_choices_and_comparisons_do_not(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import argparse, torch\n"
+        "parser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--device", choices=["cpu", "tpu"], default="cpu")\n'
+        "device = parser.parse_args().device\n"
+        'if device == "tpu":\n'
+        '    print(torch.ones(1, device="tpu").device)\n'
+        "print(torch._C._get_privateuse1_backend_name())\n"
+    )
+    assert interpreter(str(tmp_path / "program.py")) == "privateuseone"
+    assert interpreter(str(tmp_path / "program.py"), "--device", "tpu").splitlines() == ["tpu:0", "tpu"]
+
+
+def test_a_device_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        'import os, torch\nprint(torch.ones(1, device=os.environ.get("WHERE", "cpu")).device)\n'
+    )
+    assert interpreter(str(tmp_path / "program.py")) == "cpu"
+    assert interpreter(str(tmp_path / "program.py"), WHERE="tpu") == "tpu:0"
+
+
+def test_processes_that_the_program_spawns(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent("""
+            import torch
+
+            def main(rank):
+                print(torch.ones(1, device=f"tpu:{rank}").device, flush=True)
+
+            if __name__ == "__main__":
+                torch.multiprocessing.spawn(main, nprocs=torch.tpu.device_count())
+        """)
+    )
+    printed = interpreter(str(tmp_path / "program.py"), TPURUN_DEVICES="2")
+    assert sorted(printed.splitlines()) == ["tpu:0", "tpu:1"]

@@ -2,32 +2,28 @@
 
 Once torch knows a device of that name, it is the accelerator of the process, and programs that are written
 for whatever accelerator there is change what they do. So the name is claimed by whoever asks for it: a
-program whose own text or arguments say ``tpu``, the first use of ``torch.tpu`` that is more than a question,
-``tpurun --device tpu``, or ``TPURUN_DEVICE=1``. ``TPURUN_DEVICE=0`` keeps it from everybody.
+program that uses it as a device, as far as ``_uses`` can see, the first use of ``torch.tpu`` that is no mere
+question, ``tpurun --device tpu``, or ``TPURUN_DEVICE=1``. ``TPURUN_DEVICE=0`` keeps it from everybody.
 """
 
 from __future__ import annotations
 
-import ast
 import atexit
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 SWITCH = "TPURUN_DEVICE"
-_SAYS_DEVICE = re.compile(r"tpu(:\d*)?")
-# Among arguments: --device tpu, --device=tpu:0.
-_SAYS_WORD = re.compile(r"(?:^|[\s=,])tpu(?::\d*)?(?:$|[\s,])")
-# Where "tpu" is the name of a backend, which serves CPU tensors as well.
-_NAME_BACKENDS = frozenset({"init_process_group", "is_backend_available", "new_group"})
-# Functions that only ask whether something has a name.
-_ASK_FOR_NAMES = frozenset({"getattr", "hasattr"})
 # As many as torch can count.
 MAX_DEVICES = 127
 _is_claimed = False
@@ -55,15 +51,74 @@ def announce() -> None:
 
 
 def claim_if_named(arguments: list[str], text: str | None = None) -> None:
-    """Claim the device when the program names it, or its arguments do.
+    """Claim the device when the program uses it, and later when one of its modules does that it imports.
 
     Its ``text`` is that of the file that runs as ``__main__``, unless given.
     """
     if os.environ.get(SWITCH) == "0" or _is_claimed or is_left_to_ranks or not _is_built():
         return
-    source = _text_of(sys.modules.get("__main__")) if text is None else text.encode()
-    if any(map(_SAYS_WORD.search, arguments)) or _says_tpu(source):
+    from tpurun._uses import Program
+
+    program = Program(list(arguments), dict(os.environ))
+    source = _text_of_program() if text is None else text.encode()
+    if program.says_device() or any(_uses_device(program, text) for text in (source, *_own_texts())):
         claim()
+    else:
+        watcher = _OwnImports(program)
+        # It finds what the one that looks through sys.path finds, which comes last.
+        places = [at for at, one in enumerate(sys.meta_path) if one is importlib.machinery.PathFinder]
+        sys.meta_path.insert(places[0] if places else len(sys.meta_path), watcher)
+
+
+def _uses_device(program: Any, text: bytes) -> bool:
+    """Whether the program uses the device when this module is one of its own."""
+    try:
+        return program.add(text)
+    except Exception:
+        # Whatever there is about a text: the program can be run, and an import of it must not fail here.
+        return False
+
+
+def _own_texts() -> Iterator[bytes]:
+    """Those of modules that the program has imported already."""
+    for name, module in list(sys.modules.items()):
+        if name not in ("__main__", "__mp_main__") and _is_own(getattr(module, "__file__", None)):
+            yield _text_of(module)
+
+
+def _is_own(path: object) -> bool:
+    """Whether a module is the program's: a text that was neither installed nor comes with the interpreter."""
+    if not isinstance(path, str) or not path.endswith(".py"):
+        return False
+    homes = (sysconfig.get_path("stdlib"), os.path.dirname(__file__))
+    installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+    return not path.startswith(tuple(home + os.sep for home in homes)) and not any(
+        part in path for part in installed
+    )
+
+
+class _OwnImports(importlib.abc.MetaPathFinder):
+    """Reads modules of the program before they run, until the device is claimed."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self._seen: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        origin = None if spec is None or not spec.has_location else spec.origin
+        if origin is not None and origin not in self._seen and _is_own(origin):
+            self._seen.add(origin)
+            self._read(origin)
+        return spec
+
+    def _read(self, path: str) -> None:
+        if not _is_claimed and os.environ.get(SWITCH) != "0" and _uses_device(self._program, _text_in(path)):
+            claim()
+        if _is_claimed and self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 def claim_if_interpreter_names_it() -> None:
@@ -277,52 +332,23 @@ def _is_built() -> bool:
     return importlib.util.find_spec("tpurun._build") is not None
 
 
+def _text_of_program() -> bytes:
+    main = sys.modules.get("__main__")
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or not getattr(process.current_process(), "_inheriting", False):
+        return _text_of(main)
+    # Spawned by multiprocessing, which imports the program before it makes it the main module.
+    return _text_in(sys.argv[0]) if sys.argv[:1] and sys.argv[0].endswith(".py") else b""
+
+
 def _text_of(program: ModuleType | None) -> bytes:
     path = getattr(program, "__file__", None)
-    if path is None or not path.endswith(".py"):
-        return b""
+    return _text_in(path) if isinstance(path, str) and path.endswith(".py") else b""
+
+
+def _text_in(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError:
         return b""
-
-
-def _says_tpu(source: bytes) -> bool:
-    """Whether a program names the device: ``"tpu"``, ``"tpu:0"``, ``f"tpu:{i}"``, ``torch.tpu``."""
-    if b"tpu" not in source:
-        return False
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return False
-    others = {id(name) for node in ast.walk(tree) for name in (*_backend_names(node), *_questions(node))}
-    return any(_names_device(node) for node in ast.walk(tree) if id(node) not in others)
-
-
-def _backend_names(node: ast.AST) -> list[ast.expr]:
-    if not isinstance(node, ast.Call):
-        return []
-    function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    if function not in _NAME_BACKENDS:
-        return []
-    return node.args[:1] + [keyword.value for keyword in node.keywords if keyword.arg == "backend"]
-
-
-def _questions(node: ast.AST) -> list[ast.expr]:
-    """Names in ``torch.tpu.is_available()`` and ``hasattr(torch, "tpu")``."""
-    if isinstance(node, ast.Attribute) and node.attr in _ANSWERS:
-        return [node.value]
-    if isinstance(node, ast.Call) and getattr(node.func, "id", None) in _ASK_FOR_NAMES:
-        return node.args[1:2]
-    return []
-
-
-def _names_device(node: ast.AST) -> bool:
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and _SAYS_DEVICE.fullmatch(node.value) is not None
-    if isinstance(node, ast.Import):
-        return any(name.name.startswith("torch.tpu") for name in node.names)
-    if isinstance(node, ast.ImportFrom):
-        return (node.module or "").startswith("torch.tpu")
-    return isinstance(node, ast.Attribute) and node.attr == "tpu"
