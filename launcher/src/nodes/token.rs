@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::fs::{DirBuilder, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -113,6 +113,26 @@ fn share(path: &Path) -> io::Result<Token> {
     Token::new(&String::from_utf8_lossy(&line)).map_err(io::Error::other)
 }
 
+/// The text of a file that the user names. Whoever can write it chooses who is let in.
+fn read_own(path: &Path) -> io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let found = file.metadata()?;
+    let own = rustix::process::getuid().as_raw();
+    if found.uid() != own && found.uid() != 0 {
+        let text =
+            format!("expected a file of uid {own} or of root, given one of uid {} (copy it)", found.uid());
+        return Err(io::Error::other(text));
+    }
+    if found.is_file() && found.mode() & 0o002 != 0 {
+        let mode = found.mode() & 0o777;
+        let text = format!("expected a file that others cannot write, given mode {mode:04o} (chmod 600 it)");
+        return Err(io::Error::other(text));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn read_shared(path: &Path) -> io::Result<Token> {
     let found = path.symlink_metadata()?;
     if !found.is_file() || found.uid() != rustix::process::getuid().as_raw() || found.mode() & 0o077 != 0 {
@@ -124,7 +144,7 @@ fn read_shared(path: &Path) -> io::Result<Token> {
 impl Token {
     fn read(file: &Path) -> Result<Token, String> {
         let wrong = |error: &dyn fmt::Display| format!("--token-file {}: {error}", file.display());
-        let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
+        let text = read_own(file).map_err(|error| wrong(&error))?;
         Token::new(&text).map_err(|error| wrong(&error))
     }
 
@@ -220,6 +240,23 @@ mod tests {
         let made = String::from_utf8(made).unwrap();
         assert_eq!(made.trim().len(), 48);
         assert_eq!(format!("{:?}", Token::new(&made).unwrap()), "Token(..)");
+    }
+
+    #[test]
+    fn a_file_that_everybody_can_write_is_no_secret() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        std::fs::write(&file, "a token that is long enough").unwrap();
+        let with_mode = |mode| {
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(&file, permissions).unwrap();
+            Token::read(&file)
+        };
+        with_mode(0o600).unwrap();
+        with_mode(0o644).unwrap();
+        let open = with_mode(0o666).unwrap_err();
+        let text = "expected a file that others cannot write, given mode 0666 (chmod 600 it)";
+        assert_eq!(open, format!("--token-file {}: {text}", file.display()));
     }
 
     #[tokio::test]
