@@ -35,6 +35,7 @@ mod op_text;
 mod output;
 mod perfetto;
 mod policy;
+mod private;
 mod proc_stat;
 mod processes;
 mod program;

@@ -5,9 +5,7 @@ mod absent;
 mod ledger;
 mod text;
 
-use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,6 +13,7 @@ use serde_json::{Value, json};
 use tpurun_collectives::board::RankView;
 
 use crate::hosts::Hosts;
+use crate::private;
 use crate::processes::Sample;
 use crate::rank_set::RankSet;
 use crate::ranks::Rank;
@@ -163,7 +162,7 @@ impl Suspects {
 
     /// A full disk does not end a job.
     fn keep(&self, title: &str, answers: &[RankStack]) {
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.file);
+        let file = private::appended(&self.file);
         let _ = file.and_then(|mut file| file.write_all(stacks::full_text(title, answers).as_bytes()));
     }
 }

@@ -441,10 +441,7 @@ pub(super) fn spread(nodes: &Nodes) -> Spread {
 
 /// Run directories of several nodes may be on one file system.
 pub(super) fn run_dir(job: &Job, nodes: Option<&Nodes>) -> Result<RunDir, String> {
-    match (nodes, &job.log_dir) {
-        (Some(nodes), Some(dir)) => RunDir::create(Some(&dir.join(format!("node-{}", nodes.node)))),
-        _ => RunDir::create(job.log_dir.as_deref()),
-    }
+    RunDir::create(job.log_dir.as_deref(), nodes.map(|nodes| nodes.node))
 }
 
 /// For a node that knows better than one whose ranks only lost another one.

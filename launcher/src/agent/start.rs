@@ -178,6 +178,9 @@ impl Agent {
         let run = self.run_dir.shown().display().to_string();
         let programs = self.shown_programs() + &self.shown_hosts();
         self.say(&format!("{}{programs}, {threads}, run {run}", plural(ranks as usize, "rank")));
+        if let Some(remark) = self.run_dir.take_remark() {
+            self.say(&remark);
+        }
         let programs = self.job.programs.to_json();
         let started = json!({"ranks": ranks, "programs": programs, "agent": std::process::id()});
         self.run_dir.event("started", started);

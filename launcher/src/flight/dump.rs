@@ -1,14 +1,14 @@
 //! The dump in the run directory: the document, and the same as a trace for Perfetto.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use crate::flight::Flight;
-use crate::flight::notice::{FLIGHT, private_file};
+use crate::flight::notice::FLIGHT;
 use crate::perfetto;
+use crate::private;
 
 /// Name of the document.
 pub(crate) const DOCUMENT: &str = "flight.json";
@@ -43,9 +43,7 @@ impl Writing {
 
 /// Writes both files, each whole or not at all.
 pub(crate) fn write(dir: &Path, flight: &Flight) -> io::Result<()> {
-    if !dir.is_dir() {
-        DirBuilder::new().mode(0o700).create(dir)?;
-    }
+    private::folder(dir)?;
     replace(&dir.join(DOCUMENT), &serde_json::to_vec(flight)?)?;
     replace(&dir.join(TRACE), &perfetto::encode(flight))
 }
@@ -55,7 +53,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".part");
     let unfinished = PathBuf::from(unfinished);
-    private_file(&unfinished)?.write_all(bytes).and_then(|()| fs::rename(&unfinished, path)).inspect_err(
+    private::file(&unfinished)?.write_all(bytes).and_then(|()| fs::rename(&unfinished, path)).inspect_err(
         |_| {
             let _ = fs::remove_file(&unfinished);
         },

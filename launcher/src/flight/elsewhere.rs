@@ -1,10 +1,9 @@
 //! What the ranks of other nodes do, as their agents say it: a document for each node, which the agent here keeps in
 //! the run directory while somebody looks. Nothing in it is believed before it is checked.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -12,6 +11,7 @@ use serde_json::Value;
 use tpurun_collectives::board;
 
 use super::{Communicator, Flight, RankFlight, dump};
+use crate::private;
 
 /// A document that is checked and written, on a thread of its own: neither it nor a slow disk may hold up the agent.
 #[derive(Debug)]
@@ -31,8 +31,7 @@ impl Writing {
         let (path, now_ns) = (path(run_dir, node), board::now_ns());
         let write = move || {
             let Some(flight) = parse(&document, ranks, now_ns) else { return };
-            // It may be there; where it can not be made, nothing can be written either.
-            let _ = DirBuilder::new().mode(0o700).create(path.parent().expect("it is in a folder"));
+            let Ok(()) = private::folder(path.parent().expect("it is in a folder")) else { return };
             // Who looks sees that nothing has come.
             let _ = serde_json::to_vec(&flight).map(|text| dump::replace(&path, &text));
         };

@@ -1,9 +1,9 @@
 //! `job.json` in the run directory: how another process of the same user finds the board of a running job
 //! without asking its agent, which may be busy. Also the search for the job that a person means.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,6 +12,7 @@ use tpurun_collectives::board::Board;
 
 use crate::flight::{FORMAT, JobFacts};
 use crate::hosts::own_name;
+use crate::private;
 use crate::processes::Process;
 use crate::program::{Program, Programs};
 use crate::rank_set::RankSet;
@@ -91,7 +92,7 @@ impl Notice {
     pub(crate) fn write(&self, run_dir: &Path) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
         let unfinished = run_dir.join(".job.json");
-        private_file(&unfinished)?.write_all(&text)?;
+        private::file(&unfinished)?.write_all(&text)?;
         fs::rename(unfinished, run_dir.join(JOB_FILE))
     }
 
@@ -230,10 +231,17 @@ fn newest(root: &Path) -> Result<(Run, Vec<String>), String> {
 
 fn runs(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
-    let mut runs: Vec<PathBuf> =
-        entries.map(|entry| entry.path()).filter(|dir| dir.join(JOB_FILE).is_file()).collect();
+    let mut runs: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|dir| is_run(dir)).collect();
     runs.sort();
     runs
+}
+
+/// Not what somebody else has put there, or a link to it.
+fn is_run(dir: &Path) -> bool {
+    let own = rustix::process::geteuid();
+    let is_ours = |found: fs::Metadata| own.is_root() || found.uid() == own.as_raw();
+    let is_file = || dir.join(JOB_FILE).symlink_metadata().is_ok_and(|found| found.is_file());
+    dir.symlink_metadata().is_ok_and(|found| found.is_dir() && is_ours(found)) && is_file()
 }
 
 fn is_meant(name: &str, wanted: &str) -> bool {
@@ -244,12 +252,8 @@ fn name(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Readable by this user only.
-pub(crate) fn private_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)
-}
-
-fn boot_id() -> String {
+/// Of this machine since it was started.
+pub(crate) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 

@@ -1,11 +1,12 @@
 //! One file per rank with the raw bytes of both of its streams, in the order in which they arrived.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use crate::labels::Labels;
+use crate::private;
 
 /// Files open at a time: the launcher also needs descriptors for pipes and sockets of every rank.
 const MAX_OPEN_FILES: usize = 64;
@@ -50,7 +51,7 @@ impl LogFiles {
         if !self.open.contains_key(&rank) {
             self.make_room();
             let path = self.dir.join(self.labels.log_name(rank));
-            let file = OpenOptions::new().create(true).append(true).open(path)?;
+            let file = private::appended(&path)?;
             self.open.insert(rank, OpenFile { file, last_write: self.writes });
         }
         let open = self.open.get_mut(&rank).expect("opened above");
@@ -89,6 +90,21 @@ mod tests {
             let text = std::fs::read_to_string(dir.path().join(format!("rank-{rank:04}.log"))).unwrap();
             assert_eq!(text, "round 0\nround 1\n");
         }
+    }
+
+    #[test]
+    fn logs_are_of_this_user_alone_and_follow_no_link() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        symlink(outside.path(), dir.path().join("rank-0001.log")).unwrap();
+        let mut logs = LogFiles::new(dir.path().to_path_buf(), Labels::default());
+        logs.write(0, b"secret");
+        let mode = std::fs::metadata(dir.path().join("rank-0000.log")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        logs.write(1, b"secret");
+        assert!(logs.error().unwrap().to_string().contains("given a link"));
+        assert_eq!(outside.as_file().metadata().unwrap().len(), 0);
     }
 
     #[test]
