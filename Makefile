@@ -92,8 +92,15 @@ differential: $(INSTALLED) ## PROGRAMS=300 random programs of collectives agains
 op-programs: $(INSTALLED) ## PROGRAMS=300 random programs of operations on device tpu against the CPU, from SEED=0 on
 	@cd tests && TPURUN_DEVICE=1 $(PY) -m op_programs --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
 
+# Of what takes long, `make test` runs a slice.
+.PHONY: full
+full: $(INSTALLED) ## every test to its full extent, and counted instructions, about an hour; then make nightly
+	@TPURUN_TEST_FULL=1 $(MAKE) --no-print-directory test test-instructions
+	@$(MAKE) --no-print-directory planted-bugs
+	@$(MAKE) --no-print-directory nightly
+
 .PHONY: nightly
-nightly: ## what takes too long for every change: 10,000 random programs and networks, other ones every day
+nightly: ## random programs and networks, other ones every day: 10,000 random programs and networks, other ones every day
 	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory simulation NETWORKS=10000 SEED=$$(date +%Y%m%d)0000
@@ -133,7 +140,7 @@ soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, e
 	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) test-rust test-loom test-instructions test-python ## run every test
+test: $(INSTALLED) test-rust test-loom test-python ## run every test, of those that take long a slice
 
 .PHONY: check
 check: check-rust check-python check-cpp ## format, lints, documentation, licences
@@ -212,11 +219,13 @@ test-rust: | tools
 		cargo nextest run --workspace --locked --no-fail-fast && cargo test --workspace --locked --doc; \
 	else cargo test --workspace --locked; fi
 
-# Optimised, because a model is run for every interleaving; apart, because its flags would rebuild the rest.
+# Optimised, because a model is run for every interleaving, but not for the last tenth, which takes minutes to compile;
+# apart, because its flags would rebuild the rest.
 .PHONY: test-loom
 test-loom: | tools
 	$(call say,checking the models of the concurrent parts)
 	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
+		CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 \
 		cargo test --package tpurun-collectives --release --locked --lib loom
 
 # The same on a busy machine, where times are not.

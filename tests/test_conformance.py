@@ -12,6 +12,7 @@ from conformance import start
 from conformance.page import page
 from conformance.plan import FAILED, PASSED, SKIPPED, Outcome, Plan, together
 from conformance.results import Result, Run, read_all
+from scale import some
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 280
@@ -61,7 +62,7 @@ def test_helpers() -> None:
     assert kinds[PASSED] >= counts("helpers", "fork")[PASSED] + counts("fsdp", "fork")[PASSED]
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun", "tpurun"])
+@pytest.mark.parametrize("launcher", some(["tpurun", "spawn", "torchrun"], 3))
 def test_under_launchers(launcher: str) -> None:
     kinds = conformance("--suites", "c10d", "--starts", launcher, *SOME)
     assert kinds[FAILED] == 0
