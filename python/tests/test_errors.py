@@ -6,6 +6,7 @@ import pickle
 import re
 import signal
 import statistics
+import tempfile
 import threading
 import time
 from datetime import timedelta
@@ -357,10 +358,12 @@ def test_a_barrier_shows_its_line() -> None:
     assert {guilty for _, guilty, _ in results} == {(1,)}
 
 
-def the_same_tensor_twice(async_op: bool) -> tuple[str, tuple[int, ...]] | None:
+def the_same_memory_twice(async_op: bool) -> tuple[str, tuple[int, ...]] | None:
     parts = [torch.zeros(5) for _ in range(dist.get_world_size())]
     if dist.get_rank() == 2:
-        parts[1] = parts[0]
+        # Under two addresses, which nobody can tell.
+        with tempfile.NamedTemporaryFile() as file:
+            parts[:2] = [torch.from_file(file.name, shared=True, size=5) for _ in range(2)]
     mine = torch.full((5,), float(dist.get_rank()))
     error = ranks.failure_of(lambda: finish(dist.all_gather(parts, mine, async_op=async_op)))
     assert type(error) is tpurun.CollectiveMismatchError
@@ -370,7 +373,7 @@ def the_same_tensor_twice(async_op: bool) -> tuple[str, tuple[int, ...]] | None:
 @pytest.mark.parametrize("async_op", [False, True])
 def test_results_are_compared_if_wanted(monkeypatch: pytest.MonkeyPatch, async_op: bool) -> None:
     monkeypatch.setenv("TPURUN_VERIFY_RESULTS", "1")
-    results = ranks.run(4, the_same_tensor_twice, async_op)
+    results = ranks.run(4, the_same_memory_twice, async_op)
     assert len(set(results)) == 1
     text, guilty = results[0]
     assert guilty == (2,)
