@@ -66,7 +66,11 @@ struct Server {
 }
 
 impl Jobs {
-    pub(crate) fn new(lane: Arc<Mutex<Lane>>, queued: Arc<AtomicUsize>, presence: Arc<Presence>) -> Arc<Self> {
+    pub(crate) fn new(
+        lane: Arc<Mutex<Lane>>,
+        queued: Arc<AtomicUsize>,
+        presence: Arc<Presence>,
+    ) -> Arc<Self> {
         let (queue, hurried) = (OpQueue::new(QUEUE_LENGTH), Doorbell::default());
         Arc::new(Self { queue, lane, queued, hurried, presence, server: Mutex::default() })
     }

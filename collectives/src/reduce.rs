@@ -21,9 +21,7 @@ use smallvec::SmallVec;
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub use copy::Copying;
 pub(crate) use copy::{Beside, copy, copy_beside};
-use format::{
-    Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer, Summed,
-};
+use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer, Summed};
 use mode::Mode;
 use operator::{Band, Bor, Bxor, Max, Mean, Min, PremulSum, Product, Quotient, Sum};
 use tile::{Fold, VectorUnit};

@@ -42,7 +42,8 @@ void Interruptible::check(void* self) {
 
 bool Interruptible::has_raised() {
   const pybind11::gil_scoped_acquire gil;
-  // Only Ctrl-C: handlers of other signals may use the very group that waits, and run after the wait as always.
+  // Only Ctrl-C: handlers of other signals may use the very group that waits, and run after the wait as
+  // always.
   if (PyOS_InterruptOccurred() == 0) {
     return false;
   }

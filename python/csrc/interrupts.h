@@ -1,5 +1,6 @@
-// Ctrl-C in the main thread while the engine waits: Python's handler runs then and there, and what it raises ends
-// the wait. The group cannot go on, because this rank leaves an operation that the others are in: it is aborted.
+// Ctrl-C in the main thread while the engine waits: Python's handler runs then and there, and what it raises
+// ends the wait. The group cannot go on, because this rank leaves an operation that the others are in: it is
+// aborted.
 #pragma once
 
 #include <functional>
@@ -22,8 +23,8 @@ class Interruptible {
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
-  // Throws what a handler has raised. After a failure a Ctrl-C that just came is looked for, too: the rank that
-  // had it first has failed the others, and KeyboardInterrupt is what their programs expect as well.
+  // Throws what a handler has raised. After a failure a Ctrl-C that just came is looked for, too: the rank
+  // that had it first has failed the others, and KeyboardInterrupt is what their programs expect as well.
   void rethrow(bool has_failed);
 
  private:

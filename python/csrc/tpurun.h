@@ -187,9 +187,9 @@ uint64_t tpurun_work_seq(const TpurunWork* work);
 void tpurun_work_abort(const TpurunWork* work, const char* reason, uint64_t reason_bytes);
 void tpurun_work_free(TpurunWork* work);  // does not cancel the op
 
-// What the calling thread runs while it waits in this library: soon after a signal has interrupted its sleep, and
-// several times a second. It may abort the communicator, which ends the wait, and must post nothing there.
-// Returns the check before; no function: none.
+// What the calling thread runs while it waits in this library: soon after a signal has interrupted its sleep,
+// and several times a second. It may abort the communicator, which ends the wait, and must post nothing
+// there. Returns the check before; no function: none.
 typedef struct {
   void (*function)(void* argument);
   void* argument;

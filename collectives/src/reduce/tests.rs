@@ -290,7 +290,11 @@ fn averages_of_what_is_too_large_as_a_sum() {
         for unit in VectorUnit::all() {
             assert_eq!(run(unit, &case), bytes(&expected), "{dtype} {operands:?} on {unit:?}");
         }
-        assert_eq!(case.finished(&case.in_steps(&case.sources)), bytes(&expected), "{dtype} {operands:?} in steps");
+        assert_eq!(
+            case.finished(&case.in_steps(&case.sources)),
+            bytes(&expected),
+            "{dtype} {operands:?} in steps"
+        );
     }
     average(Dtype::U8, &[200u8, 200], 200);
     average(Dtype::U8, &[255u8; 9], 255);
@@ -335,8 +339,9 @@ fn modes_of_the_program_make_no_difference() {
     let tiny = vec![1e-40f32.to_le_bytes().repeat(100), 3e-40f32.to_le_bytes().repeat(100)];
     // Flushed to zero and read as zero; rounded down, up and towards zero; invalid operations and overflow trapped.
     for mode in [0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0x1b00] {
-        for (op, sources) in
-            [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product].into_iter().flat_map(|op| [(op, &sources), (op, &tiny)])
+        for (op, sources) in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Product]
+            .into_iter()
+            .flat_map(|op| [(op, &sources), (op, &tiny)])
         {
             let reduction = Reduction::new(Dtype::F32, op, 1.0, 2).expect("defined");
             let case = Case { reduction, sources: sources.clone(), count: 100 };
