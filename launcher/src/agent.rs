@@ -34,6 +34,7 @@ use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::nodes::NodeEvent;
 use crate::output::{Output, Stream};
+use crate::processes::Process;
 use crate::rank_set::RankSet;
 use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
@@ -63,6 +64,7 @@ struct Agent {
     screen: Screen,
     control: ControlServer,
     server: Option<ForkServer>,
+    server_stopped: Option<StoppedServer>,
     ranks: Vec<Rank>,
     to_start: start::ToStart,
     /// Of each rank: standard streams that have not ended.
@@ -287,6 +289,7 @@ impl Agent {
         }
         self.note_heard();
         self.look_for_ended_programs(now);
+        self.look_at_server(now);
         let ranks = &self.ranks;
         self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
         self.show_watchers(now);
@@ -297,6 +300,25 @@ impl Agent {
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
             self.stop(Why::Asked(Signal::PIPE), self.job.failure_grace);
+        }
+    }
+
+    /// Without it no rank starts, no end of a forked one is known, and the store answers nobody.
+    fn look_at_server(&mut self, now: Instant) {
+        let Some(server) = &self.server else { return };
+        let pid = server.pid;
+        let is_stopped = Process::read(pid).is_some_and(|process| process.state == 'T');
+        if !is_stopped {
+            if self.server_stopped.take().is_some_and(|stopped| stopped.is_told) {
+                self.say(&format!("the fork server (pid {pid}) goes on"));
+            }
+            return;
+        }
+        let stopped = self.server_stopped.get_or_insert(StoppedServer { since: now, is_told: false });
+        if !stopped.is_told && now.duration_since(stopped.since) >= TOLD_AFTER {
+            stopped.is_told = true;
+            let what = "which holds the store and starts the ranks, is stopped: they wait for it";
+            self.say(&format!("the fork server (pid {pid}), {what} (kill -CONT {pid} lets it go on)"));
         }
     }
 
@@ -593,6 +615,13 @@ impl Agent {
     }
 }
 
+/// A fork server that somebody has stopped.
+#[derive(Debug)]
+struct StoppedServer {
+    since: Instant,
+    is_told: bool,
+}
+
 /// Takes what is written to one of the two streams, in order with what is written to the other.
 struct Pieces<'a> {
     stream: Stream,
@@ -615,12 +644,15 @@ fn signal_word(signal: Signal) -> &'static str {
         Signal::INT => "interrupted",
         Signal::TERM => "terminated",
         Signal::HUP => "hung up",
+        Signal::PIPE => "output closed",
         _ => "asked to quit",
     }
 }
 
 /// Sent to the agent by the kernel when the front dies; nobody else uses it.
 const FRONT_DIED: Signal = Signal::POWER;
+/// Ctrl-Z stops all of the job at once, and fg lets all of it go on.
+const TOLD_AFTER: Duration = Duration::from_millis(500);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// How much later a failure may be seen that happened before the one seen first.
 const SETTLE: Duration = Duration::from_millis(30);

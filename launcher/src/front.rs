@@ -2,13 +2,15 @@
 //! agent is killed, everything that it leaves behind comes to this process and ends here.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use tpurun_collectives::board::now_ns;
 
+use crate::processes::Process;
 use crate::signals::Signals;
 use crate::{cgroup, kill};
 
@@ -63,8 +65,21 @@ async fn accompany_agent(more: &[String], origin: Origin) -> io::Result<(u32, Ex
     let mut signals = Signals::new(handled().into_iter().map(|signal| (signal, signal)))?;
     let mut agent = start_agent(more, origin)?;
     let mut forwarded = None;
+    let mut is_told = false;
     loop {
-        let signal = signals.next().await;
+        // The kernel tells, too, when the agent is stopped or goes on.
+        let is_stopped = is_stopped(&agent);
+        is_told &= is_stopped;
+        let signal = tokio::select! {
+            signal = signals.next() => signal,
+            () = tokio::time::sleep(TOLD_AFTER), if is_stopped && !is_told => {
+                if self::is_stopped(&agent) {
+                    is_told = true;
+                    tell_stopped(agent.id());
+                }
+                continue;
+            }
+        };
         if signal != Signal::CHILD {
             forwarded = Some(signal);
             let _ = kill_process(Pid::from_child(&agent), signal);
@@ -73,6 +88,20 @@ async fn accompany_agent(more: &[String], origin: Origin) -> io::Result<(u32, Ex
         }
     }
 }
+
+fn is_stopped(agent: &Child) -> bool {
+    Process::read(agent.id() as i32).is_some_and(|process| process.state == 'T')
+}
+
+fn tell_stopped(agent: u32) {
+    let what = "is stopped: it shows nothing, judges nothing and passes no signal on";
+    // Where nobody reads it, nobody needs it.
+    let _ =
+        writeln!(io::stderr(), "tpurun: the agent (pid {agent}) {what} (kill -CONT {agent} lets it go on)");
+}
+
+/// Ctrl-Z stops both at once, and fg lets both go on.
+const TOLD_AFTER: Duration = Duration::from_millis(500);
 
 fn start_agent(more: &[String], origin: Origin) -> io::Result<Child> {
     Command::new("/proc/self/exe")
@@ -96,7 +125,8 @@ fn clean_up(agent: u32, status: ExitStatus, forwarded: Option<Signal>) -> i32 {
     let number = status.signal().unwrap_or(0);
     // A signal that came before the agent could handle it ends it before it has started anything.
     if forwarded.map(Signal::as_raw) != Some(number) {
-        eprintln!("tpurun: the agent (pid {agent}) was killed by signal {number}; its ranks were ended");
+        let what = format!("was killed by signal {number}; its ranks were ended");
+        let _ = writeln!(io::stderr(), "tpurun: the agent (pid {agent}) {what}");
     }
     128 + number
 }

@@ -4,9 +4,9 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::sync::Notify;
@@ -25,7 +25,10 @@ pub(crate) struct Screen {
 #[derive(Debug, Default)]
 struct State {
     queued_bytes: AtomicUsize,
-    is_broken: AtomicBool,
+    /// Of each stream: nothing more can be written.
+    is_broken: [AtomicBool; 2],
+    /// The first reason that is not that a reader has left.
+    error: OnceLock<(Stream, io::Error)>,
     /// Something was written, or never will be.
     progress: Notify,
 }
@@ -51,7 +54,7 @@ impl Screen {
 
     /// Queues bytes; on one terminal, what was queued before for either stream is written before.
     pub(crate) fn write(&self, stream: Stream, bytes: Vec<u8>) {
-        if !bytes.is_empty() && !self.is_broken() {
+        if !bytes.is_empty() && !self.state.is_broken[stream as usize].load(Ordering::Acquire) {
             self.state.queued_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
             let queue = if stream == Stream::Out { &self.out } else { &self.err };
             let _ = queue.send(Piece { stream, bytes });
@@ -63,17 +66,22 @@ impl Screen {
         self.state.queued_bytes.load(Ordering::Acquire) < QUEUE_BYTES
     }
 
-    /// Whoever read our output has left.
+    /// Whoever read our output has left, or there is no room for it.
     pub(crate) fn is_broken(&self) -> bool {
-        self.state.is_broken.load(Ordering::Acquire)
+        self.state.is_broken.iter().any(|is_broken| is_broken.load(Ordering::Acquire))
+    }
+
+    /// The stream that could not be written, and why, unless its reader has left.
+    pub(crate) fn error(&self) -> Option<(Stream, &io::Error)> {
+        self.state.error.get().map(|(stream, error)| (*stream, error))
     }
 
     /// Waits until there is room.
     pub(crate) async fn room(&self) {
-        self.wait(|| self.has_room()).await;
+        self.wait(|| self.has_room() || self.is_broken()).await;
     }
 
-    /// Waits until everything is written.
+    /// Waits until everything is written that can be.
     pub(crate) async fn flushed(&self) {
         self.wait(|| self.state.queued_bytes.load(Ordering::Acquire) == 0).await;
     }
@@ -81,7 +89,7 @@ impl Screen {
     async fn wait(&self, is_done: impl Fn() -> bool) {
         loop {
             let progress = self.state.progress.notified();
-            if is_done() || self.is_broken() {
+            if is_done() {
                 return;
             }
             progress.await;
@@ -105,8 +113,15 @@ fn write_all(rx: mpsc::Receiver<Piece>, streams: [OwnedFd; 2], state: &State) {
     let [mut out, mut err] = streams.map(File::from);
     for Piece { stream, bytes } in rx {
         let file = if stream == Stream::Out { &mut out } else { &mut err };
-        if write_patiently(file, &bytes).is_err() {
-            state.is_broken.store(true, Ordering::Release);
+        let is_broken = &state.is_broken[stream as usize];
+        if !is_broken.load(Ordering::Acquire)
+            && let Err(error) = write_patiently(file, &bytes)
+        {
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                // The first one stands.
+                let _ = state.error.set((stream, error));
+            }
+            is_broken.store(true, Ordering::Release);
         }
         state.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
         state.progress.notify_one();
@@ -178,6 +193,23 @@ mod tests {
         let screen = Screen::over(write_end.try_clone().unwrap(), write_end).unwrap();
         screen.write(Stream::Out, vec![b'x'; 10]);
         run(screen.flushed());
+        assert!(screen.is_broken() && screen.error().is_none());
+    }
+
+    #[test]
+    fn a_full_disk_is_told_and_the_other_stream_goes_on() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (read_end, free) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let screen = Screen::over(full.into(), free).unwrap();
+        screen.write(Stream::Out, vec![b'x'; 10]);
+        run(screen.flushed());
+        let (stream, error) = screen.error().unwrap();
+        assert_eq!((stream, error.kind()), (Stream::Out, io::ErrorKind::StorageFull));
         assert!(screen.is_broken());
+        screen.write(Stream::Err, b"why".to_vec());
+        run(screen.flushed());
+        let mut bytes = [0; 3];
+        File::from(read_end).read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"why");
     }
 }

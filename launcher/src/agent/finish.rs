@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use super::nodes::Others;
@@ -11,6 +12,7 @@ use crate::cgroup;
 use crate::dry_run;
 use crate::kill;
 use crate::losses;
+use crate::output::Stream;
 use crate::policy::Tolerance;
 use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
@@ -47,7 +49,23 @@ impl Agent {
             _ = asked_to_go(&mut rx.signals) => {}
             () = tokio::time::sleep(DRAIN), if is_hurried => {}
         }
-        code
+        self.say_what_is_lost(code).await
+    }
+
+    /// A full disk is no reader that has left: what the ranks wrote is wanted, and not there. Returns the exit code.
+    async fn say_what_is_lost(&mut self, code: i32) -> i32 {
+        let Some((stream, error)) = self.screen.error() else { return code };
+        let (lost, other) = match stream {
+            Stream::Out => ("standard output", Stream::Err),
+            Stream::Err => ("standard error", Stream::Out),
+        };
+        let logs = self.run_dir.shown().display();
+        let text =
+            format!("tpurun: error: cannot write to {lost}: {error} (the logs of the ranks are in {logs})\n");
+        self.screen.write(other, text.into_bytes());
+        // Unless nobody reads that one either.
+        let _ = tokio::time::timeout(DRAIN, self.screen.flushed()).await;
+        if code == 0 || code == 128 + Signal::PIPE.as_raw() { LOST_OUTPUT } else { code }
     }
 
     fn end_everything(&mut self) {
@@ -226,3 +244,5 @@ async fn asked_to_go(signals: &mut Signals<Asked>) -> Asked {
 }
 
 const DRAIN: Duration = Duration::from_millis(500);
+/// Of a job that has ended well, but whose output has not.
+const LOST_OUTPUT: i32 = 1;

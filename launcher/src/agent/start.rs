@@ -104,6 +104,7 @@ impl Agent {
             screen,
             control: ControlServer::new(job.ranks, identities, spread),
             server: None,
+            server_stopped: None,
             ranks: unborn(&job),
             to_start: ToStart::default(),
             open_streams: vec![0; job.ranks as usize],

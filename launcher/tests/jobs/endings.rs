@@ -132,3 +132,23 @@ fn only_the_ranks_asked_for_are_shown_and_all_are_logged() {
         |rank: u32| fs::read_to_string(sandbox.path().join(format!("logs/rank-{rank:04}.log"))).unwrap();
     assert_eq!((0..4).map(log).collect::<String>(), "0\n1\n2\n3\n");
 }
+
+#[test]
+fn a_full_disk_behind_the_output_is_a_line_and_an_exit_code() {
+    let sandbox = Sandbox::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    // Short, and so long that it ends only because of that.
+    for program in ["echo words", "echo words; exec sleep 1000"] {
+        let mut command = sandbox.command(&["-n", "2", "--log-dir", "logs", "sh", "-c", program]);
+        let ended = command.stdout(full()).output().unwrap();
+        let err = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{err}");
+        let line = "tpurun: error: cannot write to standard output: No space left on device";
+        assert!(err.lines().any(|said| said.starts_with(line) && said.ends_with("are in logs)")), "{err}");
+    }
+    let mut command = sandbox.command(&["-n", "2", "--log-dir", "logs", "sh", "-c", "echo words >&2"]);
+    let ended = command.stderr(full()).output().unwrap();
+    let out = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{out}");
+    assert!(out.contains("tpurun: error: cannot write to standard error: No space left"), "{out}");
+}

@@ -53,3 +53,17 @@ fn a_slow_reader_does_not_keep_ctrl_c_from_working() {
     job.signal(Signal::TERM);
     assert_eq!(job.wait().code, 130);
 }
+
+#[test]
+fn an_agent_that_is_stopped_is_named() {
+    let sandbox = Sandbox::new();
+    let mut job =
+        sandbox.start(&["-n", "2", "sh", "-c", "echo ready; while [ ! -e go ]; do sleep 0.01; done"]);
+    job.wait_for_lines("ready", 2);
+    kill_process(sandbox.agent(), Signal::STOP).unwrap();
+    let pid = sandbox.agent().as_raw_nonzero();
+    job.wait_for_note(&format!("tpurun: the agent (pid {pid}) is stopped: it shows nothing"));
+    sandbox.file("go", "");
+    kill_process(sandbox.agent(), Signal::CONT).unwrap();
+    assert_eq!(job.wait().code, 0);
+}
