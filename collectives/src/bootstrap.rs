@@ -1,21 +1,24 @@
 //! The two ways the ranks of a host find their segment: the launcher's control plane, or the store that
-//! torch.distributed has anyway.
+//! torch.distributed has anyway. Others may be able to write the store, so what is found through it must be memory of
+//! this user.
 
 use std::cell::OnceCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::control::{ControlClient, ControlError};
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::hosts::{self, Hosts};
 use crate::network::bell::Ears;
 use crate::network::{Addresses, Crossing, Network};
+use crate::region::is_plain_memory;
 use crate::segment::{Bootstrap, Membership, Segment, Settings};
 
 /// The key-value store of a process group. Values are small; `get` waits for the key.
@@ -237,22 +240,56 @@ impl Place {
             );
             return Err(Failure::new(FailureKind::Transport, text));
         }
-        open_of_process("the shared segment of rank 0", self.pid, u32::try_from(self.fd).unwrap_or(u32::MAX))
+        let fd = u32::try_from(self.fd).unwrap_or(u32::MAX);
+        open_of_process("the shared segment of rank 0", Kind::Memory, self.pid, fd)
     }
 }
 
-/// Opens what another process has open: `what` it says it is.
-pub(crate) fn open_of_process(what: &str, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
+/// What another process is to have open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Memory,
+    Pipe,
+}
+
+/// Opens what another process has open: `what` it says it is. Whoever writes the store says which process and which
+/// descriptor, so what is not of this user, or of another kind, is not even opened.
+pub(crate) fn open_of_process(what: &str, kind: Kind, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
     let path = format!("/proc/{pid}/fd/{fd}");
+    let refused = |error: &dyn std::fmt::Display| {
+        Failure::new(FailureKind::Transport, format!("cannot open {what} at {path}: {error}"))
+    };
+    let failed = |error: Errno| match error {
+        // A process that is gone takes its descriptors along: the group has lost a rank.
+        Errno::NOENT => Failure::new(FailureKind::RankLost, refused(&error).text()),
+        _ => refused(&error),
+    };
+    // Finds out what it is without doing anything with it.
+    let place = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    check(&place, kind, rustix::process::geteuid().as_raw()).map_err(|error| refused(&error))?;
     // Whatever it is: opening must not wait for anybody, nor give us a terminal.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| {
-        let text = format!("cannot open {what} at {path}: {error}");
-        // A process that is gone takes its descriptors along: the group has lost a rank.
-        let kind =
-            if error == rustix::io::Errno::NOENT { FailureKind::RankLost } else { FailureKind::Transport };
-        Failure::new(kind, text)
-    })
+    let own = format!("/proc/self/fd/{}", place.as_raw_fd());
+    rustix::fs::open(own, flags, Mode::empty()).map_err(failed)
+}
+
+/// # Errors
+/// What was expected, and what it is.
+fn check(place: &OwnedFd, kind: Kind, own: u32) -> Result<(), String> {
+    let found = rustix::fs::fstat(place).map_err(|error| error.to_string())?;
+    let (is_so, shown) = match kind {
+        Kind::Memory => (is_plain_memory(place.as_fd()), "shared memory"),
+        Kind::Pipe => (FileType::from_raw_mode(found.st_mode) == FileType::Fifo, "a pipe"),
+    };
+    if !is_so {
+        return Err("another kind of file is there".to_owned());
+    }
+    // Of both, the user of the process that made it.
+    if found.st_uid != own {
+        let uid = found.st_uid;
+        return Err(format!("expected {shown} of this user (uid {own}), given one of uid {uid}"));
+    }
+    Ok(())
 }
 
 impl std::fmt::Display for Place {
@@ -352,6 +389,36 @@ pub(crate) fn survives(value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::Region;
+
+    #[test]
+    fn only_memory_of_this_user_is_opened() {
+        let opened =
+            |kind, fd: &OwnedFd| open_of_process("it", kind, std::process::id(), fd.as_raw_fd() as u32);
+        let (_region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
+        let (out, _in) = rustix::pipe::pipe().expect("pipes work here");
+        opened(Kind::Memory, &memory).expect("memory of this process");
+        opened(Kind::Pipe, &out).expect("a pipe of this process");
+        let file = OwnedFd::from(std::fs::File::open("Cargo.toml").expect("a file on disk"));
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").expect("a device"));
+        for (kind, fd) in
+            [(Kind::Memory, &out), (Kind::Memory, &null), (Kind::Memory, &file), (Kind::Pipe, &memory)]
+        {
+            let refused = opened(kind, fd).expect_err("another kind of file");
+            assert_eq!(refused.kind(), FailureKind::Transport);
+            assert!(refused.text().ends_with(": another kind of file is there"), "{}", refused.text());
+        }
+        let own = rustix::process::geteuid().as_raw();
+        check(&memory, Kind::Memory, own).expect("it is ours");
+        let refused = check(&memory, Kind::Memory, own + 1).expect_err("another user's");
+        assert_eq!(
+            refused,
+            format!("expected shared memory of this user (uid {}), given one of uid {own}", own + 1)
+        );
+        let gone =
+            open_of_process("it", Kind::Memory, std::process::id(), 1 << 20).expect_err("nothing is there");
+        assert_eq!(gone.kind(), FailureKind::RankLost);
+    }
 
     #[test]
     fn a_place_survives_the_store() {

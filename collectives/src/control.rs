@@ -189,6 +189,11 @@ impl ControlClient {
         rustix::net::sockopt::socket_type(inherited)
             .ok()
             .filter(|kind| *kind == rustix::net::SocketType::SEQPACKET)?;
+        // Made by an agent of this user; one of root may have ranks of other users.
+        let maker = rustix::net::sockopt::socket_peercred(inherited).ok()?;
+        if maker.uid != rustix::process::geteuid() && !maker.uid.is_root() {
+            return None;
+        }
         // A program that this rank starts has no business here.
         rustix::io::fcntl_setfd(inherited, rustix::io::FdFlags::CLOEXEC).ok()?;
         Some(ControlClient::new(inherited.try_clone_to_owned().ok()?))
@@ -388,6 +393,25 @@ pub struct Message {
     pub fd: Option<OwnedFd>,
     /// A descriptor was sent but this process has no room for it.
     pub fd_lost: bool,
+    /// Who sent it, where the socket asks for that ([`ask_for_senders`]).
+    pub sender: Option<Sender>,
+}
+
+/// The process that has sent a message, as the kernel knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sender {
+    /// Its number in the PID namespace of who receives it; 0 of one outside.
+    pub pid: i32,
+    /// Its effective user, unless it chose to show its real one.
+    pub uid: u32,
+}
+
+/// Every message that is received from now on says who sent it.
+///
+/// # Errors
+/// What the host refused.
+pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_socket_passcred(socket, true)?)
 }
 
 /// Sends one message without waiting.
@@ -413,16 +437,24 @@ pub fn send(socket: BorrowedFd<'_>, frame: &[u8], fd: Option<BorrowedFd<'_>>) ->
 /// [`ControlError::Closed`] at the end, `Io` with `WouldBlock` when there is none yet.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<Message, ControlError> {
     let mut bytes = vec![0; MAX_FRAME_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = rustix::io::retry_on_intr(|| {
         recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)
     })?;
-    let fd = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
+    let (mut fd, mut sender) = (None, None);
+    for message in ancillary.drain() {
+        match message {
+            // More than one are closed again.
+            RecvAncillaryMessage::ScmRights(fds) => fd = fds.into_iter().next(),
+            RecvAncillaryMessage::ScmCredentials(who) => {
+                sender =
+                    Some(Sender { pid: rustix::process::Pid::as_raw(Some(who.pid)), uid: who.uid.as_raw() });
+            }
+            _ => {}
+        }
+    }
     if received.bytes == 0 {
         return Err(ControlError::Closed);
     }
@@ -430,7 +462,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Message, ControlError> {
         return Err(ControlError::Malformed("frame too long"));
     }
     bytes.truncate(received.bytes);
-    Ok(Message { bytes, fd, fd_lost: received.flags.contains(ReturnFlags::CTRUNC) })
+    Ok(Message { bytes, fd, fd_lost: received.flags.contains(ReturnFlags::CTRUNC), sender })
 }
 
 fn wait_until_ready(

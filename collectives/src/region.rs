@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::layout::{HUGE_PAGE, LINE, PAGE};
@@ -79,8 +79,13 @@ impl Region {
     /// Maps a region that another process created; its size must be sealed and exactly `bytes`.
     pub(crate) fn open(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
-        if !seals.contains(SealFlags::SHRINK) {
+        // Without the last one, somebody may still forbid to write it.
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL) {
             return Err(io::Error::other("the shared memory's size is not sealed"));
+        }
+        // Sealed huge pages are there only as long as the host has some.
+        if !is_plain_memory(fd.as_fd()) {
+            return Err(io::Error::other("it is no memory of plain pages"));
         }
         let size = rustix::fs::fstat(fd.as_fd())?.st_size;
         if u64::try_from(size) != Ok(bytes as u64) {
@@ -272,6 +277,15 @@ impl Region {
         // protocol writes meanwhile is copied as it is by the only reader, and is sent to others as its ranks' data.
         unsafe { std::slice::from_raw_parts(from, bytes) }
     }
+}
+
+/// Memory of pages that are there when they are touched: files on disk may be cut, and huge pages may run out.
+#[allow(clippy::useless_conversion, reason = "the type of f_type depends on the architecture")]
+pub(crate) fn is_plain_memory(fd: BorrowedFd<'_>) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let is_file =
+        fstat(fd).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
+    is_file && fstatfs(fd).is_ok_and(|found| i64::from(found.f_type) == TMPFS_MAGIC)
 }
 
 /// Addresses that nothing else of this process will have.

@@ -22,13 +22,14 @@ use crate::op::OpKind;
 use crate::process::{self, LOOK_PERIOD, Liveness};
 use crate::rank_list::RankList;
 use crate::rank_set::RankSet;
-use crate::region::Region;
+use crate::region::{Region, is_plain_memory};
 use crate::sync::{
     AtomicU32, AtomicU64, Attendance, Chain, Doorbell, Meeting, Ordering, Progress, Publication, Ring, Run,
     Settled, Standing, Writer,
 };
 use crate::text::head;
 
+use settings::MOST_WINDOW;
 pub(crate) use settings::Settings;
 
 /// How the ranks of a host hand each other the descriptor of their segment.
@@ -170,6 +171,41 @@ impl Verdict {
     }
 }
 
+/// What memory of another process says of itself, read before it is mapped.
+struct Header {
+    words: [u8; HEADER_BYTES],
+    /// Of all of it.
+    bytes: usize,
+}
+
+impl Header {
+    fn read(members: &Membership, fd: &OwnedFd) -> Result<Self, Failure> {
+        let inspected = || {
+            // What is no memory may wait.
+            if !is_plain_memory(fd.as_fd()) {
+                return Err(io::Error::other("it is no memory of plain pages"));
+            }
+            let bytes = Region::size_of(fd)?;
+            let mut words = [0; HEADER_BYTES];
+            // Of less, the rest is zero.
+            rustix::io::pread(fd, &mut words, 0)?;
+            Ok(Self { words, bytes })
+        };
+        inspected().map_err(|error| refused(members, "inspect", 0, &error))
+    }
+
+    fn word(&self, offset: usize) -> u32 {
+        u32::from_ne_bytes(*self.words[offset..].first_chunk().expect("within the header"))
+    }
+
+    fn long(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(*self.words[offset..].first_chunk().expect("within the header"))
+    }
+}
+
+/// As much as is needed to know the size.
+const HEADER_BYTES: usize = 64;
+
 /// One rank's view of the segment.
 #[derive(Debug)]
 pub struct Segment {
@@ -263,22 +299,21 @@ impl Segment {
         }
     }
 
-    /// For who is none of the ranks: what the segment itself says about its members.
-    pub(crate) fn inspect(fd: &OwnedFd) -> Result<Self, Failure> {
-        let stranger = |ranks: u32| Membership {
-            name: "an unknown group".to_owned(),
-            rank: 0,
-            world_ranks: (0..ranks).collect(),
-            epoch: 0,
-        };
-        let bytes = Region::size_of(fd).map_err(|error| refused(&stranger(1), "inspect", 0, &error))?;
-        let region = Region::open(fd, bytes).map_err(|error| refused(&stranger(1), "map", bytes, &error))?;
-        let ranks = if bytes < 4096 { 0 } else { region.at::<AtomicU32>(H_RANKS).load(Ordering::Relaxed) };
-        let epoch = if bytes < 4096 { 0 } else { region.at::<AtomicU32>(H_EPOCH).load(Ordering::Relaxed) };
-        // Fewer bytes than this per rank can not be, so the list below has an honest length.
-        let ranks = ranks.clamp(1, (bytes / 256).max(1) as u32);
-        drop(region);
-        let mut segment = Self::join(Membership { epoch, ..stranger(ranks) }, fd)?;
+    /// For who is none of the ranks: what the segment itself says about its members, of whom there are at most so many.
+    pub(crate) fn inspect(fd: &OwnedFd, most_ranks: u32) -> Result<Self, Failure> {
+        let unknown =
+            Membership { name: "an unknown group".to_owned(), rank: 0, world_ranks: Vec::new(), epoch: 0 };
+        let header = Header::read(&unknown, fd)?;
+        let (ranks, epoch) = (header.word(H_RANKS), header.word(H_EPOCH));
+        // Before anything of that length is made.
+        if ranks == 0 || ranks > most_ranks {
+            let text = format!(
+                "the shared segment of {} has {ranks} ranks, expected 1 to {most_ranks}",
+                unknown.name
+            );
+            return Err(Failure::new(FailureKind::Transport, text));
+        }
+        let mut segment = Self::join(Membership { epoch, world_ranks: (0..ranks).collect(), ..unknown }, fd)?;
         segment.members.world_ranks = segment
             .ranks()
             .map(|rank| segment.member_word(rank, M_WORLD_RANK).load(Ordering::Relaxed))
@@ -288,6 +323,11 @@ impl Segment {
         segment.region.read(H_NAME, &mut name);
         segment.members.name = String::from_utf8_lossy(&name).into_owned();
         Ok(segment)
+    }
+
+    /// Bytes of address space that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.total()
     }
 
     fn member_word(&self, rank: u32, word: usize) -> &AtomicU32 {
@@ -356,32 +396,35 @@ impl Segment {
     }
 
     pub(crate) fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
-        let bytes = Region::size_of(fd).map_err(|error| refused(&members, "inspect", 0, &error))?;
-        let region = Region::open(fd, bytes).map_err(|error| refused(&members, "map", bytes, &error))?;
-        let word = |offset: usize| region.at::<AtomicU32>(offset).load(Ordering::Relaxed);
-        let long = |offset: usize| region.at::<AtomicU64>(offset).load(Ordering::Relaxed);
+        let header = Header::read(&members, fd)?;
         let foreign = |what: &str, expected: u64, given: u64| {
             let text =
                 format!("the shared segment of {} has {what} {given}, expected {expected}", members.name);
             Err(Failure::new(FailureKind::Transport, text))
         };
-        if bytes < 4096 || long(H_MAGIC) != MAGIC {
-            return foreign("magic", MAGIC, if bytes < 8 { 0 } else { long(H_MAGIC) });
+        if header.long(H_MAGIC) != MAGIC {
+            return foreign("magic", MAGIC, header.long(H_MAGIC));
         }
-        if word(H_VERSION) != VERSION {
-            return foreign("layout version", VERSION.into(), word(H_VERSION).into());
+        if header.word(H_VERSION) != VERSION {
+            return foreign("layout version", VERSION.into(), header.word(H_VERSION).into());
         }
-        if word(H_RANKS) != members.size() {
-            return foreign("ranks", members.size().into(), word(H_RANKS).into());
+        if header.word(H_RANKS) != members.size() {
+            return foreign("ranks", members.size().into(), header.word(H_RANKS).into());
         }
-        if word(H_EPOCH) != members.epoch {
-            return foreign("epoch", members.epoch.into(), word(H_EPOCH).into());
+        if header.word(H_EPOCH) != members.epoch {
+            return foreign("epoch", members.epoch.into(), header.word(H_EPOCH).into());
         }
-        let window = usize::try_from(long(H_WINDOW)).unwrap_or(usize::MAX).min(bytes);
-        let layout = Layout::new(members.size(), word(H_HOSTS), window);
-        if layout.total() != bytes {
-            return foreign("bytes", layout.total() as u64, bytes as u64);
+        // No sum of a larger one is sure to be a number.
+        let window = usize::try_from(header.long(H_WINDOW)).unwrap_or(usize::MAX);
+        if window > MOST_WINDOW {
+            return foreign("a window of bytes", MOST_WINDOW as u64, window as u64);
         }
+        let layout = Layout::new(members.size(), header.word(H_HOSTS), window);
+        if layout.total() != header.bytes {
+            return foreign("bytes", layout.total() as u64, header.bytes as u64);
+        }
+        let region =
+            Region::open(fd, header.bytes).map_err(|error| refused(&members, "map", header.bytes, &error))?;
         Ok(Self::new(region, layout, members))
     }
 

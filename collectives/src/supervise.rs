@@ -30,14 +30,19 @@ pub struct Between {
 }
 
 impl Supervised {
-    /// Maps the segment behind a descriptor that a rank has offered.
+    /// Maps the segment behind a descriptor that a rank of a job of `most_ranks` has offered.
     ///
     /// # Errors
-    /// When it is no segment of this version.
-    pub fn open(fd: &OwnedFd) -> Result<Self, Failure> {
-        let segment = Segment::inspect(fd)?;
+    /// When it is no segment of this version and of ranks of such a job; nothing of its size was made then.
+    pub fn open(fd: &OwnedFd, most_ranks: u32) -> Result<Self, Failure> {
+        let segment = Segment::inspect(fd, most_ranks)?;
         let comm_id = segment.members().id();
         Ok(Self { segment, comm_id })
+    }
+
+    /// Bytes of address space that it takes.
+    pub fn bytes(&self) -> usize {
+        self.segment.bytes()
     }
 
     /// The number that the board shows for it.
@@ -141,5 +146,83 @@ impl Between {
             any_receives: self.any_receives.max(other.any_receives),
             in_flight: self.in_flight || other.in_flight,
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(tpurun_loom))]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use crate::layout::{Layout, MAGIC, VERSION};
+
+    const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+    /// Memory of so many bytes that says this of itself; none of it is there but the header.
+    fn memory(bytes: u64, ranks: u32, window: u64, seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("tpurun-communicator", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .expect("memfds work here");
+        ftruncate(&fd, bytes).expect("pages that nobody touches cost nothing");
+        let header =
+            [&MAGIC.to_ne_bytes()[..], &VERSION.to_ne_bytes(), &ranks.to_ne_bytes(), &window.to_ne_bytes()];
+        if bytes >= 64 {
+            rustix::io::pwrite(&fd, &header.concat(), 0).expect("there is room");
+        }
+        fcntl_add_seals(&fd, seals).expect("it can be sealed");
+        fd
+    }
+
+    fn total(ranks: u32, window: u64) -> u64 {
+        Layout::new(ranks, 0, window as usize).total() as u64
+    }
+
+    #[test]
+    fn what_is_offered_is_bounded_before_anything_is_made() {
+        let good = memory(total(2, 4096), 2, 4096, SEALS);
+        assert_eq!(Supervised::open(&good, 2).expect("a segment of two ranks").world_ranks().len(), 2);
+        for (bytes, ranks, window) in [
+            (total(2, 4096), 2, 8192),
+            (total(3, 4096), 3, 4096),
+            (1 << 40, u32::MAX, 0),
+            (1 << 40, 1, 1 << 39),
+            (1 << 40, 1 << 31, 4096),
+            (500_000_000 * 256, 500_000_000, 0),
+            (1 << 62, 2, 1 << 61),
+            (total(2, 4096), 2, u64::MAX),
+            (total(2, 4096), 0, 4096),
+            (0, 0, 0),
+            (63, 2, 4096),
+        ] {
+            let refused = Supervised::open(&memory(bytes, ranks, window, SEALS), 2);
+            assert_eq!(
+                refused.expect_err("none of ours").kind(),
+                FailureKind::Transport,
+                "{bytes} {ranks} {window}"
+            );
+        }
+        assert!(peak_bytes() < 1 << 30, "nothing of that size was made");
+    }
+
+    #[test]
+    fn what_may_change_under_its_readers_is_refused() {
+        for seals in [SealFlags::empty(), SealFlags::SHRINK, SEALS.difference(SealFlags::SEAL)] {
+            assert!(Supervised::open(&memory(total(2, 4096), 2, 4096, seals), 2).is_err(), "{seals:?}");
+        }
+        for path in ["/dev/null", "/dev/zero", "/proc/self/maps", "Cargo.toml"] {
+            let file = OwnedFd::from(std::fs::File::open(path).expect("it is there"));
+            assert!(Supervised::open(&file, 2).is_err(), "{path}");
+        }
+        let (out, _in) = rustix::pipe::pipe().expect("pipes work here");
+        assert!(!crate::region::is_plain_memory(out.as_fd()) && Supervised::open(&out, 2).is_err());
+    }
+
+    /// What this process has used at most.
+    fn peak_bytes() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it is told");
+        kib.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 }

@@ -7,7 +7,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{ControlBootstrap, open_of_process};
+use crate::bootstrap::{ControlBootstrap, Kind, open_of_process};
 use crate::control::ControlClient;
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::process::Liveness;
@@ -230,6 +230,7 @@ impl Bootstrap for SegmentBootstrap<'_> {
             if (place >> 32) as u32 == self.members.epoch {
                 return open_of_process(
                     "the shared segment of rank 0",
+                    Kind::Memory,
                     self.segment.pid(first),
                     place as u32,
                 );

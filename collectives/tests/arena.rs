@@ -85,13 +85,17 @@ fn who_is_gone_is_lost() {
 #[test]
 fn memory_that_can_shrink_is_refused() {
     let cut = memfd(BYTES + 4096, SealFlags::GROW, MemfdFlags::empty()).unwrap();
-    let text = refusal(&posing(&cut, BYTES));
-    assert!(text.ends_with(": the shared memory's size is not sealed"), "{text}");
+    // Without the seal on seals, somebody could still forbid to write it.
+    let open = memfd(BYTES + 4096, SealFlags::GROW | SealFlags::SHRINK, MemfdFlags::empty()).unwrap();
+    for fd in [cut, open] {
+        let text = refusal(&posing(&fd, BYTES));
+        assert!(text.ends_with(": the shared memory's size is not sealed"), "{text}");
+    }
 }
 
 #[test]
 fn memory_that_can_not_be_written_is_refused() {
-    let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | SealFlags::WRITE;
     let fixed = memfd(BYTES + 4096, sealed, MemfdFlags::empty()).unwrap();
     let text = refusal(&posing(&fixed, BYTES));
     assert!(text.contains("ermission") || text.contains("not permitted"), "{text}");

@@ -11,12 +11,15 @@ use tokio::net::UnixDatagram;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tpurun_collectives::FailureKind;
-use tpurun_collectives::control::{AgentFrame, ControlError, Message, RankFrame, receive, send};
+use tpurun_collectives::control::{
+    AgentFrame, ControlError, Message, RankFrame, Sender, ask_for_senders, receive, send,
+};
 use tpurun_collectives::network::authority::Credentials;
 
 use crate::exchange::{Delivery, Exchange, Orphan};
 use crate::identities::Identities;
 use crate::last_words::in_group;
+use crate::processes;
 use crate::supervisor::{Spread, Supervisor};
 
 /// Something came from a rank, or it will send no more.
@@ -42,6 +45,8 @@ pub(crate) struct ControlServer {
 struct Socket {
     stream: Arc<UnixDatagram>,
     reader: AbortHandle,
+    /// The process that was last seen to be one of the job's.
+    known: Option<Sender>,
 }
 
 impl Drop for Socket {
@@ -56,7 +61,7 @@ impl ControlServer {
         ControlServer {
             sockets: (0..ranks).map(|_| None).collect(),
             exchange: Exchange::new(),
-            supervisor: Supervisor::new(spread),
+            supervisor: Supervisor::new(ranks, spread),
             lost: HashMap::new(),
             identities,
         }
@@ -102,20 +107,35 @@ impl ControlServer {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
+        ask_for_senders(ours.as_fd())?;
         let stream = Arc::new(UnixDatagram::from_std(ours.into())?);
         let reader = tokio::spawn(read(rank, stream.clone(), events)).abort_handle();
-        self.sockets[rank as usize] = Some(Socket { stream, reader });
+        self.sockets[rank as usize] = Some(Socket { stream, reader, known: None });
         Ok(theirs)
     }
 
     /// Serves one event. A rank that breaks the protocol loses its socket, and nobody else does.
     pub(crate) fn handle(&mut self, event: ControlEvent) {
         let ControlEvent { rank, message } = event;
+        // The rank is not to blame for what others do with its socket.
+        if message.as_ref().is_ok_and(|message| !self.is_of_the_job(rank, message.sender)) {
+            return;
+        }
         let served = message.and_then(|message| self.serve(rank, message));
         if served.is_err() {
             self.sockets[rank as usize] = None;
             self.exchange.leave(rank);
         }
+    }
+
+    /// Whether it comes from a process that this one has started, or one of those, of the same user; root may have
+    /// started some of other users. Whoever else has come by the socket gets nothing, and nobody maps what it offers.
+    fn is_of_the_job(&mut self, rank: u32, sender: Option<Sender>) -> bool {
+        let (Some(socket), Some(sender)) = (&mut self.sockets[rank as usize], sender) else { return false };
+        if socket.known != Some(sender) && is_trusted(sender, rustix::process::geteuid().as_raw()) {
+            socket.known = Some(sender);
+        }
+        socket.known == Some(sender)
     }
 
     fn serve(&mut self, rank: u32, message: Message) -> Result<(), ControlError> {
@@ -182,6 +202,10 @@ impl ControlServer {
             self.exchange.leave(rank);
         }
     }
+}
+
+fn is_trusted(sender: Sender, own: u32) -> bool {
+    (sender.uid == own || own == 0) && processes::descends(sender.pid, std::process::id() as i32)
 }
 
 async fn read(rank: u32, stream: Arc<UnixDatagram>, events: mpsc::Sender<ControlEvent>) {
@@ -272,6 +296,54 @@ mod tests {
             }));
         }
         assert_eq!(serve(programs)[1..], [[100, 200, 300], [100, 200, 300], [100, 200, 300]]);
+    }
+
+    #[test]
+    fn only_processes_of_the_job_are_heard() {
+        let own = rustix::process::geteuid().as_raw();
+        let this = std::process::id() as i32;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        for (pid, uid, agent, is_heard) in [
+            (this, own, own, true),
+            (child.id() as i32, own, own, true),
+            // Another user's, unless root has started it.
+            (child.id() as i32, own + 1, own, own == 0),
+            (child.id() as i32, 1000, 1001, false),
+            (child.id() as i32, 1000, 0, true),
+            // Of the same user, but nobody's of this job.
+            (rustix::process::getppid().unwrap().as_raw_nonzero().get(), own, own, false),
+            (1, own, own, false),
+            (0, own, own, false),
+            (i32::MAX, own, own, false),
+        ] {
+            assert_eq!(is_trusted(Sender { pid, uid }, agent), is_heard, "{pid} of {uid} to {agent}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn what_a_stranger_sends_is_dropped_and_the_rank_goes_on() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (tx, mut rx) = mpsc::channel(16);
+            let mut server = ControlServer::new(1, Identities::default(), Spread::default());
+            let client = ControlClient::new(server.open(0, tx).unwrap());
+            client.offer("k", 1, segment(100).as_fd()).unwrap();
+            let mut event = rx.recv().await.unwrap();
+            let sender = event.message.as_ref().unwrap().sender.unwrap();
+            assert_eq!(
+                (sender.pid, sender.uid),
+                (std::process::id() as i32, rustix::process::geteuid().as_raw())
+            );
+            event.message.as_mut().unwrap().sender = Some(Sender { pid: 1, ..sender });
+            server.handle(event);
+            client.offer("k", 1, segment(200).as_fd()).unwrap();
+            server.handle(rx.recv().await.unwrap());
+            let fetched = std::thread::spawn(move || client.fetch("k", 0, deadline()).unwrap());
+            server.handle(rx.recv().await.unwrap());
+            assert_eq!(size(&fetched.join().unwrap()), 200);
+        });
     }
 
     #[test]

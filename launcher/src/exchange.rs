@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub(crate) struct Exchange<S> {
     keys: HashMap<String, Key<S>>,
     held: usize,
+    /// Requests that wait, by rank.
+    waiting: HashMap<u32, usize>,
 }
 
 #[derive(Debug)]
@@ -53,7 +55,7 @@ pub(crate) struct Delivery<S> {
 
 impl<S> Exchange<S> {
     pub(crate) fn new() -> Exchange<S> {
-        Exchange { keys: HashMap::new(), held: 0 }
+        Exchange { keys: HashMap::new(), held: 0, waiting: HashMap::new() }
     }
 
     /// Takes a segment for `readers` ranks and says who was waiting for it.
@@ -75,6 +77,7 @@ impl<S> Exchange<S> {
         let (ready, waiting) = entry.waiting.iter().partition(|waiting| waiting.number == number);
         entry.waiting = waiting;
         let ready: Vec<Waiting> = ready;
+        ready.iter().for_each(|waiting| self.wait_less(waiting.rank));
         let deliveries = ready.into_iter().filter_map(|waiting| self.deliver(key, waiting)).collect();
         self.forget_if_done(key);
         Ok(deliveries)
@@ -91,18 +94,20 @@ impl<S> Exchange<S> {
         request: u64,
         from: u32,
     ) -> Result<Option<Delivery<S>>, String> {
+        let of_rank = self.waiting.get(&rank).copied().unwrap_or(0);
+        if of_rank >= MAX_WAITING {
+            return Err(format!("{MAX_WAITING} requests of this rank are waiting already"));
+        }
         if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(key) {
             return Err(format!("{MAX_KEYS} keys are in use already"));
         }
         let entry = self.keys.entry(key.to_owned()).or_default();
-        if entry.waiting.len() >= MAX_WAITING {
-            return Err(format!("{MAX_WAITING} requests are waiting already"));
-        }
         let wanted = entry.wanted.entry(rank).or_default();
         let waiting = Waiting { rank, request, number: *wanted, from };
         *wanted += 1;
         if !entry.offers.contains_key(&waiting.number) {
             entry.waiting.push(waiting);
+            self.waiting.insert(rank, of_rank + 1);
             return Ok(None);
         }
         let delivery = self.deliver(key, waiting);
@@ -114,6 +119,13 @@ impl<S> Exchange<S> {
     pub(crate) fn leave(&mut self, rank: u32) {
         for entry in self.keys.values_mut() {
             entry.waiting.retain(|waiting| waiting.rank != rank);
+        }
+        self.waiting.remove(&rank);
+    }
+
+    fn wait_less(&mut self, rank: u32) {
+        if let Some(count) = self.waiting.get_mut(&rank) {
+            *count = count.saturating_sub(1);
         }
     }
 
@@ -129,6 +141,7 @@ impl<S> Exchange<S> {
                 waiting.from != lost
             });
         }
+        orphans.iter().for_each(|orphan| self.wait_less(orphan.rank));
         orphans
     }
 
@@ -160,7 +173,8 @@ impl<S> Default for Key<S> {
 
 const MAX_HELD: usize = 4096;
 const MAX_KEYS: usize = 1 << 16;
-const MAX_WAITING: usize = 1 << 17;
+/// Of one rank: each of them is a thread of its that waits, or has waited.
+const MAX_WAITING: usize = 1 << 14;
 
 #[cfg(test)]
 mod tests {
@@ -226,6 +240,24 @@ mod tests {
         }
         assert!(exchange.offer("one more", 1, "x").unwrap_err().contains("4096"));
         assert!(exchange.offer("nobody", 0, "x").unwrap().is_empty());
+    }
+
+    #[test]
+    fn requests_of_one_rank_are_bounded_over_all_keys() {
+        let mut exchange: Exchange<&str> = Exchange::new();
+        for index in 0..MAX_WAITING {
+            exchange.want(&(index % 100).to_string(), 1, index as u64, 0).unwrap();
+        }
+        assert!(exchange.want("one more", 1, 0, 0).unwrap_err().contains("16384 requests of this rank"));
+        assert!(exchange.want("of another rank", 2, 0, 0).unwrap().is_none());
+        // Those that are answered, or are in vain, wait no more.
+        exchange.offer("7", 1, "x").unwrap();
+        assert!(exchange.want("one more", 1, 0, 0).unwrap().is_none());
+        exchange.lose(0);
+        assert_eq!(exchange.waiting[&1], 0);
+        exchange.want("again", 1, 0, 3).unwrap();
+        exchange.leave(1);
+        assert!(!exchange.waiting.contains_key(&1));
     }
 
     #[test]

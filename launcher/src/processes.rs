@@ -32,6 +32,23 @@ impl Process {
     }
 }
 
+/// Whether a process is `root`, or its child, or a child's child, and so on.
+pub(crate) fn descends(pid: i32, root: i32) -> bool {
+    let mut at = pid;
+    // The table changes while it is read, so that a chain of parents could close on itself.
+    for _ in 0..MOST_GENERATIONS {
+        if at == root || at <= 1 {
+            return at == root && at > 0;
+        }
+        let Some(process) = Process::read(at) else { return false };
+        at = process.parent;
+    }
+    false
+}
+
+/// Shells in shells in shells.
+const MOST_GENERATIONS: u32 = 1000;
+
 /// Whether a process has a handler for a signal; false when it is gone.
 pub(crate) fn handles_signal(pid: i32, number: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -18,12 +18,16 @@ use crate::wait_graph::Groups;
 pub(crate) struct Supervisor {
     groups: HashMap<u64, Vec<Supervised>>,
     lives: usize,
+    /// Of address space, of all lives.
+    bytes: usize,
+    /// Ranks of the job: no group has more.
+    ranks: u32,
     elsewhere: Elsewhere,
 }
 
 impl Supervisor {
-    pub(crate) fn new(spread: Spread) -> Supervisor {
-        Supervisor { elsewhere: Elsewhere { spread, ..Elsewhere::default() }, ..Supervisor::default() }
+    pub(crate) fn new(ranks: u32, spread: Spread) -> Supervisor {
+        Supervisor { ranks, elsewhere: Elsewhere { spread, ..Elsewhere::default() }, ..Supervisor::default() }
     }
 
     /// Keeps an eye on a segment; one that is not ours, or one too many, goes on without.
@@ -31,8 +35,12 @@ impl Supervisor {
         if self.lives >= MAX_LIVES {
             return None;
         }
-        let supervised = Supervised::open(segment).ok()?;
+        let supervised = Supervised::open(segment, self.ranks).ok()?;
+        if self.bytes.saturating_add(supervised.bytes()) > MAX_BYTES {
+            return None;
+        }
         self.lives += 1;
+        self.bytes += supervised.bytes();
         let lives = self.groups.entry(supervised.comm_id()).or_default();
         lives.push(supervised);
         lives.last()
@@ -50,6 +58,7 @@ impl Supervisor {
         }
         self.groups.retain(|_, lives| !lives.is_empty());
         self.lives = self.groups.values().map(Vec::len).sum();
+        self.bytes = self.all().map(Supervised::bytes).sum();
     }
 
     /// Communicators that need `rank`: it is in them, and has not destroyed its end.
@@ -219,3 +228,5 @@ impl Groups for Supervisor {
 
 /// Each is a mapping of this process, of which Linux allows 65,530 by default.
 const MAX_LIVES: usize = 32_768;
+/// A quarter of the addresses that a process has: what ranks offer leaves room for what the agent needs.
+const MAX_BYTES: usize = 1 << 45;

@@ -1,11 +1,7 @@
 //! The other side: the arena of another process of this host, mapped.
 
-use std::os::fd::OwnedFd;
-
-use rustix::fs::{FileType, fstat, fstatfs};
-
 use super::{Export, HEADER_BYTES, MAX_BYTES, PAGE, header, size};
-use crate::bootstrap::open_of_process;
+use crate::bootstrap::{Kind, open_of_process};
 use crate::failure::{Failure, FailureKind};
 use crate::region::Region;
 
@@ -31,10 +27,7 @@ impl PeerArena {
         let size = size(bytes)
             .ok_or_else(|| refused(&format_args!("its size of {bytes} bytes is not 1 to {MAX_BYTES}")))?;
         let what = format!("the arena of process {pid}");
-        let opened = open_of_process(&what, pid, fd)?;
-        if !is_plain_memory(&opened) {
-            return Err(refused(&"another kind of file is there"));
-        }
+        let opened = open_of_process(&what, Kind::Memory, pid, fd)?;
         let region = Region::open(&opened, size).map_err(|error| refused(&error))?;
         let mut found = [0; HEADER_BYTES];
         region.read(size - PAGE as usize, &mut found);
@@ -87,13 +80,4 @@ impl PeerArena {
         );
         Err(Failure::new(FailureKind::Transport, text))
     }
-}
-
-/// Memory of pages that are there when they are touched: files on disk may be cut, and huge pages may run out.
-#[allow(clippy::useless_conversion, reason = "the type of f_type depends on the architecture")]
-fn is_plain_memory(fd: &OwnedFd) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let is_file =
-        fstat(fd).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
-    is_file && fstatfs(fd).is_ok_and(|found| i64::from(found.f_type) == TMPFS_MAGIC)
 }

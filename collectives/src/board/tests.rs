@@ -236,7 +236,7 @@ fn what_is_no_board_is_refused() {
     let plain = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&plain, 4096).unwrap();
     assert!(Board::open(&plain).unwrap_err().to_string().contains("not sealed"));
-    rustix::fs::fcntl_add_seals(&plain, SealFlags::SHRINK).unwrap();
+    rustix::fs::fcntl_add_seals(&plain, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
     assert!(Board::open(&plain).unwrap_err().to_string().contains("another layout"));
     let (board, fd) = Board::create(2).unwrap();
     board.store(HEADER_WORLD, 3);

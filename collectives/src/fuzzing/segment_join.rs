@@ -32,7 +32,7 @@ fn run(bytes: &[u8]) {
     if let Ok(segment) = Segment::join(members, &fd) {
         look_around(&segment, &mut input);
     }
-    if let Ok(seen) = Supervised::open(&fd) {
+    if let Ok(seen) = Supervised::open(&fd, 64) {
         let _ = (seen.comm_id(), seen.name(), seen.world_ranks(), seen.failure(), seen.is_closed(ranks));
         let _ = (seen.between(0, 1), seen.between(ranks, 0), seen.is_closed(0));
     }

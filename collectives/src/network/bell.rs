@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::bootstrap::open_of_process;
+use crate::bootstrap::{Kind, open_of_process};
 use crate::failure::{Failure, FailureKind};
 use crate::segment::Segment;
 use crate::sync::{AtomicU32, Ordering};
@@ -35,7 +35,7 @@ impl Bell {
     /// Of any other rank of the host.
     pub(crate) fn open(pid: u32, fd: u32) -> Result<Self, Failure> {
         // For reading, too: then there always is a reader, and no SIGPIPE when the first rank is gone.
-        open_of_process("the pipe to the network thread", pid, fd).map(Self)
+        open_of_process("the pipe to the network thread", Kind::Pipe, pid, fd).map(Self)
     }
 
     pub(crate) fn descriptor(&self) -> u32 {

@@ -88,7 +88,7 @@ mod tests {
         let (segment, _) =
             Segment::rendezvous(members, settings, &alone, Duration::from_secs(5)).expect("alone");
         let fd = alone.0.into_inner().expect("offered");
-        (segment, Supervised::open(&fd).expect("a segment"))
+        (segment, Supervised::open(&fd, 1).expect("a segment"))
     }
 
     #[test]

@@ -42,4 +42,4 @@ impl fmt::Display for Settings {
 /// Of each rank where ranks are on several hosts.
 const BRIDGED_WINDOW: usize = 4 << 20;
 /// Of any rank, whatever another process says.
-const MOST_WINDOW: usize = 1 << 32;
+pub(super) const MOST_WINDOW: usize = 1 << 32;
