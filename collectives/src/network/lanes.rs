@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -369,11 +369,13 @@ impl Lanes {
                 }
             };
             let unknown = self.lines.iter().filter(|(_, (_, used))| matches!(used, Use::Unknown(..)));
-            let unknown: Vec<u64> = unknown.map(|(token, _)| *token).collect();
-            if unknown.len() >= MOST_UNKNOWN {
-                // The oldest: who is of the job says at once what it comes for.
+            let unknown: Vec<(u64, IpAddr)> =
+                unknown.map(|(token, (line, _))| (*token, line.from().ip())).collect();
+            if unknown.len() >= MOST_UNKNOWN
+                && let Some(token) = most_crowded(&unknown)
+            {
                 tracing::warn!("closed a connection: too many have not said what they are for");
-                self.lines.remove(&unknown[0]);
+                self.lines.remove(&token);
             }
             match Line::accept(socket, from, &self.server) {
                 Ok(line) => drop(self.keep(line, Use::Unknown(vec![], now))),
@@ -627,6 +629,15 @@ impl Lanes {
     }
 }
 
+/// Of connections, oldest first, that have not said what they are for: the oldest of the address that has the most. A
+/// host of the job says at once what it comes for, and a stranger with many of them crowds out its own alone.
+fn most_crowded(unknown: &[(u64, IpAddr)]) -> Option<u64> {
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    unknown.iter().for_each(|(_, address)| *counts.entry(*address).or_default() += 1);
+    let most = counts.values().copied().max()?;
+    unknown.iter().find(|(_, address)| counts[address] == most).map(|(token, _)| *token)
+}
+
 #[cfg(test)]
 impl Lanes {
     /// Has this be sent to a host.
@@ -672,4 +683,21 @@ fn wanted(line: &Line, used: &Use) -> EventFlags {
     let is_heard = !matches!(used, Use::Early(_));
     let read = if is_heard { EventFlags::IN } else { EventFlags::RDHUP };
     if line.has_more_to_send() { read | EventFlags::OUT } else { read }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crowd_of_one_address_makes_room_itself() {
+        let at = |last: u8| IpAddr::from([10, 0, 0, last]);
+        assert_eq!(most_crowded(&[]), None);
+        // The first of all is of a host that has come once.
+        let flood = (2..200).map(|token| (token, at(9)));
+        let unknown: Vec<_> = [(1, at(1))].into_iter().chain(flood).chain([(300, at(2))]).collect();
+        assert_eq!(most_crowded(&unknown), Some(2));
+        // Nobody has more than others: the oldest.
+        assert_eq!(most_crowded(&[(4, at(3)), (5, at(1)), (6, at(2))]), Some(4));
+    }
 }
