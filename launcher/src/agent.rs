@@ -241,6 +241,9 @@ impl Agent {
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
             self.look_around(now);
+            // What takes longer, of hundreds of ranks, is done less often: they need the processor themselves.
+            let ended = Instant::now();
+            self.next_watch = self.next_watch.max(ended + (ended - now) * PAUSE_PER_LOOK);
         }
         let is_anybody_alive = self.is_anybody_alive();
         match &mut self.phase {
@@ -654,6 +657,8 @@ const FRONT_DIED: Signal = Signal::POWER;
 /// Ctrl-Z stops all of the job at once, and fg lets all of it go on.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// Looks take a tenth of the time at most.
+const PAUSE_PER_LOOK: u32 = 9;
 /// How much later a failure may be seen that happened before the one seen first.
 const SETTLE: Duration = Duration::from_millis(30);
 /// An interpreter that goes down takes less.

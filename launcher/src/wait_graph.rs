@@ -221,9 +221,10 @@ impl World<'_> {
             Needs::Unknown => false,
         };
         let view = &self.views[rank as usize];
-        let waits = view.waits.iter().map(|view| (view.wait.comm_id, view.wait.kind));
-        // What is in flight could end, and what runs then could post.
-        waits.chain(self.pending(view)).all(never_ends)
+        let mut waits = view.waits.iter().map(|view| (view.wait.comm_id, view.wait.kind));
+        // What is in flight could end, and what runs then could post. Asked last: it takes a look at every other rank
+        // of each group, and while many ranks begin, none of them is doomed.
+        waits.all(never_ends) && self.pending(view).into_iter().all(never_ends)
     }
 
     /// The collectives and messages of a rank that have not ended, and whose end somebody would notice.
