@@ -272,6 +272,10 @@ class Server:
             self.agent.tell(event="exited", rank=rank, code=max(code, 0), signal=max(-code, 0))
 
 
+# What nearly every rank needs of ours. Of the native part, nothing but its loading happens before the fork.
+OURS = ("tpurun._uses", "tpurun._shared", "tpurun._shortcuts", "tpurun._build", "tpurun._C")
+
+
 def preload(options: dict, times: dict[str, int]) -> None:
     """Imports what all ranks will import, and notes when torch is there."""
     if importlib.util.find_spec("torch") is None:
@@ -284,12 +288,14 @@ def preload(options: dict, times: dict[str, int]) -> None:
     for name in options["preload"]:
         import_or_refuse(name)
     # In the order in which the programs name them, each once.
-    for name in dict.fromkeys(name for target in options["targets"] for name in torch_modules_of(target)):
+    named = [name for target in options["targets"] for name in torch_modules_of(target)]
+    for name in dict.fromkeys([*named, *OURS]):
         try:
             importlib.import_module(name)
         except Exception:
             # The program itself will say what is wrong with it.
             continue
+    _device.remember_modules()
 
 
 def now_ns() -> int:
