@@ -1,8 +1,12 @@
 """What torch gets back from an asynchronous call: works, futures, coalesced works."""
 
+import contextlib
+import os
 import random
 import threading
+import time
 import weakref
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -283,6 +287,45 @@ def test_callbacks_run_on_threads_that_may_block() -> None:
     ranks.run(2, callbacks_may_communicate)
     ranks.run(3, callbacks_run_in_the_order_of_posting)
     ranks.run(2, callbacks_run_elsewhere)
+
+
+def progress_threads() -> int:
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text())
+    return sum(name.startswith(("tpurun-coll", "tpurun-p2p")) for name in names)
+
+
+def threads_end_when_nothing_is_to_do() -> None:
+    me, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group() for _ in range(12)]
+
+    def everything_once() -> None:
+        tensors = [torch.ones(3) for _ in groups]
+        works = [
+            dist.all_reduce(tensor, group=group, async_op=True)
+            for tensor, group in zip(tensors, groups, strict=True)
+        ]
+        got = [torch.zeros(2) for _ in groups]
+        for tensor, group in zip(got, groups, strict=True):
+            works.append(dist.irecv(tensor, (me - 1) % size, group=group))
+            works.append(dist.isend(torch.full((2,), float(me)), (me + 1) % size, group=group))
+        for work in works:
+            work.wait()
+        assert all(torch.equal(tensor, torch.full((3,), float(size))) for tensor in tensors)
+        assert all(torch.equal(tensor, torch.full((2,), float((me - 1) % size))) for tensor in got)
+
+    everything_once()
+    assert progress_threads() >= len(groups)
+    # They end by themselves, some seconds later; how many, the limit of the test says.
+    while progress_threads() > 0:
+        time.sleep(0.05)
+    everything_once()
+
+
+def test_groups_that_do_nothing_have_no_threads() -> None:
+    ranks.run(2, threads_end_when_nothing_is_to_do)
 
 
 def test_coalescing() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+    hook_with_zero_step,
+    hook_with_zero_step_interleaved,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -44,13 +49,26 @@ def in_shards(case: Case) -> None:
 @program(ranks=4)
 def overlapping_backward(case: Case) -> None:
     """Updates parameters inside of the communication hook."""
+    overlapped(case, hook_with_zero_step)
+
+
+@program(ranks=4, devices=("tpu",))
+def interleaved_with_backward(case: Case) -> None:
+    """Each bucket's callback updates its parameters and broadcasts them, while backward goes on.
+
+    All ranks post that in the same order where callbacks run when they are added, as on accelerators.
+    """
+    overlapped(case, hook_with_zero_step_interleaved)
+
+
+def overlapped(case: Case, hooked: Callable) -> None:
     ranks = dist.get_world_size()
     model, alone = mlp(*WIDTHS), mlp(*WIDTHS)
     wrapped = DDP(model, bucket_cap_mb=1e-4)
     optimizer = ZeroRedundancyOptimizer(
         wrapped.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1, momentum=0.9
     )
-    wrapped.register_comm_hook(None, hook_with_zero_step(allreduce_hook, wrapped, optimizer))
+    wrapped.register_comm_hook(None, hooked(allreduce_hook, wrapped, optimizer))
     # The first two backward passes only find the order of the buckets.
     warm_up, steps = data(steps=2), data()
     for x, y in shares(warm_up + steps, case.rank, ranks):
