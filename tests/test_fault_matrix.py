@@ -1,4 +1,4 @@
-"""A slice of the matrix on 2, 8 and 64 ranks; `make full` runs all on 2 and 8, `make fault-matrix` all on 64."""
+"""A slice of the matrix on 2, 8 and 64 ranks; `make full` runs all on 2 and 8, `make fault-matrix` all."""
 
 import pytest
 

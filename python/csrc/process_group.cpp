@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "call_site.h"
+#include "device/memory.h"
 #include "device/streams.h"
 #include "errors.h"
 #include "gil.h"
@@ -119,6 +120,7 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   config.python_threads = python_threads();
   if (size > 1) {
     shared::open();
+    device::open_memory();
   }
   TpurunComm* comm = nullptr;
   TpurunError error;

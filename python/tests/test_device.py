@@ -251,6 +251,23 @@ def test_a_fork_is_told_so() -> None:
     assert tensor.tolist() == [1, 1, 1, 1], "what the child writes is its own"
 
 
+@on_device
+def test_a_fork_from_before_the_first_tensor_has_the_device() -> None:
+    # As workers of a pool have that is made when a program begins.
+    assert torch.tpu.is_available() and torch.tpu.mem_get_info()[1] > 0
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(write, str(torch.arange(4, device="tpu").sum().item()).encode())
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write)
+    assert os.read(read, 1000) == b"6"
+    assert torch.arange(5, device="tpu").sum().item() == 10
+
+
 def test_a_program_that_never_names_the_device_does_not_get_it() -> None:
     code = """
         import torch

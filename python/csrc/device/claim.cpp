@@ -1,7 +1,5 @@
 #include "claim.h"
 
-#include <unistd.h>
-
 #include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -24,14 +22,8 @@ namespace tpurun::device {
 
 namespace {
 
-pid_t claimed_by = 0;
-
-bool is_forked() { return claimed_by != 0 && claimed_by != getpid(); }
-
-// Nothing is left half done: what may fail comes first.
 void claim(c10::DeviceIndex devices, uint64_t memory_bytes) {
-  open_memory(memory_bytes);
-  claimed_by = getpid();
+  claim_memory(memory_bytes);
   at::init_num_threads();  // as with a group: autograd gets threads for the device
   streams::install(devices);
   install_guard(devices);
@@ -51,7 +43,7 @@ py::dict memory_counts() {
   TpurunMemoryStats now;
   tpurun_memory_stats(&now);
   py::dict counts;
-  counts["limit"] = now.limit;
+  counts["limit"] = memory_limit();
   counts["allocated"] = now.allocated;
   counts["allocated_peak"] = now.allocated_peak;
   counts["reserved"] = now.reserved;

@@ -1,8 +1,11 @@
 #include "memory.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
+
+#include <unistd.h>
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
@@ -27,10 +30,21 @@ constexpr std::size_t kLarge = 1 << 20;
   C10_THROW_ERROR(Error, text);
 }
 
-// Positive for what was taken.
-void tell_profiler(void* data, int64_t bytes) {
+// Of the arena, once the device is claimed.
+std::size_t claimed_bytes = 0;
+// The process that has opened it, or the one that this is a fork of.
+std::atomic<pid_t> opened_by{0};
+
+TpurunMemoryStats stats_now() {
   TpurunMemoryStats now;
   tpurun_memory_stats(&now);
+  now.limit = now.limit == 0 ? claimed_bytes : now.limit;
+  return now;
+}
+
+// Positive for what was taken.
+void tell_profiler(void* data, int64_t bytes) {
+  const auto now = stats_now();
   c10::reportMemoryUsageToProfiler(data, bytes, now.allocated, now.reserved, current_device());
 }
 
@@ -38,6 +52,7 @@ void* allocate_in_arena(std::size_t bytes) {
   if (bytes == 0) {
     return nullptr;
   }
+  open_memory();
   const std::string site = bytes < kLarge ? std::string() : call_site();
   // The text is large: no need to touch it unless something fails.
   thread_local TpurunError error;
@@ -122,8 +137,7 @@ class TpuAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& /*data*/, c10::Stream /*stream*/) override {}
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
-    TpurunMemoryStats now;
-    tpurun_memory_stats(&now);
+    const auto now = stats_now();
     c10::CachingDeviceAllocator::DeviceStats stats;
     for (auto* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.requested_bytes}) {
       set(*bytes, now.allocated, now.allocated_peak, now.allocated_total, now.freed_total);
@@ -141,8 +155,7 @@ class TpuAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex /*device*/) override { tpurun_memory_reset_peak(); }
 
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex /*device*/) override {
-    TpurunMemoryStats now;
-    tpurun_memory_stats(&now);
+    const auto now = stats_now();
     return {now.limit - now.allocated, now.limit};
   }
 };
@@ -156,11 +169,26 @@ c10::DeviceAllocator& allocator() {
   return *made;
 }
 
-void open_memory(std::size_t limit) {
+void open_memory() {
+  if (opened_by.load(std::memory_order_relaxed) != 0 || claimed_bytes == 0) {
+    return;
+  }
   auto error = std::make_unique<TpurunError>();
-  if (tpurun_memory_open(0, limit, error.get()) != TPURUN_OK) {
+  if (tpurun_memory_open(0, claimed_bytes, error.get()) != TPURUN_OK) {
     fail(*error);
   }
+  opened_by = getpid();
+}
+
+bool is_forked() {
+  const auto opener = opened_by.load(std::memory_order_relaxed);
+  return opener != 0 && opener != getpid();
+}
+
+uint64_t memory_limit() { return stats_now().limit; }
+
+void claim_memory(std::size_t limit) {
+  claimed_bytes = limit;
   cpu_allocator = new CpuAllocator(c10::GetCPUAllocator());
   c10::SetCPUAllocator(cpu_allocator, /*priority=*/255);
   c10::SetAllocator(c10::DeviceType::PrivateUse1, &allocator());

@@ -26,8 +26,15 @@ class FromArena {
   bool before_;
 };
 
-// Opens the arena of at most `limit` bytes and puts the allocators in place; once per process.
-void open_memory(std::size_t limit);
+// Puts the allocators of an arena of at most `limit` bytes in place; once per process.
+void claim_memory(std::size_t limit);
+// Opens the arena of a claimed device, if it is not open: for the first tensor, or for a group that is to find it.
+// Until then a fork may use the device as well.
+void open_memory();
+// Whether this is the fork of a process that had opened it.
+bool is_forked();
+// Of the arena, open or not, in bytes.
+uint64_t memory_limit();
 
 // What is held and by which lines of the program, as JSON.
 std::string memory_report();
