@@ -1,11 +1,16 @@
 #include "interrupts.h"
 
+#include <chrono>
 #include <string_view>
+#include <thread>
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <pybind11/pybind11.h>
+
+#include "errors.h"
+#include "gil.h"
 
 namespace tpurun {
 
@@ -16,7 +21,11 @@ bool is_main_thread() {
   return is_main && Py_IsInitialized() != 0 && PyGILState_GetThisThreadState() != nullptr;
 }
 
+using namespace std::chrono_literals;
+
 constexpr std::string_view kReason = "its program was interrupted";
+// Ctrl-C comes to one rank after the other; the first one has aborted the group by then.
+constexpr std::chrono::milliseconds kOnItsWay = 1s;
 
 }  // namespace
 
@@ -57,8 +66,16 @@ bool Interruptible::has_raised() {
   return true;
 }
 
-void Interruptible::rethrow(bool has_failed) {
-  if (raised_ || (has_failed && is_active_ && has_raised())) {
+void Interruptible::rethrow(TpurunStatus status, const TpurunError& error) {
+  if (!raised_ && is_active_ && is_failure(status)) {
+    const std::string_view text(error.text, error.bytes);
+    const bool is_to_come = text.find(kReason) != std::string_view::npos;
+    const auto until = std::chrono::steady_clock::now() + (is_to_come ? kOnItsWay : 0ms);
+    while (!has_raised() && std::chrono::steady_clock::now() < until) {
+      without_gil([] { std::this_thread::sleep_for(2ms); });
+    }
+  }
+  if (raised_) {
     throw python_error(*raised_);
   }
 }

@@ -23,9 +23,10 @@ class Interruptible {
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
-  // Throws what a handler has raised. After a failure a Ctrl-C that just came is looked for, too: the rank
-  // that had it first has failed the others, and KeyboardInterrupt is what their programs expect as well.
-  void rethrow(bool has_failed);
+  // Throws what a handler has raised. After a failure a Ctrl-C of this rank is looked for, too, and where
+  // another rank was interrupted, it is waited for a moment: KeyboardInterrupt is what the program expects
+  // then.
+  void rethrow(TpurunStatus status, const TpurunError& error);
 
  private:
   static void check(void* self);

@@ -323,7 +323,7 @@ void ProcessGroup::run(Operation& operation, std::chrono::milliseconds timeout) 
     operation.give_up();
     hooks_->run();
   }
-  interruptible.rethrow(is_failure(status));
+  interruptible.rethrow(status, error);
   throw_unless_ok(status, error);
   operation.copy_back();
 }

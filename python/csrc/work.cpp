@@ -139,7 +139,7 @@ void PendingWork::wait_on_host(std::chrono::milliseconds timeout) {
       hooks_->run();
     }
   }
-  interruptible.rethrow(is_failure(status));
+  interruptible.rethrow(status, error);
   throw_unless_ok(status, error);
   was_waited_for_ = true;
   in_flight_->copy_back();

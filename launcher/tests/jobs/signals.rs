@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::sandbox::Sandbox;
 
-const GRACEFUL: &str = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05 & wait; done";
+const GRACEFUL: &str = "trap 'echo saved; exit 0' INT; echo ready; while :; do sleep 0.05 & wait; done";
 const STUBBORN: &str = "trap '' TERM INT; echo ready; while :; do sleep 1; done";
 
 #[test]
