@@ -244,7 +244,8 @@ fn a_failed_creation_frees_those_who_wait_in_it() {
         std::thread::scope(|scope| {
             // Rank 3 never comes; rank 0 is the first to lose its patience.
             let others: Vec<_> = (1..3).map(|rank| scope.spawn(move || create(rank, TIMEOUT))).collect();
-            let (failure, began) = create(0, Duration::from_millis(30));
+            // Long enough for the others to have come, on a busy machine too.
+            let (failure, began) = create(0, Duration::from_millis(200));
             assert_eq!((failure.kind(), failure.ranks()), (FailureKind::Timeout, &[3_u32][..]), "{failure}");
             for other in others {
                 let (theirs, at) = other.join().unwrap();
