@@ -1,4 +1,4 @@
-"""A slice of the matrix on 2, 8 and 64 ranks; `make full` runs all on 2 and 8, `make fault-matrix` all."""
+"""A slice of the matrix; `make full` runs all on 2 and 8 ranks, `make fault-matrix` on 64, too."""
 
 import pytest
 

@@ -605,7 +605,7 @@ except Exception as error:
 
 @pytest.mark.parametrize("how", ["post", "wait"])
 def test_ctrl_c_reaches_ranks_that_wait_in_a_collective(start, script, how: str):
-    """All end at once. Where a rank has left before another one hears of the Ctrl-C, that may see its loss."""
+    """All end at once. Where a rank has left before another one hears of it, that may see its loss."""
     job = start("-n", "3", "--shutdown-timeout", "1h", script(INTERRUPTED_IN_A_COLLECTIVE), how)
     job.read_of_all("ready", 3)
     job.signal(signal.SIGINT)

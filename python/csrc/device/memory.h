@@ -28,8 +28,8 @@ class FromArena {
 
 // Puts the allocators of an arena of at most `limit` bytes in place; once per process.
 void claim_memory(std::size_t limit);
-// Opens the arena of a claimed device, if it is not open: for the first tensor, or for a group that is to find it.
-// Until then a fork may use the device as well.
+// Opens the arena of a claimed device, if it is not open: for the first tensor, or for a group that is to
+// find it. Until then a fork may use the device as well.
 void open_memory();
 // Whether this is the fork of a process that had opened it.
 bool is_forked();
