@@ -100,7 +100,7 @@ full: $(INSTALLED) ## every test to its full extent, and counted instructions, a
 	@$(MAKE) --no-print-directory nightly
 
 .PHONY: nightly
-nightly: ## random programs and networks, other ones every day: 10,000 random programs and networks, other ones every day
+nightly: ## 10,000 random programs and networks, other ones every day; Slurm and Ray
 	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
 	@$(MAKE) --no-print-directory simulation NETWORKS=10000 SEED=$$(date +%Y%m%d)0000

@@ -250,10 +250,13 @@ impl Communicator {
     /// it, and when it is a message it moves messages. `python_threads` are those of the process; 0 when the calling thread is
     /// none.
     pub fn wait(&self, work: &Work, deadline: Option<Instant>, python_threads: u32) -> Option<Outcome> {
-        if let (None, Err(failure)) = (work.outcome(), self.check_process(&"a wait for an operation")) {
+        if let Some(outcome) = work.outcome() {
+            return Some(outcome);
+        }
+        if let Err(failure) = self.check_process(&"a wait for an operation") {
             return Some(Err(failure));
         }
-        work.outcome().or_else(|| match work.carrier() {
+        match work.carrier() {
             Carrier::Lane => {
                 if deadline.is_none()
                     && let Some(jobs) = self.jobs()
@@ -271,7 +274,7 @@ impl Communicator {
                 })
             }
             Carrier::Messages(_) => self.messages.wait(work, deadline, python_threads),
-        })
+        }
     }
 
     /// Sees to it that an operation ends although nobody waits for it.

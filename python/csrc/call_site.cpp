@@ -22,7 +22,7 @@ constexpr size_t kMaxLinesPerCode = 64;
 // What is known about one code object: its lines are few, its file never changes.
 struct Code {
   bool plumbing = false;  // torch itself, or what torch's wrappers pass through
-  std::string library;    // the package that was installed with it, or empty for the program's own code
+  std::string package;    // the package that was installed with it, or empty for the program's own code
   std::string function;
   std::string file;
   std::vector<std::pair<int, std::string>> sites;  // by offset of the instruction
@@ -61,7 +61,7 @@ class CodeCache {
   }
 
   // The package of a file that was installed rather than written: the folder below site-packages.
-  std::string library_of(std::string_view path) const {
+  std::string package_of(std::string_view path) const {
     for (const std::string_view home : {"/site-packages/", "/dist-packages/"}) {
       if (const auto at = path.find(home); at != std::string_view::npos) {
         const auto package = path.substr(at + home.size());
@@ -85,7 +85,7 @@ class CodeCache {
     const std::string_view path(text, static_cast<size_t>(bytes));
     Code described;
     described.plumbing = path.substr(0, torch_.size()) == torch_ || ends_with(path, "/contextlib.py");
-    described.library = library_of(path);
+    described.package = package_of(path);
     if (const char* name = PyUnicode_AsUTF8(code->co_name); name != nullptr) {
       described.function = name;
     } else {
@@ -138,12 +138,12 @@ std::string innermost_user_frame() {
     const auto owner = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
     auto* object = reinterpret_cast<PyCodeObject*>(owner.ptr());
     Code& code = cache.at(object);
-    if (!code.plumbing && code.library.empty()) {
+    if (!code.plumbing && code.package.empty()) {
       return site_in(code, object, PyFrame_GetLasti(raw)) + by;
     }
     if (!code.plumbing && library_site.empty()) {
       library_site = site_in(code, object, PyFrame_GetLasti(raw));
-      by = ", by " + code.library + "'s " + code.function;
+      by = ", by " + code.package + "'s " + code.function;
     }
     frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
   }

@@ -3,7 +3,6 @@
 // aborted.
 #pragma once
 
-#include <functional>
 #include <optional>
 
 #include <torch/csrc/Exceptions.h>

@@ -226,10 +226,15 @@ c10d::ErrorType ProcessGroup::getError() {
   }
 }
 
-void ProcessGroup::abort() {
+// A fork may leave the groups of the rank, which stay as they are.
+bool ProcessGroup::is_in_fork() const {
   TpurunError error;
-  if (tpurun_comm_check_process(comm_.get(), &error) != TPURUN_OK) {
-    return;  // A fork may leave the groups of the rank, which stay as they are.
+  return tpurun_comm_check_process(comm_.get(), &error) != TPURUN_OK;
+}
+
+void ProcessGroup::abort() {
+  if (is_in_fork()) {
+    return;
   }
   hooks_->run();
   const std::string reason = "rank " + std::to_string(rank_) + " aborted the process group";
@@ -237,9 +242,8 @@ void ProcessGroup::abort() {
 }
 
 void ProcessGroup::shutdown() {
-  TpurunError error;
-  if (tpurun_comm_check_process(comm_.get(), &error) != TPURUN_OK) {
-    return;  // as above
+  if (is_in_fork()) {
+    return;
   }
   // Streams may wait for what would end here.
   device::streams::synchronize_all();

@@ -144,6 +144,7 @@ class ProcessGroup final : public c10d::Backend {
   void run(Operation& operation, std::chrono::milliseconds timeout);
   bool coalesces();
   std::string names_of(const std::vector<uint32_t>& world_ranks) const;
+  bool is_in_fork() const;
   int checked_rank(const char* op, int64_t rank, const char* role) const;
 
   c10::intrusive_ptr<ProcessGroupOptions> options_;

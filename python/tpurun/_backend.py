@@ -69,10 +69,11 @@ def _inherit_timeouts(c10d: Any) -> None:
         return
 
     def of_the_world(backend: str) -> timedelta:
-        if any(name in NAMES for name in re.split("[:,]", str(backend))):
-            _check_world_is_own()
+        if not any(name in NAMES for name in re.split("[:,]", str(backend))):
+            return default(backend)
+        _check_world_is_own()
         world = _native_world()
-        if world is None or not any(name in NAMES for name in re.split("[:,]", str(backend))):
+        if world is None:
             return default(backend)
         return world.options._timeout
 

@@ -4,16 +4,6 @@
 //! would make other bits of the same operands than the others do, and one that traps would be killed by our sum.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::asm;
-
-/// Ours from [`enter`](Self::enter) on, the program's again when it is dropped.
-pub(super) struct Mode {
-    /// The program's, if they are others than ours.
-    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
-    programs: Option<Control>,
-}
-
 /// MXCSR: all exceptions masked, rounding to nearest, subnormal numbers as they are. The low six bits say what has
 /// happened, and set nothing.
 #[cfg(target_arch = "x86_64")]
@@ -24,17 +14,19 @@ const SETTINGS: Control = !0x3f;
 type Control = u32;
 
 /// FPCR: rounding to nearest, no trap, nothing flushed to zero.
-#[cfg(target_arch = "aarch64")]
+#[cfg(not(target_arch = "x86_64"))]
 const OURS: Control = 0;
-#[cfg(target_arch = "aarch64")]
+#[cfg(not(target_arch = "x86_64"))]
 const SETTINGS: Control = !0;
-#[cfg(target_arch = "aarch64")]
+#[cfg(not(target_arch = "x86_64"))]
 type Control = u64;
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-type Control = ();
+/// Ours from [`enter`](Self::enter) on, the program's again when it is dropped.
+pub(super) struct Mode {
+    /// The program's, if they are others than ours.
+    programs: Option<Control>,
+}
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl Mode {
     #[inline]
     pub(super) fn enter() -> Self {
@@ -48,7 +40,6 @@ impl Mode {
     }
 }
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl Drop for Mode {
     #[inline]
     fn drop(&mut self) {
@@ -58,58 +49,36 @@ impl Drop for Mode {
     }
 }
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-impl Mode {
-    pub(super) fn enter() -> Self {
-        Self { programs: None }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
+/// The register of the modes; ours for Miri, which knows no assembly, and on processors that we do not know.
 #[inline]
+#[cfg_attr(miri, allow(unused_mut))]
 fn control() -> Control {
-    let mut control: Control = 0;
-    // SAFETY: it writes the four bytes that it is given. Miri knows no assembly, and has one mode.
-    #[cfg(not(miri))]
+    let mut control = OURS;
+    // SAFETY: it writes the four bytes that it is given.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     unsafe {
-        asm!("stmxcsr [{}]", in(reg) &raw mut control, options(nostack, preserves_flags));
+        std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut control, options(nostack, preserves_flags));
     }
-    if cfg!(miri) {
-        control = OURS;
-    }
-    control
-}
-
-#[cfg(target_arch = "x86_64")]
-#[cold]
-fn set_control(control: Control) {
-    // SAFETY: it reads four bytes, which are a value that the register had or [`OURS`].
-    #[cfg(not(miri))]
-    unsafe {
-        asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack));
-    }
-    let _unused_by_miri = control;
-}
-
-#[cfg(target_arch = "aarch64")]
-#[inline]
-fn control() -> Control {
-    let mut control: Control = OURS;
     // SAFETY: it reads a register.
-    #[cfg(not(miri))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
     unsafe {
         std::arch::asm!("mrs {}, fpcr", out(reg) control, options(nomem, nostack, preserves_flags));
     }
     control
 }
 
-#[cfg(target_arch = "aarch64")]
+/// `control` is a value that the register had, or [`OURS`].
 #[cold]
+#[cfg_attr(miri, allow(unused_variables))]
 fn set_control(control: Control) {
-    // SAFETY: the value is one that the register had or [`OURS`].
-    #[cfg(not(miri))]
+    // SAFETY: it reads four bytes, a valid value.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack));
+    }
+    // SAFETY: a valid value.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
     unsafe {
         std::arch::asm!("msr fpcr, {}", in(reg) control, options(nostack));
     }
-    let _unused_by_miri = control;
 }
