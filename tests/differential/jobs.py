@@ -66,8 +66,12 @@ def judge(plan: Plan, ending: str) -> tuple[int, list[Failure]]:
         found = [one for mine in by_rank if at < len(mine) for one in mine[at]]
         missing = [rank for rank, mine in enumerate(by_rank) if at >= len(mine)]
         is_last = at + 1 == len(plan.items)
-        if not any(one.is_over for one in found) and (missing or (ending and is_last)):
+        is_over = any(one.is_over for one in found)
+        if not is_over and (missing or (ending and is_last)):
             found.append(_bad_end(plan, missing[0] if missing else None, ending))
+        elif is_over and missing:
+            # The others say only that they waited for it.
+            found.insert(0, _bad_end(plan, missing[0], ending))
         found.sort(key=lambda one: not one.is_over)
         failures += [Failure(item, found)] * bool(found)
         if found and found[0].is_over:
