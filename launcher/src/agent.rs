@@ -20,6 +20,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, kill_process};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tpurun_collectives::board::{self, Board, RankView};
@@ -240,10 +241,10 @@ impl Agent {
         self.look_at_timings(now);
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
+            let before = processor_time();
             self.look_around(now);
             // What takes longer, of hundreds of ranks, is done less often: they need the processor themselves.
-            let ended = Instant::now();
-            self.next_watch = self.next_watch.max(ended + (ended - now) * PAUSE_PER_LOOK);
+            self.next_watch += (processor_time() - before) * PAUSE_PER_LOOK;
         }
         let is_anybody_alive = self.is_anybody_alive();
         match &mut self.phase {
@@ -403,7 +404,7 @@ impl Agent {
         let program = &self.job.programs.of(rank).name;
         self.run_dir.event("rank started", json!({"rank": rank, "program": program, "pid": pid}));
         if matches!(self.phase, Phase::Stopping(_)) {
-            kill::ask_to_end(pid, self.phase.signal());
+            kill::ask_to_end([pid].into_iter(), self.phase.signal());
         }
     }
 
@@ -576,7 +577,7 @@ impl Agent {
             // First, while they still do what they did.
             self.record_flight(reason);
             let signal = self.phase.signal();
-            running.keys().for_each(|pid| kill::ask_to_end(*pid, signal));
+            kill::ask_to_end(running.keys().copied(), signal);
         }
     }
 
@@ -652,12 +653,18 @@ fn signal_word(signal: Signal) -> &'static str {
     }
 }
 
+/// What this thread has had of it: time in which others had it says nothing about how long its work takes.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// Sent to the agent by the kernel when the front dies; nobody else uses it.
 const FRONT_DIED: Signal = Signal::POWER;
 /// Ctrl-Z stops all of the job at once, and fg lets all of it go on.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
-/// Looks take a tenth of the time at most.
+/// Looks take a tenth of a processor at most.
 const PAUSE_PER_LOOK: u32 = 9;
 /// How much later a failure may be seen that happened before the one seen first.
 const SETTLE: Duration = Duration::from_millis(30);

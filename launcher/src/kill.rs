@@ -11,15 +11,22 @@ use rustix::process::{
 use crate::cgroup::JobCgroup;
 use crate::processes::{Process, descendants};
 
-/// Asks a rank to end, also when it is stopped. What it has started, such as the workers of a data loader, is the
-/// rank's own to end; but a shell only waits for the program, so all that it has started is asked.
-pub(crate) fn ask_to_end(rank: i32, signal: Signal) {
-    let Some(pid) = Pid::from_raw(rank) else { return };
-    let _ = match is_shell(rank) {
-        true => kill_process_group(pid, signal),
-        false => kill_process(pid, signal),
-    };
-    let _ = kill_process_group(pid, Signal::CONT);
+/// Asks ranks to end, also those that are stopped. What a rank has started, such as the workers of a data loader, is
+/// its own to end; but a shell only waits for the program, so all that it has started is asked.
+///
+/// None of them goes on before all have been asked: otherwise the first one could end, and the others would learn of
+/// its loss before they learn that they are to end, too.
+pub(crate) fn ask_to_end(ranks: impl Iterator<Item = i32>, signal: Signal) {
+    let asked: Vec<(Pid, bool)> =
+        ranks.filter_map(|rank| Some((Pid::from_raw(rank)?, is_shell(rank)))).collect();
+    for signal in [Signal::STOP, signal] {
+        for (pid, is_shell) in &asked {
+            let _ = if *is_shell { kill_process_group(*pid, signal) } else { kill_process(*pid, signal) };
+        }
+    }
+    for (pid, _) in asked {
+        let _ = kill_process_group(pid, Signal::CONT);
+    }
 }
 
 fn is_shell(pid: i32) -> bool {

@@ -33,6 +33,7 @@ class CallbackThreads {
     if (stopping_) {
       return;  // leaked on purpose: its tensors need an interpreter
     }
+    op->next = nullptr;  // it may have been in the queue before
     (last_ == nullptr ? first_ : last_->next) = op;
     last_ = op;
     offer();

@@ -72,7 +72,10 @@ void InFlight::finish() noexcept {
   {
     const std::lock_guard lock(mutex_);
     finished_ = true;
-    future = future_;
+    if (!is_settled_) {
+      future = future_;
+      is_settled_ = future_ != nullptr;
+    }
   }
   if (future) {
     settle(*future, error);
@@ -128,20 +131,25 @@ int InFlight::source() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> InFlight::future(bool was_waited_for) {
-  bool complete_here = false;
+  const bool may_call_back = was_waited_for || no_callback_is_due();
+  bool settles_here = false;
+  bool settles_later = false;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(mutex_);
     if (!future_) {
       // After the end nobody else completes it, and nobody can have added a callback yet.
       future_ = future_of(operation_.results());
-      complete_here = finished_;
+      settles_here = finished_ && may_call_back;
+      settles_later = finished_ && !may_call_back;
+      // The engine may still be in `done`, and `finish` to come for the share that it has.
+      is_settled_ = settles_here;
     }
     future = future_;
   }
-  if (complete_here && (was_waited_for || no_callback_is_due())) {
+  if (settles_here) {
     settle(*future, outcome());
-  } else if (complete_here) {
+  } else if (settles_later) {
     // The callbacks of those before it come first.
     shares_.fetch_add(1, std::memory_order_relaxed);
     finish_on_callback_thread(this);

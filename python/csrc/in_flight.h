@@ -33,7 +33,8 @@ class InFlight {
   // The TpurunDone of the engine: records the outcome, and hands over everything that could block.
   static void done(void* in_flight, const TpurunError* error, int32_t source) noexcept;
 
-  // On a callback thread: copies back, completes the future, releases the engine's share.
+  // On a callback thread, once for each share that is left to it: copies back, completes the future, releases
+  // the share. What has happened already, it leaves alone.
   void finish() noexcept;
 
   // Copies staged results home, once, on whichever thread needs them first.
@@ -71,6 +72,7 @@ class InFlight {
 
   std::mutex mutex_;  // guards what follows
   bool finished_ = false;
+  bool is_settled_ = false;  // the future is completed, or who is to complete it goes on to do so
   std::exception_ptr error_;
   int32_t source_ = -1;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 constexpr std::string_view kReason = "its program was interrupted";
 // Ctrl-C comes to one rank after the other; the first one has aborted the group by then.
 constexpr std::chrono::milliseconds kOnItsWay = 1s;
-// A rank that is gone may have been interrupted.
+// A rank that is gone, or has ended the group, may have been interrupted.
 constexpr std::chrono::milliseconds kPerhaps = 20ms;
 
 }  // namespace
@@ -72,7 +72,8 @@ void Interruptible::rethrow(TpurunStatus status, const TpurunError& error) {
   if (!raised_ && is_active_ && is_failure(status)) {
     const std::string_view text(error.text, error.bytes);
     const bool is_to_come = text.find(kReason) != std::string_view::npos;
-    const auto patience = is_to_come ? kOnItsWay : status == TPURUN_RANK_LOST ? kPerhaps : 0ms;
+    const bool is_perhaps = status == TPURUN_RANK_LOST || status == TPURUN_ABORTED;
+    const auto patience = is_to_come ? kOnItsWay : is_perhaps ? kPerhaps : 0ms;
     const auto until = std::chrono::steady_clock::now() + patience;
     while (!has_raised() && std::chrono::steady_clock::now() < until) {
       without_gil([] { std::this_thread::sleep_for(2ms); });

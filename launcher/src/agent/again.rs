@@ -140,7 +140,7 @@ impl Agent {
             let after = self.headline(&verdict);
             self.say_once(&format!("{}: no restart after this: {after}", signal_word(signal)));
         }
-        self.running().keys().for_each(|pid| kill::ask_to_end(*pid, Signal::TERM));
+        kill::ask_to_end(self.running().keys().copied(), Signal::TERM);
         true
     }
 
