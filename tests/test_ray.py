@@ -228,9 +228,9 @@ finally:
         # Ray looks after its workers every 2 s; the group's timeout is half an hour.
         assert seconds < 30 * done.patience, seen
         assert kind == "AbortedError"
-        who, operation = r"\(host \S+, pid \d+\)", r"operation 1 of 0, all_reduce\(f32\[3\], sum\)"
+        who, operation = r"\(host \S+, pid \d+\)", r"operation 1 of group 0, all_reduce\(f32\[3\], sum\)"
         said = (
-            rf"rank {rank} {who} shut 0 down during {operation} at program.py:\d+: "
+            rf"rank {rank} {who} shut group 0 down during {operation} at program.py:\d+: "
             rf"3 of 4 ranks came, missing rank 2 {who}"
         )
         assert re.fullmatch(said, text), text

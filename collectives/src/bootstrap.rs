@@ -92,12 +92,12 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         let (name, machine) = &self.place;
         let (own, survey) = (format!("{name}\n{machine}"), self.key("survey", 0));
         let wrong = |text: &str| {
-            let text = format!("the store's entry for the hosts of {} is {text:?}", members.name);
+            let text = format!("the store's entry for the hosts of {} is {text:?}", members.title());
             Failure::new(FailureKind::Transport, text)
         };
         // Who waits for this longer than the store allows learns whom it waits for.
         let late = |who: &str, failure: Failure| {
-            let text = format!("{who} did not come to create {}: {}", members.name, failure.text());
+            let text = format!("{who} did not come to create {}: {}", members.title(), failure.text());
             Failure::new(FailureKind::Timeout, text)
         };
         if self.rank > 0 {

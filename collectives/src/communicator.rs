@@ -141,7 +141,7 @@ impl Communicator {
             "{what} of {}: expected the process that is {rank}, given process {}, a fork of it, which has no part in \
              its groups; call it in the rank, or have the fork leave its parent's world with destroy_process_group() \
              and make one of its own",
-            self.segment.members().name,
+            self.segment.members().title(),
             std::process::id()
         );
         Err(Failure::new(FailureKind::InvalidUsage, text))
@@ -237,7 +237,7 @@ impl Communicator {
             // The others have this operation, so without it nothing after it would match.
             let text = format!(
                 "Timed out after {timeout:?}: {QUEUE_LENGTH} asynchronous operations of {} are pending on {}",
-                self.segment.members().name,
+                self.segment.members().title(),
                 self.segment.describe(&[self.segment.rank()])
             );
             let verdict = Verdict::new(FailureKind::Timeout, text).blaming([self.segment.rank()]);
@@ -302,7 +302,7 @@ impl Communicator {
         let segment = &self.segment;
         let who = segment.describe(&[segment.rank()]);
         let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        let text = format!("{} was aborted by {who}{why}", segment.members().name);
+        let text = format!("{} was aborted by {who}{why}", segment.members().title());
         segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([segment.rank()]));
     }
 
@@ -332,13 +332,13 @@ impl Communicator {
         if segment.is_bridged() {
             let text = format!(
                 "{} has ranks on several hosts: they can not go on without some",
-                segment.members().name
+                segment.members().title()
             );
             return Err(Failure::new(FailureKind::InvalidUsage, text));
         }
         let mut survivors = Survivors::new(segment, lost, timeout)?;
         if segment.failure().is_none() {
-            let (name, who) = (&segment.members().name, segment.describe(&[segment.rank()]));
+            let (name, who) = (segment.members().title(), segment.describe(&[segment.rank()]));
             segment.fail(FailureKind::Aborted, &format!("{name} was given up by {who}, which shrinks it"));
         }
         loop {
@@ -359,7 +359,7 @@ impl Communicator {
     }
 
     fn shut_down(&self) -> Failure {
-        let text = format!("{} was shut down by this rank", self.segment.members().name);
+        let text = format!("{} was shut down by this rank", self.segment.members().title());
         Failure::new(FailureKind::Aborted, text)
     }
 

@@ -379,7 +379,7 @@ impl MessageThread {
         if state.messages.has_torn_send() {
             let who = self.shared.segment.describe(&[self.shared.segment.rank()]);
             let text =
-                format!("{who} shut {} down in the middle of a send", self.shared.segment.members().name);
+                format!("{who} shut {} down in the middle of a send", self.shared.segment.members().title());
             let me = self.shared.segment.rank();
             failure = self.shared.segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([me]));
         }
@@ -416,7 +416,7 @@ fn drive(shared: &Shared) {
 }
 
 fn stopped(segment: &Segment) -> Failure {
-    Failure::new(FailureKind::Aborted, format!("{} was shut down by this rank", segment.members().name))
+    Failure::new(FailureKind::Aborted, format!("{} was shut down by this rank", segment.members().title()))
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {

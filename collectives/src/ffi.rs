@@ -495,7 +495,7 @@ pub unsafe extern "C" fn tpurun_work_wait(
             Some(outcome) => outcome.map(drop),
             None => {
                 let waited = timeout.expect("only a wait with a deadline ends without an outcome");
-                let name = &work.communicator.members().name;
+                let name = work.communicator.members().title();
                 let text =
                     format!("Timed out after {waited:?} waiting for operation {} of {name}", work.work.seq());
                 Err(Failure::new(FailureKind::Timeout, text))

@@ -687,7 +687,7 @@ impl Lane {
             return Ok(());
         }
         let segment = &self.segment;
-        let (who, name) = (segment.describe(&[segment.rank()]), &segment.members().name);
+        let (who, name) = (segment.describe(&[segment.rank()]), segment.members().title());
         let text = format!("{who} shut {name} down during {}: {}", self.name(meet), self.came(&missing));
         let failure = Failure::new(FailureKind::Aborted, text).blaming([segment.world_rank(segment.rank())]);
         if self.is_lent {
@@ -712,7 +712,7 @@ impl Lane {
     /// This rank takes no part in any later operation. Tells the others.
     pub(crate) fn leave(&mut self) {
         let segment = &self.segment;
-        let text = format!("{} was shut down by this rank", segment.members().name);
+        let text = format!("{} was shut down by this rank", segment.members().title());
         let gone = || (self.seq, Failure::new(FailureKind::Aborted, text));
         let (seq, _) = self.given_up.get_or_insert_with(gone);
         segment.leave(*seq);
@@ -756,13 +756,13 @@ impl Lane {
     }
 
     fn destroyed(&self, meet: &Meet<'_>, missing: &[u32], left: &[u32]) -> Verdict {
-        let (who, name) = (self.segment.describe(left), &self.segment.members().name);
+        let (who, name) = (self.segment.describe(left), self.segment.members().title());
         let text = format!("{who} destroyed {name} before {}: {}", self.name(meet), self.came(missing));
         Verdict::new(FailureKind::Deadlock, text).blaming(left)
     }
 
     fn name(&self, meet: &Meet<'_>) -> String {
-        format!("operation {} of {}, {}", meet.seq, self.segment.members().name, Posted::of(meet.op))
+        format!("operation {} of {}, {}", meet.seq, self.segment.members().title(), Posted::of(meet.op))
     }
 
     fn came(&self, missing: &[u32]) -> String {
@@ -782,7 +782,8 @@ impl Lane {
     fn poisoned(&self) -> Option<Failure> {
         let segment = &self.segment;
         let unsaid = || {
-            let text = format!("{} was poisoned by a process that did not say why", segment.members().name);
+            let text =
+                format!("{} was poisoned by a process that did not say why", segment.members().title());
             segment.fail(FailureKind::Internal, &text)
         };
         segment.meeting().is_poisoned().then(|| segment.failure().unwrap_or_else(unsaid))

@@ -248,7 +248,7 @@ impl Peers {
                 Self::Ready(peers)
             }
             Err(failure) => {
-                tracing::info!("{} is staged: {failure}", segment.members().name);
+                tracing::info!("{} is staged: {failure}", segment.members().title());
                 Self::Refused
             }
         }

@@ -173,7 +173,7 @@ impl Messages {
     pub(crate) fn check(&mut self) {
         let now = Instant::now();
         let late = self.pending().find(|pending| now >= pending.deadline).map(|pending| {
-            let (posted, name) = (Posted::of(&pending.op), &self.segment.members().name);
+            let (posted, name) = (Posted::of(&pending.op), self.segment.members().title());
             let note = self.segment.note();
             let text = format!("Timed out after {:?} in {posted} of {name}{note}", pending.timeout);
             Verdict::new(FailureKind::Timeout, text).blaming(Vec::from_iter(pending.op.root))
@@ -212,7 +212,7 @@ impl Messages {
             }
         });
         let verdict = stuck.map(|pending| {
-            let (posted, name) = (Posted::of(&pending.op), &segment.members().name);
+            let (posted, name) = (Posted::of(&pending.op), segment.members().title());
             let lost: Vec<u32> = self.peers(pending).into_iter().filter(gone).collect();
             let (kind, text) = if lost.iter().any(|peer| segment.is_gone(*peer)) {
                 let gone = segment.describe_gone(&lost);
@@ -467,7 +467,7 @@ impl Messages {
         let me = segment.rank();
         let text = format!(
             "message mismatch in {}, tag {}: the ranks differ in {field}\n  {} posted {}\n  {} posted {}",
-            segment.members().name,
+            segment.members().title(),
             header.tag,
             segment.describe(&[from]),
             header.describe(segment.world_rank(me)),

@@ -25,7 +25,7 @@ impl Planner {
         let placement = match &config.topology {
             None => Placement::ring(members.size()),
             Some(topology) => Placement::new(topology.torus(), &members.world_ranks)
-                .map_err(|error| invalid_usage!("placing {} on TPURUN_TOPOLOGY: {error}", members.name))?,
+                .map_err(|error| invalid_usage!("placing {} on TPURUN_TOPOLOGY: {error}", members.title()))?,
         };
         // Measured orders of magnitude of one server: they choose between algorithms, nothing else.
         let shared = SharedMemory { cores: cpus, wake_s: 3e-6, memory_bytes_per_s: 15e9 };

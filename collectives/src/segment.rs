@@ -92,6 +92,12 @@ impl Membership {
         self.world_ranks.len() as u32
     }
 
+    /// What messages call it: most names are numbers or digests, which torch makes and nobody knows as groups.
+    pub(crate) fn title(&self) -> String {
+        let is_made_up = self.name.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'_');
+        if is_made_up { format!("group {}", self.name) } else { self.name.clone() }
+    }
+
     /// A number for the group: the same on all its ranks, different for other names, ranks or epochs.
     pub(crate) fn id(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -399,7 +405,7 @@ impl Segment {
         let header = Header::read(&members, fd)?;
         let foreign = |what: &str, expected: u64, given: u64| {
             let text =
-                format!("the shared segment of {} has {what} {given}, expected {expected}", members.name);
+                format!("the shared segment of {} has {what} {given}, expected {expected}", members.title());
             Err(Failure::new(FailureKind::Transport, text))
         };
         if header.long(H_MAGIC) != MAGIC {
@@ -442,7 +448,7 @@ impl Segment {
         if let Err(other) = pid.compare_exchange(0, std::process::id(), Ordering::Release, Ordering::Relaxed)
         {
             let text =
-                format!("rank {world} of {} is already attached as process {other}", self.members.name);
+                format!("rank {world} of {} is already attached as process {other}", self.members.title());
             return Err(Failure::new(FailureKind::Transport, text));
         }
         self.attendance().count(self.size());
@@ -472,12 +478,13 @@ impl Segment {
             lost.extend(missing.iter().copied().filter(|rank| bootstrap.is_gone(*rank)));
             if !lost.is_empty() {
                 lost.sort_unstable();
-                let text = format!("{}: {} can not be created", self.describe_gone(&lost), self.members.name);
+                let text =
+                    format!("{}: {} can not be created", self.describe_gone(&lost), self.members.title());
                 self.fail_creation(&Verdict::new(FailureKind::RankLost, text).blaming(lost));
             } else if Instant::now() >= deadline {
                 let text = format!(
                     "Timed out after {timeout:?} creating {}: {here} of {} ranks came, missing rank {}{}",
-                    self.members.name,
+                    self.members.title(),
                     self.members.size(),
                     RankList(&self.in_world(&missing)),
                     self.note()
@@ -836,7 +843,7 @@ impl Segment {
         let text = format!(
             "{}: it died while it was saying why {} failed",
             self.describe_gone(&[writer]),
-            self.members.name
+            self.members.title()
         );
         self.write_failure(&Verdict::new(FailureKind::RankLost, text).blaming([writer]));
         self.attendance().end(self.size());
@@ -874,7 +881,7 @@ impl Segment {
                 // All that come later say the same.
                 self.meeting().poison();
                 self.ring_all();
-                let text = format!("{} failed, and who knows why does not say it", self.members.name);
+                let text = format!("{} failed, and who knows why does not say it", self.members.title());
                 return Some(Failure::new(FailureKind::RankLost, text));
             }
         }
@@ -923,6 +930,7 @@ fn refused(members: &Membership, verb: &str, bytes: usize, error: &io::Error) ->
         Some(rustix::io::Errno::NOMEM) => "; lower TPURUN_STAGING_BYTES or raise the limit with `ulimit -v`",
         _ => "",
     };
-    let text = format!("cannot {verb} the shared segment of {} ({bytes} bytes): {error}{hint}", members.name);
+    let text =
+        format!("cannot {verb} the shared segment of {} ({bytes} bytes): {error}{hint}", members.title());
     Failure::new(FailureKind::Transport, text)
 }

@@ -62,7 +62,7 @@ pub(crate) fn compare(segment: &Segment, parity: usize) -> Result<(), Vec<Pair>>
 
 /// The verdict on pairs that differ. To blame is who is in most of them, if that is not everybody in them.
 pub(crate) fn mismatch(segment: &Segment, op: &Op, seq: u64, slots: &[Slot<'_>], pairs: &[Pair]) -> Verdict {
-    let group = &segment.members().name;
+    let group = segment.members().title();
     let head = format!(
         "collective mismatch in {group}, operation {seq}: the ranks differ in the sizes of {}",
         op.kind

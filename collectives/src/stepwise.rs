@@ -48,6 +48,6 @@ pub(crate) fn run(
 }
 
 fn broken(segment: &Segment, op: &Op, error: &ExecutionError) -> Failure {
-    let text = format!("{} of {}: {error}", op.kind, segment.members().name);
+    let text = format!("{} of {}: {error}", op.kind, segment.members().title());
     segment.fail(FailureKind::Internal, &text)
 }

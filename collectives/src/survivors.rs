@@ -55,7 +55,7 @@ impl<'a> Survivors<'a> {
     /// The survivors of `segment`, who must come within `timeout`. `lost` are ranks of the world that must
     /// not be waited for.
     pub(crate) fn new(segment: &'a Segment, lost: &[u32], timeout: Duration) -> Result<Self, Failure> {
-        let name = &segment.members().name;
+        let name = segment.members().title();
         let in_group = |rank: &u32| segment.ranks().find(|member| segment.world_rank(*member) == *rank);
         let mut given_up = vec![];
         for rank in lost {
@@ -158,14 +158,14 @@ impl<'a> Survivors<'a> {
     }
 
     fn given_up(&self) -> Failure {
-        let (who, name) = (self.segment.describe(&[self.segment.rank()]), &self.segment.members().name);
+        let (who, name) = (self.segment.describe(&[self.segment.rank()]), self.segment.members().title());
         let text = format!("{who} was given up by the other ranks of {name}, which go on without it");
         Failure::new(FailureKind::RankLost, text).blaming([self.segment.world_rank(self.segment.rank())])
     }
 
     fn corrupt(&self) -> Failure {
         let text =
-            format!("a rank of {} wrote a list of survivors that can not be", self.segment.members().name);
+            format!("a rank of {} wrote a list of survivors that can not be", self.segment.members().title());
         Failure::new(FailureKind::Internal, text)
     }
 
@@ -176,7 +176,7 @@ impl<'a> Survivors<'a> {
         let mut text = format!(
             "Timed out after {:?} shrinking {}: {here} of {} ranks came, missing {}",
             self.timeout,
-            segment.members().name,
+            segment.members().title(),
             segment.size(),
             segment.describe(missing)
         );
@@ -235,7 +235,7 @@ impl Bootstrap for SegmentBootstrap<'_> {
                     place as u32,
                 );
             }
-            let (who, name) = (self.segment.describe(&[first]), &self.members.name);
+            let (who, name) = (self.segment.describe(&[first]), self.members.title());
             let blamed = [self.segment.world_rank(first)];
             if self.is_gone(0) {
                 let text = format!("{}: {name} can not be created", self.segment.describe_gone(&[first]));

@@ -10,7 +10,7 @@ const SHOWN: usize = 8;
 
 /// The ranks posted different operations.
 pub(crate) fn mismatch(segment: &Segment, seq: u64, difference: &Difference) -> Verdict {
-    let group = &segment.members().name;
+    let group = segment.members().title();
     let fields = &difference.fields;
     let head = format!("collective mismatch in {group}, operation {seq}: the ranks differ in {fields}");
     of_classes(segment, head, "posted ", "kinds of operation", &difference.classes)

@@ -44,7 +44,7 @@ pub(crate) fn compare(segment: &Segment, op: &Op, seq: u64, parity: usize) -> Re
     classes.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
     let classes: Vec<Class> =
         classes.into_iter().map(|(hash, ranks)| vec![(ranks, format!("{hash:016x}"))]).collect();
-    let name = &segment.members().name;
+    let name = segment.members().title();
     let posted = crate::match_key::Posted::of(op);
     let head = format!("results differ after operation {seq} of {name}, {posted}");
     Err(segment.fail_by(&verdict::of_classes(segment, head, "have ", "results", &classes)))

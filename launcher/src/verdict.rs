@@ -369,7 +369,7 @@ mod tests {
             let failures = [failure(1, "CollectiveMismatchError", text, &[])];
             of_failures(&failures, &[], &vec![RankView::default(); 4]).unwrap().culprit
         };
-        let mismatch = "collective mismatch in 0, operation 10: the ranks differ in dtype";
+        let mismatch = "collective mismatch in group 0, operation 10: the ranks differ in dtype";
         assert_eq!(
             culprit(&format!("{mismatch}\n  ranks 0-1,3 posted a(f32)\n  rank 2 posted a(f64)")),
             Some(2)

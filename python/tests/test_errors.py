@@ -377,7 +377,7 @@ def test_results_are_compared_if_wanted(monkeypatch: pytest.MonkeyPatch, async_o
     assert len(set(results)) == 1
     text, guilty = results[0]
     assert guilty == (2,)
-    assert text.startswith("results differ after operation 0 of 0, all_gather(f32[5]) at ")
+    assert text.startswith("results differ after operation 0 of group 0, all_gather(f32[5]) at ")
     assert "minority: rank 2 (host " in text
 
 

@@ -196,7 +196,7 @@ def _number_the_world(options: Any, timeout: timedelta) -> None:
 
         noun = "rank" if len(missing) == 1 else "ranks"
         raise CollectiveTimeoutError(
-            f"Timed out after {timeout.total_seconds():g}s creating {options.group_id}: "
+            f"Timed out after {timeout.total_seconds():g}s creating group {options.group_id}: "
             f"{size - len(missing)} of {size} ranks came, missing {noun} {', '.join(missing)}"
         )
     _launched_as = [int(options.store.get(key)) for key in keys]
