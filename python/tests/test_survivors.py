@@ -128,7 +128,9 @@ def nobody_comes(rank: int) -> tuple[str, tuple[int, ...]] | None:
 def test_who_does_not_come_is_named() -> None:
     results = run_some(2, {0}, nobody_comes)
     text, guilty = results[0]
-    assert text.startswith("Timed out after 300ms shrinking group 0: 1 of 2 ranks came, missing rank 1 (host ")
+    assert text.startswith(
+        "Timed out after 300ms shrinking group 0: 1 of 2 ranks came, missing rank 1 (host "
+    )
     assert guilty == (1,)
 
 

@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _alone, _marks, _ray
+from tpurun import _alone, _marks, _membership, _ray
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -114,14 +114,19 @@ def create(options: Any, pg_options: Any) -> Backend:
     if world is not None and world.epoch > _epoch:
         adopt(world)  # torch.distributed.shrink_group made it
     timeout = options.timeout if pg_options is None else pg_options._timeout
-    if not options.global_ranks_in_group:
+    # The default group is the world itself and lists no ranks.
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        site = native.call_site().removesuffix(", by tpurun's create")
+        _membership.check(options.store, options.group_id, ranks, _epoch, ranks[options.group_rank], site)
+    else:
         _number_the_world(options, timeout)
+        _membership.begin_world(options.store, options.group_rank)
     group = native.ProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
-        # The default group is the world itself and lists no ranks.
-        _at_the_start(list(options.global_ranks_in_group) or list(range(options.group_size))),
+        _at_the_start(ranks or list(range(options.group_size))),
         options.group_id,
         timeout,
         _epoch,
