@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _alone, _marks, _membership, _ray
+from tpurun import _alone, _chip_rules, _marks, _membership, _ray
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -107,7 +107,10 @@ def create(options: Any, pg_options: Any) -> Backend:
     _check_world_is_own()
     native = load_native()
     _shared.serve_wrappers()
-    _shortcuts.install(native.Shortcut)
+    if _chip_rules.begin():
+        _chip_rules.check_group(options.group_size, is_first=not options.global_ranks_in_group)
+    else:
+        _shortcuts.install(native.Shortcut)
     if isinstance(pg_options, native.ProcessGroup):
         return pg_options  # survivors, who have met already
     world = _native_world()

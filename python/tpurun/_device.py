@@ -25,6 +25,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from tpurun import _chip_rules
+
 SWITCH = "TPURUN_DEVICE"
 # As many as torch can count.
 MAX_DEVICES = 127
@@ -288,9 +290,11 @@ class _Unclaimed(ModuleType):
         # Not for those who only look around, as import machinery and inspect do.
         if name.startswith("__"):
             raise AttributeError(name)
+        if _chip_rules.are_on():
+            _chip_rules.check_name(name, sys._getframe(1))
         # A person at a prompt who asks is going to use it, and there is no text that would say so.
         if not _is_claimed and name in _ANSWERS and not hasattr(sys, "ps1"):
-            return _answer(name)
+            return _chip_rules.guarded(name, _answer(name))
         claim()
         return getattr(sys.modules["torch.tpu"], name)
 
@@ -308,6 +312,8 @@ def _devices() -> int:
     A rank may call its device ``tpu:LOCAL_RANK``, as scripts for other accelerators do. TPURUN_DEVICES is for
     a program that starts its ranks itself, as many as there are devices.
     """
+    if _chip_rules.are_on():
+        return _named_devices()  # a rank has one device there
     return max(_ranks_of_host(), _named_devices())
 
 

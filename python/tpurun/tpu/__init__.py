@@ -18,6 +18,7 @@ from torch._utils import _get_device_index
 from torch.distributed import ProcessGroup
 
 from tpurun import _C as _native
+from tpurun import _chip_rules
 from tpurun.tpu import _eager, _watch
 from tpurun.tpu._eager import EagerMode, set_eager_mode
 from tpurun.tpu._memory import (
@@ -270,7 +271,23 @@ class _Tpu(ModuleType):
     def eager_mode(self, mode: EagerMode | str) -> None:
         _native.set_process_mode(int(_eager.known(mode)))
 
+    @property
+    def strict_chip_rules(self) -> _chip_rules.Switch:
+        """Whether what TorchTPU refuses is refused here, too; set, called or entered, it decides that."""
+        return _chip_rules.switch
 
-sys.modules[__name__].__class__ = _Tpu
+    @strict_chip_rules.setter
+    def strict_chip_rules(self, mode: bool) -> None:
+        _chip_rules.choose(mode)
+
+
+_StrictTpu = _chip_rules.strict(_Tpu)
+
+
+def _apply_chip_rules(is_on: bool) -> None:
+    sys.modules[__name__].__class__ = _StrictTpu if is_on else _Tpu
+
+
+_apply_chip_rules(_chip_rules.are_on())
 _eager.begin()
 _watch.begin()

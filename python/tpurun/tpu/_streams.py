@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from tpurun import _chip_rules
+
 
 def _device(given: Any) -> torch.device:
     if given is None:
@@ -20,6 +22,11 @@ class Stream(torch.Stream):
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, _device(device), priority=priority, **kwargs)
+
+    def query(self) -> bool:
+        """Whether all that was issued to it is done."""
+        _chip_rules.check_stream_query()
+        return super().query()
 
 
 class _EventType(type):
