@@ -343,3 +343,27 @@ def test_a_world_after_a_world(run, script):
     # Ranks 0 and 2 have 2 + 2 life each, rank 1 has 1 + life.
     expected = "".join(f"{[5 + 5 * life] * 4}\n" for life in range(3))
     assert [done.log(rank) for rank in range(3)] == [expected] * 3
+
+
+GOOGLES = """
+import subprocess, sys, torch
+print(torch.ones(2, device="tpu").tolist(), flush=True)
+child = "import torch; print(torch.ones(3, device='tpu').tolist())"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+@pytest.mark.parametrize("start_method", [[], ["--spawn"]], ids=["forked", "spawned"])
+def test_googles_torch_tpu_does_not_load_without_chips(run, script, tmp_path, start_method: list[str]):
+    home = tmp_path / "google"
+    information, package = home / "torch_tpu-0.2.0.dist-info", home / "torch_tpu"
+    for folder in (information, package):
+        folder.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_tpu\nVersion: 0.2.0\n")
+    (information / "entry_points.txt").write_text("[torch.backends]\ntorch_tpu = torch_tpu._loader:load\n")
+    (package / "__init__.py").write_text("")
+    (package / "_loader.py").write_text("import os\nos.abort()  # as it does without libtpu\n")
+    path = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
+    done = run("-n", "2", *start_method, script(GOOGLES), env={"PYTHONPATH": path})
+    assert done.code == 0, done.err
+    assert done.out.count("[1.0, 1.0]\n") == done.out.count("[1.0, 1.0, 1.0]\n") >= 1

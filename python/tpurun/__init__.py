@@ -13,6 +13,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tpurun import _torch_tpu
+
 if TYPE_CHECKING:
     from tpurun._programs import Program, program, programs
     from tpurun._shared import empty, symmetric
@@ -44,6 +46,10 @@ __all__ = [
     "symmetric",
 ]
 
+if "torch" not in sys.modules:
+    # Ranks of tpurun and programs that import this first have device tpu when they import torch.
+    _torch_tpu.keep_out()
+
 _ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
 _OF_PROGRAMS = frozenset({"Program", "program", "programs"})
 
@@ -65,11 +71,18 @@ def announce_device() -> None:
 
 def _autoload() -> None:
     """The entry point that torch calls at the end of its import. An error here must not break that import."""
+    from tpurun import _device
+
     try:
         register_backends()
         announce_device()
     except Exception as error:
-        print(f"tpurun: not available: {type(error).__name__}: {error}", file=sys.stderr)
+        text = str(error)
+        if not text.startswith("tpurun: "):
+            text = f"tpurun: not available: {type(error).__name__}: {text}"
+        print(text, file=sys.stderr)
+    if _device.is_claimed() or not _torch_tpu.has_library():
+        _torch_tpu.keep_out()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import glob
-import importlib.util
 import os
 import re
 import sys
@@ -12,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _alone, _chip_rules, _marks, _membership, _ray
+from tpurun import _alone, _chip_rules, _marks, _membership, _ray, _torch_tpu
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -245,6 +243,8 @@ def _load() -> Any:
             f"tpurun: expected torch {_minor(TORCH_VERSION)}, which this copy was built for, "
             f"found {torch.__version__}; rebuild tpurun with this torch installed"
         )
+    if _torch_tpu.is_in_the_way():
+        raise ImportError(_torch_tpu.why_in_the_way())
     from tpurun import _C
 
     # Futures run Python on threads of the extension; none may be left when the interpreter goes.
@@ -258,6 +258,4 @@ def _minor(version: str) -> str:
 
 def google_tpu_is_here() -> bool:
     """Whether Google's torch_tpu is installed and has chips, so that the names are its own."""
-    if importlib.util.find_spec("torch_tpu") is None:
-        return False
-    return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+    return _torch_tpu.is_installed() and _torch_tpu.has_chips()

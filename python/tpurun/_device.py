@@ -25,7 +25,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tpurun import _chip_rules
+from tpurun import _chip_rules, _torch_tpu
 
 SWITCH = "TPURUN_DEVICE"
 # As many as torch can count.
@@ -193,6 +193,11 @@ def claim() -> None:
         )
 
 
+def is_claimed() -> bool:
+    """Whether this process has the device."""
+    return _is_claimed
+
+
 # The seed of torch when the program began, and the last one for the device alone with that of torch then.
 _seed_at_start: int | None = None
 _seed_before: tuple[int, int] | None = None
@@ -272,6 +277,8 @@ def note_on_refusal(error: BaseException) -> str | None:
 
 
 def _why_refused() -> str:
+    if _torch_tpu.is_in_the_way():
+        return _torch_tpu.why_in_the_way()
     if os.environ.get(SWITCH) == "0":
         return f"tpurun: device tpu is switched off by {SWITCH}=0; unset it, or use --device tpu, to have it"
     return (

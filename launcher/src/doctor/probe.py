@@ -34,6 +34,8 @@ def fork():
 
 
 if sys.version_info >= (3, 11):
+    # As in ranks, which import it first: it keeps Google's torch_tpu from loading where there are no chips.
+    version("tpurun")
     answers["torch"] = version("torch")
     if "version" in answers["torch"]:
         answers["threads"] = threads()

@@ -1,0 +1,5 @@
+"""What ``import torch`` calls."""
+
+
+def load() -> None:
+    """There is nothing to load."""
