@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include "dtype.h"
+#include "overlap.h"
 
 namespace tpurun {
 
@@ -139,7 +138,7 @@ at::Tensor Operation::writable(const at::Tensor& tensor, Access access) {
     return tensor;
   }
   // Found here, before anybody takes part: the copy home would find it when all is done.
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, name(),
+  TORCH_CHECK_VALUE(!share_bytes({tensor}), name(),
                     ": expected an output whose elements lie apart in memory, got strides ", tensor.strides(),
                     " for sizes ", tensor.sizes(), "; pass a clone() of it");
   auto copy = access == Access::kReadWrite ? plain_copy(tensor) : at::empty(tensor.sizes(), tensor.options());
@@ -289,16 +288,7 @@ void Operation::separate_overlaps(int rank) {
 // Two ranks' results for the same bytes: one of them would be lost, and which one is chance. Staged outputs
 // have memory of their own until the copy home, so the tensors themselves are compared.
 void Operation::refuse_shared_outputs() const {
-  std::vector<TpurunSpan> spans;
-  for (const auto& tensor : results_) {
-    if (tensor.is_contiguous() && tensor.numel() != 0) {
-      spans.push_back(span_of(tensor));
-    }
-  }
-  std::sort(spans.begin(), spans.end(),
-            [](const auto& a, const auto& b) { return std::less<const void*>()(a.data, b.data); });
-  const auto shared = std::adjacent_find(spans.begin(), spans.end(), overlap);
-  TORCH_CHECK_VALUE(shared == spans.end(), name(), ": expected outputs that lie apart in memory, got ",
+  TORCH_CHECK_VALUE(!share_bytes(results_), name(), ": expected outputs that lie apart in memory, got ",
                     "two that share bytes; pass a tensor of its own for each");
 }
 
