@@ -243,8 +243,6 @@ def _load() -> Any:
             f"tpurun: expected torch {_minor(TORCH_VERSION)}, which this copy was built for, "
             f"found {torch.__version__}; rebuild tpurun with this torch installed"
         )
-    if _torch_tpu.is_in_the_way():
-        raise ImportError(_torch_tpu.why_in_the_way())
     from tpurun import _C
 
     # Futures run Python on threads of the extension; none may be left when the interpreter goes.

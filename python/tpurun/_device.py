@@ -160,6 +160,8 @@ def claim() -> None:
         raise RuntimeError(
             f"tpurun: device tpu is switched off by {SWITCH}=0; unset it, or use --device tpu, to have it"
         )
+    if _torch_tpu.is_in_the_way():
+        raise RuntimeError(_torch_tpu.why_in_the_way())
     import torch
 
     taken = torch._C._get_privateuse1_backend_name()

@@ -49,8 +49,13 @@ def is_installed() -> bool:
 
 
 def is_in_the_way() -> bool:
-    """Whether it was loaded although there are no chips."""
-    return f"{NAME}._internal" in sys.modules and not has_chips()
+    """Whether it was loaded although there are no chips, and its libraries have taken what a device needs."""
+    path = getattr(sys.modules.get(NAME), "__file__", None)
+    if path is None or path.startswith(EMPTY) or has_chips():
+        return False
+    import torch
+
+    return torch._C._dispatch_has_backend_fallback(torch._C.DispatchKey.SparsePrivateUse1)
 
 
 def why_in_the_way() -> str:
