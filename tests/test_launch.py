@@ -364,6 +364,6 @@ def test_googles_torch_tpu_does_not_load_without_chips(run, script, tmp_path, st
     (package / "__init__.py").write_text("")
     (package / "_loader.py").write_text("import os\nos.abort()  # as it does without libtpu\n")
     path = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
-    done = run("-n", "2", *start_method, script(GOOGLES), env={"PYTHONPATH": path})
+    done = run("-n", "1", *start_method, script(GOOGLES), env={"PYTHONPATH": path})
     assert done.code == 0, done.err
-    assert done.out.count("[1.0, 1.0]\n") == done.out.count("[1.0, 1.0, 1.0]\n") >= 1
+    assert [line.rpartition("| ")[2] for line in done.out.splitlines()] == ["[1.0, 1.0]", "[1.0, 1.0, 1.0]"]
