@@ -132,7 +132,7 @@ def has_several_devices() -> None:
 
 
 def test_every_rule_refuses_while_it_is_on_and_only_then() -> None:
-    assert {*REFUSED, "first-group"} == {*RULES}
+    assert {*REFUSED, "first-group", "shrink"} == {*RULES}
 
     def is_met(rule: str) -> bool:
         members = {"group-size": 3, "group-partition": 2}
@@ -156,7 +156,7 @@ def test_every_rule_refuses_while_it_is_on_and_only_then() -> None:
             check(text, rule)
 
 
-def test_groups_have_each_rank_once_on_chips() -> None:
+def test_groups_have_each_rank_once_on_chips_and_are_not_shrunk() -> None:
     def body() -> list[str]:
         torch.tpu.strict_chip_rules = True
         rank = dist.get_rank()
@@ -166,6 +166,8 @@ def test_groups_have_each_rank_once_on_chips() -> None:
                 if group is not dist.GroupMember.NON_GROUP_MEMBER:
                     dist.all_reduce(tpu(2), group=group)
 
+        if rank < 3:
+            check(text_of(lambda: dist.shrink_group([3]), "shrink"), "shrink")
         reduce(dist.new_group([0, 1]), dist.new_group([2, 3]))
         lone = dist.new_group([0, 1])
         texts = [text_of(lambda: reduce(lone), "group-partition")] if rank < 2 else []

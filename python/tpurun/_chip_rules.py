@@ -94,9 +94,16 @@ RULES = {
         ),
         Rule(
             "split",
-            "`split_group` and `shrink_group`",
-            "its groups can be neither split nor shrunk there",
+            "`split_group`",
+            "its groups cannot be split there",
             "use new_group",
+        ),
+        Rule(
+            "shrink",
+            "`shrink_group`",
+            "its groups cannot be shrunk there",
+            "start the job again without the rank",
+            TypeError,
         ),
         Rule(
             "cpu-tensor",

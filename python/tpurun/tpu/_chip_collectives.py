@@ -30,6 +30,10 @@ def _supports_splitting(_backend: Any) -> bool:
     return False
 
 
+def _shrink(_backend: Any, excluded: Any, *_others: Any) -> Any:
+    raise _chip_rules.refuse("shrink", "shrink_group", "a group as it is", f"one without {[*excluded]}")
+
+
 def apply(is_on: bool) -> None:
     """Look at collectives from now on, or no longer. Repeatable."""
     global _library
@@ -38,7 +42,7 @@ def apply(is_on: bool) -> None:
         _shortcuts.remove()
         native = _backend.load_native()
         native.ProcessGroup.supports_splitting = property(_supports_splitting)
-        native.ProcessGroup.supports_shrinking = property(lambda _: False)
+        native.ProcessGroup.shrink = _shrink
         _library = torch.library.Library("c10d", "IMPL")
         for name, (called, check) in _CHECKS.items():
             packet = getattr(torch.ops.c10d, name, None)
@@ -48,7 +52,7 @@ def apply(is_on: bool) -> None:
         _library._destroy()
         _library = None
         native = _backend.load_native()
-        del native.ProcessGroup.supports_splitting, native.ProcessGroup.supports_shrinking
+        del native.ProcessGroup.supports_splitting, native.ProcessGroup.shrink
         _shortcuts.install(native.Shortcut)
 
 
