@@ -1,6 +1,7 @@
 """What TorchTPU refuses on chips: refused while its rules are on, with the reason, and allowed otherwise."""
 
 import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -289,6 +290,7 @@ def test_programs_of_cpu_tensors_are_refused_with_the_variable() -> None:
         gathered: list[Any] = [None]
         dist.all_gather_object(gathered, 1)
         dist.barrier()
+        assert "tpurun.tpu" not in sys.modules  # nobody has the device
         return text_of(lambda: dist.all_reduce(torch.ones(2)), "cpu-tensor")
 
     text = ranks.run(1, body, prepare=lambda: os.environ.update({VARIABLE: "1"}))[0]

@@ -1,7 +1,7 @@
 """What TorchTPU refuses on chips and this device does not: the table, the switch, and names of ``torch.tpu``.
 
 Off by default. ``TPURUN_CHIP_RULES=1`` turns the rules on from the start, and ``torch.tpu.strict_chip_rules``
-at any time, for the whole process. What they say of collectives is applied in ``tpu/_chip_collectives``.
+at any time, for the whole process. What they say of collectives is applied in ``_chip_collectives``.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def begin() -> bool:
     module = sys.modules.get("tpurun.tpu")
     if module is not None:
         module._apply_chip_rules(is_on)
-    if is_on or "tpurun.tpu._chip_collectives" in sys.modules:
-        from tpurun.tpu import _chip_collectives
+    if is_on or "tpurun._chip_collectives" in sys.modules:
+        from tpurun import _chip_collectives
 
         _chip_collectives.apply(is_on)
     return is_on

@@ -23,14 +23,14 @@ _KEY = "BackendSelect"  # every operation passes it, whatever its tensors and mo
 _library: torch.library.Library | None = None
 
 
-def _supports_splitting(_backend: Any) -> bool:
+def _supports_splitting(_group: Any) -> bool:
     if sys._getframe(1).f_code.co_name == "split_group":
         given = "a group to be split"
         raise _chip_rules.refuse("split", "split_group", "new_group", given)
     return False
 
 
-def _shrink(_backend: Any, excluded: Any, *_others: Any) -> Any:
+def _shrink(_group: Any, excluded: Any, *_others: Any) -> Any:
     raise _chip_rules.refuse("shrink", "shrink_group", "a group as it is", f"one without {[*excluded]}")
 
 
