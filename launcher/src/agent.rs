@@ -27,6 +27,7 @@ use tpurun_collectives::board::{self, Board, RankView};
 
 use crate::cgroup::JobCgroup;
 use crate::control_server::{ControlEvent, ControlServer};
+use crate::foreign::Sleepers;
 use crate::fork_server::{ForkServer, ServerEvent};
 use crate::heard::Heard;
 use crate::job::Job;
@@ -84,6 +85,8 @@ struct Agent {
     recorder: Recorder,
     watch: Watch,
     suspects: Suspects,
+    /// Ranks that wait where nothing is seen of it.
+    sleepers: Sleepers,
     /// Where the ranks were when the job failed of a hang.
     stacks: Vec<Class>,
     next_watch: Instant,
@@ -301,6 +304,7 @@ impl Agent {
             Some(_) => self.look_with_others(now),
             None => self.judge_waits(&self.views(), now),
         }
+        self.look_for_sleepers(now);
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
             self.stop(Why::Asked(Signal::PIPE), self.job.failure_grace);

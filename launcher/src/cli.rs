@@ -237,6 +237,9 @@ pub(crate) struct Options {
     /// Give every rank device tpu, or none, whether or not its program names it [default: when it does]
     #[arg(long, value_name = "tpu|cpu")]
     pub(crate) device: Option<String>,
+    /// Serve groups that a program asks Gloo for, or no backend, as those of tpu_dist: checked, and faster [default: leave them to Gloo]
+    #[arg(long, env = "TPURUN_BACKEND_FOR", hide_env = true, value_name = "gloo")]
+    pub(crate) backend_for: Option<String>,
     /// Memory of device tpu that each rank may use, as 512MiB or 16GiB [default: all that the host has]
     #[arg(long, env = "TPURUN_HBM", hide_env = true, value_name = "16GiB")]
     pub(crate) hbm: Option<String>,

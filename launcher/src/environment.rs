@@ -32,6 +32,7 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     variables.extend(job.topology.as_ref().map(|topology| ("TPURUN_TOPOLOGY", topology.to_string())));
     variables.extend(job.verify_results.then(|| ("TPURUN_VERIFY_RESULTS", "1".to_owned())));
     variables.extend(job.device.map(|has| ("TPURUN_DEVICE", u32::from(has).to_string())));
+    variables.extend(job.serves_gloo.then(|| ("TPURUN_BACKEND_FOR", "gloo".to_owned())));
     variables.extend(job.hbm.map(|bytes| ("TPURUN_HBM", bytes.to_string())));
     variables.extend(job.link.map(|link| ("TPURUN_LINK", link.to_string())));
     variables.extend(job.connections.map(|count| ("TPURUN_CONNECTIONS", count.to_string())));

@@ -72,6 +72,8 @@ pub(crate) struct Job {
     pub(crate) verify_results: bool,
     /// Whether each rank has device tpu; None when its program decides.
     pub(crate) device: Option<bool>,
+    /// Whether groups of Gloo are those of this backend.
+    pub(crate) serves_gloo: bool,
     /// Bytes of device memory of each rank.
     pub(crate) hbm: Option<u64>,
     pub(crate) timeout: Option<Duration>,
@@ -261,6 +263,7 @@ impl Job {
             verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             device: options.device.as_deref().map(parse_device).transpose()?,
+            serves_gloo: options.backend_for.as_deref().map_or(Ok(false), parse_backend_for)?,
             hbm: options.hbm.as_deref().map(|text| parse_size("--hbm", text)).transpose()?,
             timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
             policy,
@@ -532,6 +535,15 @@ pub(crate) fn parse_duration(flag: &str, text: &str) -> Result<Duration, String>
     if (1.0..=3.2e10).contains(&millis) { Ok(Duration::from_millis(millis as u64)) } else { Err(wrong()) }
 }
 
+/// `gloo`, or the empty value of a variable.
+fn parse_backend_for(text: &str) -> Result<bool, String> {
+    match text {
+        "gloo" => Ok(true),
+        "" => Ok(false),
+        _ => Err(format!("--backend-for (or TPURUN_BACKEND_FOR): expected gloo, given {text}")),
+    }
+}
+
 /// `tpu` or `cpu`: whether ranks have the device.
 fn parse_device(text: &str) -> Result<bool, String> {
     match text {
@@ -633,6 +645,16 @@ mod tests {
         assert_eq!(
             job("tpurun --hash-seed 7 true").unwrap_err(),
             "--hash-seed: expected per-rank, given 7 (PYTHONHASHSEED fixes one for all)"
+        );
+    }
+
+    #[test]
+    fn groups_of_gloo_are_served_where_that_is_asked_for() {
+        assert!(!job("tpurun true").unwrap().serves_gloo);
+        assert!(job("tpurun --backend-for gloo true").unwrap().serves_gloo);
+        assert_eq!(
+            job("tpurun --backend-for nccl true").unwrap_err(),
+            "--backend-for (or TPURUN_BACKEND_FOR): expected gloo, given nccl"
         );
     }
 

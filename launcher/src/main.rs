@@ -17,6 +17,7 @@ mod environment;
 mod error_record;
 mod exchange;
 mod flight;
+mod foreign;
 mod fork_server;
 mod front;
 #[cfg(test)]

@@ -33,6 +33,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) log_file: Option<&'a Path>,
     /// What the ranks had posted lies in the run directory.
     pub(crate) has_flight: bool,
+    /// Groups of other backends, of which nothing is known.
+    pub(crate) foreign: Option<String>,
     /// Ranks that had been lost before, or with it.
     pub(crate) lost: Vec<String>,
     /// How many restarts there were; empty when there were none to have.
@@ -69,6 +71,7 @@ pub(crate) fn render(verdict: &Verdict, facts: &Facts<'_>) -> String {
         let after = facts.stopped_after.as_millis();
         field("victims", vec![format!("{}  all stopped {after} ms later", facts.victims)]);
     }
+    field("groups", facts.foreign.iter().cloned().collect());
     field("lost", facts.lost.clone());
     if !facts.restarts.is_empty() {
         field("restarts", vec![facts.restarts.clone()]);
@@ -247,8 +250,8 @@ fn signal_name(number: i32) -> String {
 }
 
 const MAX_LINES: usize = 25;
-/// The first line, the victims, the restarts, the last line of the culprit's log, and what to do next.
-const OTHER_LINES: usize = 5;
+/// The first line, the victims, the groups, the restarts, the last line of the culprit's log, and what to do next.
+const OTHER_LINES: usize = 6;
 const MAX_CLASSES: usize = 6;
 const MAX_MESSAGE_LINES: usize = 10;
 const MAX_CHARS: usize = 240;
@@ -280,6 +283,7 @@ mod tests {
             last_line: Some("step 9 loss nan"),
             log_file: Some(Path::new("tpurun-runs/20261121-030415-7f3a/rank-0002.log")),
             has_flight: false,
+            foreign: None,
             lost: Vec::new(),
             restarts: String::new(),
             stacks: &[],

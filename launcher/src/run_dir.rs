@@ -146,7 +146,7 @@ pub(crate) fn error_in(run: &Path, rank: u32) -> Option<ErrorRecord> {
     ErrorRecord::parse(&fs::read(path).ok()?)
 }
 
-fn error_file(run: &Path, rank: u32) -> PathBuf {
+pub(crate) fn error_file(run: &Path, rank: u32) -> PathBuf {
     run.join(ERRORS).join(format!("rank-{rank:04}.json"))
 }
 

@@ -80,7 +80,7 @@ impl RankStack {
     }
 
     /// Innermost first.
-    fn main_frames(&self) -> &[Frame] {
+    pub(crate) fn main_frames(&self) -> &[Frame] {
         self.main().map_or(&[], |thread| &thread.frames)
     }
 

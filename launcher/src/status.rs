@@ -18,6 +18,7 @@ use crate::flight::live::{self, Live};
 use crate::flight::notice::{self, NodeRanks, Run};
 use crate::flight::processes::{self, Story};
 use crate::flight::{Communicator, Flight, JobFacts};
+use crate::foreign;
 use crate::job::parse_duration;
 use crate::report;
 use crate::run_dir;
@@ -86,6 +87,8 @@ struct Picture<'a> {
     reason: String,
     taken_unix_ns: u64,
     communicators: Vec<Communicator>,
+    /// Groups that other backends serve.
+    foreign: Vec<foreign::Group>,
     classes: Vec<Row>,
     ranks: Vec<RankRow>,
 }
@@ -124,6 +127,7 @@ impl<'a> Picture<'a> {
             silent: vec![],
             reason: flight.reason.to_string(),
             taken_unix_ns: flight.taken_unix_ns,
+            foreign: foreign::groups(&run.dir, run.notice.job.ranks),
             classes: rows(&flight, Grouping::Class),
             ranks: ranks.map(|(row, rank)| RankRow { rank: rank.rank, pid: rank.pid, row }).collect(),
             communicators: flight.communicators,
@@ -165,7 +169,8 @@ impl<'a> Picture<'a> {
             Grouping::Rank => self.ranks.iter().map(|rank| rank.row.clone()).collect(),
         };
         let note = self.note().map(|note| format!("{note}\n")).unwrap_or_default();
-        format!("{}\n{note}\n{}", self.headline(), table::render(&rows))
+        let foreign = foreign::line(&self.foreign).map(|line| format!("\n{line}\n")).unwrap_or_default();
+        format!("{}\n{note}\n{}{foreign}", self.headline(), table::render(&rows))
     }
 }
 

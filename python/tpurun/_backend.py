@@ -7,10 +7,11 @@ import os
 import re
 import sys
 import time
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _alone, _chip_rules, _marks, _membership, _ray, _torch_tpu
+from tpurun import _alone, _chip_rules, _gloo, _marks, _membership, _ray, _torch_tpu
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -32,10 +33,11 @@ def register() -> None:
         )
         return
     # CPU tensors only, until somebody claims the device: torch refuses a device name that nobody has. Gloo
-    # stays the default backend of the CPU.
+    # stays the default backend of the CPU, whoever serves it.
     _offer(["cpu"])
     _inherit_timeouts(dist.distributed_c10d)
     _alone.watch(dist.distributed_c10d)
+    _gloo.take_over(dist.distributed_c10d)
     # The engine records what every rank does. Torch's recorder would hook each call for 2 to 5 us more.
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(recorders, set):
@@ -67,7 +69,8 @@ def _inherit_timeouts(c10d: Any) -> None:
         return
 
     def of_the_world(backend: str) -> timedelta:
-        if not any(name in NAMES for name in re.split("[:,]", str(backend))):
+        ours = (*NAMES, *_gloo.NAMES) if _gloo.is_ours() else NAMES
+        if not any(name in ours for name in re.split("[:,]", str(backend))):
             return default(backend)
         _check_world_is_own()
         world = _native_world()
@@ -98,8 +101,8 @@ def serves_cpu() -> bool:
     return _native_world() is not None
 
 
-def create(options: Any, pg_options: Any) -> Backend:
-    """Build this rank's end of a group; returns when all its ranks have come."""
+def create(options: Any, pg_options: Any, kind: Any = None) -> Backend:
+    """Build this rank's end of a group, of class `kind`; returns when all its ranks have come."""
     from tpurun import _shared, _shortcuts
 
     _check_world_is_own()
@@ -111,6 +114,8 @@ def create(options: Any, pg_options: Any) -> Backend:
         _shortcuts.install(native.Shortcut)
     if isinstance(pg_options, native.ProcessGroup):
         return pg_options  # survivors, who have met already
+    if options.process_group is not None and options.process_group in _made:
+        return _made[options.process_group]  # for the tensors of another device
     world = _native_world()
     if world is not None and world.epoch > _epoch:
         adopt(world)  # torch.distributed.shrink_group made it
@@ -123,7 +128,7 @@ def create(options: Any, pg_options: Any) -> Backend:
     else:
         _number_the_world(options, timeout)
         _membership.begin_world(options.store, options.group_rank)
-    group = native.ProcessGroup(
+    group = (kind or native.ProcessGroup)(
         options.store,
         options.group_rank,
         options.group_size,
@@ -133,9 +138,13 @@ def create(options: Any, pg_options: Any) -> Backend:
         _epoch,
     )
     _marks.reach(_marks.GROUP_CREATED)
+    if options.process_group is not None:
+        _made[options.process_group] = group
     return group
 
 
+# By the group of torch that each is for; torch keeps the C++ half alone, and shows another Python object.
+_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # In a fork: the world that it has from its parent, the rank. It may leave it and make another.
 _world_of_parent: Any = None
 

@@ -10,6 +10,7 @@ use super::{Agent, Asked, Phase, Receivers, Stopping, Why, signal_word};
 use crate::alone;
 use crate::cgroup;
 use crate::dry_run;
+use crate::foreign;
 use crate::kill;
 use crate::losses;
 use crate::output::Stream;
@@ -215,6 +216,7 @@ impl Agent {
             log_file: log_file.as_deref(),
             stacks: if verdict.is_hang() { &self.stacks } else { &[] },
             has_flight: self.recorder.has_dump(),
+            foreign: foreign::line(&foreign::groups(self.run_dir.path(), self.job.ranks)),
             lost: match self.job.policy.tolerance {
                 Tolerance::Nothing => Vec::new(),
                 _ => self.losses.besides(culprit),

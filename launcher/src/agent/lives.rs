@@ -240,6 +240,7 @@ impl Agent {
         self.forgiven = None;
         self.watch = Watch::default();
         self.suspects = self.suspects.renewed();
+        self.sleepers.forget();
         self.stacks.clear();
         self.due.clear();
         self.suspicion = Default::default();

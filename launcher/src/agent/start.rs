@@ -20,6 +20,7 @@ use super::{Agent, Asked, FRONT_DIED, Phase, Receivers, Senders};
 use crate::cgroup::{self, JobCgroup};
 use crate::control_server::ControlServer;
 use crate::environment::{self, Variables};
+use crate::foreign::Sleepers;
 use crate::fork_server::ForkServer;
 use crate::front::Origin;
 use crate::identities::Identities;
@@ -93,6 +94,7 @@ impl Agent {
         let now = Instant::now();
         let spread = nodes.as_ref().map(nodes::spread).unwrap_or_default();
         let suspects = Suspects::new(run_dir.stacks_dir(), run_dir.stacks_file(), job.hosts.clone());
+        let sleepers = Sleepers::new(run_dir.path().to_owned(), run_dir.stacks_dir(), run_dir.stacks_file());
         let agent = Agent {
             front: origin.front,
             run_dir,
@@ -117,6 +119,7 @@ impl Agent {
             restarts: 0,
             watch: Watch::default(),
             suspects,
+            sleepers,
             stacks: Vec::new(),
             next_watch: now,
             due: Vec::new(),

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use tpurun_collectives::board::{self, RankView};
 
-use super::Agent;
+use super::{Agent, Phase};
+use crate::ranks::Rank;
 use crate::suspects;
 
 impl Agent {
@@ -17,6 +18,23 @@ impl Agent {
         if self.suspects.has_news() {
             self.tell_suspects();
             self.note_suspects();
+        }
+    }
+
+    /// Says which ranks wait in groups of other backends.
+    pub(super) fn look_for_sleepers(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::Running) || !self.sleepers.is_due(now) {
+            return;
+        }
+        let views = self.views();
+        let is_in_engine = |rank: u32| views.get(rank as usize).is_some_and(|view| !view.waits.is_empty());
+        let elsewhere = |(rank, one): (u32, &Rank)| {
+            Some((rank, one.pid().filter(|_| one.is_alive() && !is_in_engine(rank))?))
+        };
+        let ranks: Vec<(u32, i32)> = (0..).zip(&self.ranks).filter_map(elsewhere).collect();
+        if let Some(notice) = self.sleepers.look(&ranks, now) {
+            self.run_dir.event(notice.event, notice.details);
+            self.say(&notice.line);
         }
     }
 
