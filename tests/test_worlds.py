@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from torch.distributed import TCPStore
 
 PROGRAM = """
 import os, time
@@ -61,3 +62,47 @@ dist.init_process_group("tpu_dist", store=store, rank=1 - rank, world_size=2)
     assert done.code == 1
     expected = "expected rank=0, the RANK of this process, or a world of fewer than all 2 ranks, given rank=1"
     assert expected in done.log(0), done.log(0)
+
+
+# Each job is told where its ranks are in a world of all jobs, and of a store that is none of theirs.
+OF_JOBS = """
+import os, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+first, taking_part, size, port = (int(word) for word in sys.argv[1:])
+{before}
+if int(os.environ["RANK"]) >= taking_part:
+    sys.exit()
+rank = first + int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+dist.init_process_group("tpu_dist", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+tensor = torch.tensor([rank + 1.0])
+dist.all_reduce(tensor)
+half = dist.new_group([0, size - 1])
+if rank in (0, size - 1):
+    dist.all_reduce(tensor, group=half)
+print("the sum is", int(tensor), flush=True)
+dist.destroy_process_group()
+"""
+# A world of the job alone, before.
+ALONE = """dist.init_process_group("tpu_dist")
+dist.barrier()
+dist.destroy_process_group()"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "taking_part", "before"), [((1, 1), 1, ALONE), ((2, 2), 1, ""), ((2, 1), 2, ALONE)]
+)
+def test_jobs_that_make_one_world(start, run, script, ranks, taking_part, before):
+    program = script(OF_JOBS.format(before=before))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    taken = [min(count, taking_part) for count in ranks]
+    size = sum(taken)
+    job = start("-n", str(ranks[0]), program, "0", str(taken[0]), str(size), str(store.port))
+    done = run("-n", str(ranks[1]), program, str(taken[0]), str(taken[1]), str(size), str(store.port))
+    first = job.wait()
+    assert (first.code, done.code) == (0, 0), first.err + done.err
+    total = size * (size + 1) // 2
+    assert f"the sum is {2 * total}" in first.log(0) and f"the sum is {2 * total}" in done.log(taken[1] - 1)

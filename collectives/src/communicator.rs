@@ -61,6 +61,8 @@ pub struct Communicator {
     collectives: Mutex<Option<Arc<Jobs>>>,
     messages: MessageThread,
     watch: Mutex<Option<Watch>>,
+    /// No launcher watches over its ranks.
+    watches_itself: bool,
     /// The way to other hosts, of the first rank of this one.
     crossing: Mutex<Option<Crossing>>,
     /// Asynchronous collectives that have not ended: a blocking one queues behind them.
@@ -108,6 +110,7 @@ impl Communicator {
             segment,
             presence,
             watch: Mutex::new(None),
+            watches_itself: false,
             crossing: Mutex::new(crossing),
             queued: Arc::new(AtomicUsize::new(0)),
             shared,
@@ -119,9 +122,15 @@ impl Communicator {
 
     /// Has `sentinel` watch over the next rank, so that all ranks learn of a death at once: for jobs without
     /// an agent, on every rank.
-    pub fn watched_by(self, sentinel: &Sentinel) -> Self {
+    pub fn watched_by(mut self, sentinel: &Sentinel) -> Self {
+        self.watches_itself = true;
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = sentinel.watch(self.segment.clone());
         self
+    }
+
+    /// Whether a launcher watches over its ranks.
+    pub(crate) fn has_agent(&self) -> bool {
+        !self.watches_itself
     }
 
     /// Whether this process is the rank, and no fork of it.

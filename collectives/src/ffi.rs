@@ -80,6 +80,8 @@ pub struct CConfig {
     store: CStore,
     python_threads: u32,
     epoch: u32,
+    beyond_job: u32,
+    reserved: u32,
 }
 
 /// `TpurunMembers`.
@@ -92,7 +94,7 @@ pub struct CMembers {
     size: u32,
     global_ranks: *const u32,
     epoch: u32,
-    reserved: u32,
+    beyond_job: u32,
 }
 
 type CDone = unsafe extern "C" fn(*mut c_void, *const CError, i32);
@@ -180,7 +182,7 @@ impl CError {
 const _: () = assert!(size_of::<CError>() == 12288);
 const _: () = assert!(size_of::<CSpan>() == 16);
 const _: () = assert!(size_of::<CStore>() == 32);
-const _: () = assert!(size_of::<CConfig>() == 80);
+const _: () = assert!(size_of::<CConfig>() == 88);
 const _: () = assert!(size_of::<CMembers>() == 40);
 const _: () = assert!(size_of::<COp>() == 136);
 const _: () = assert!(size_of::<Traffic>() == 24);
@@ -287,15 +289,18 @@ fn create(config: &CConfig) -> Result<Communicator, Failure> {
         .map(Duration::from_millis)?;
     let inherited = inherited();
     let by_store = || StoreBootstrap::new(config.store, rank, &inherited.network);
-    let bootstrap: Box<dyn Bootstrap> = match &inherited.control {
+    // The launcher of this process knows nothing of the ranks of another one.
+    let is_of_job = config.beyond_job == 0;
+    let control = inherited.control.as_ref().filter(|_| is_of_job);
+    let bootstrap: Box<dyn Bootstrap> = match control {
         Some(client) if bootstrap::is_of_several_hosts() => Box::new(by_store()?.under(client, &members)),
         Some(client) => Box::new(ControlBootstrap::new(client, &members)),
         None => Box::new(by_store()?),
     };
-    let board = inherited.board.as_ref();
+    let board = inherited.board.as_ref().filter(|_| is_of_job);
     let threads = config.python_threads;
     let created = Communicator::create(members, timeout, Config::from_env()?, &*bootstrap, board, threads)?;
-    Ok(if inherited.control.is_none() { created.watched_by(&inherited.sentinel) } else { created })
+    Ok(if control.is_none() { created.watched_by(&inherited.sentinel) } else { created })
 }
 
 /// # Safety
@@ -317,14 +322,13 @@ pub unsafe extern "C" fn tpurun_comm_shrink(
         let lost = unsafe { slice(lost, lost_count as usize) };
         let timeout = Duration::from_millis(timeout_ms.max(1) as u64);
         let Inherited { board, control, sentinel, .. } = inherited();
-        let shrunk = communicator.shrink(
-            lost,
-            timeout,
-            &Config::from_env()?,
-            control.as_ref(),
-            board.as_ref(),
-            python_threads,
-        )?;
+        // A group that no agent watches is of no job, or of several.
+        let (board, control) = match communicator.has_agent() {
+            true => (board.as_ref(), control.as_ref()),
+            false => (None, None),
+        };
+        let shrunk =
+            communicator.shrink(lost, timeout, &Config::from_env()?, control, board, python_threads)?;
         let shrunk = if control.is_none() { shrunk.watched_by(sentinel) } else { shrunk };
         let handle = Box::into_raw(Box::new(Arc::new(shrunk)));
         // SAFETY: the caller's promise.
@@ -338,7 +342,8 @@ pub unsafe extern "C" fn tpurun_comm_shrink(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tpurun_comm_members(communicator: *const Arc<Communicator>, members: *mut CMembers) {
     // SAFETY: the caller's promise.
-    let own = unsafe { &*communicator }.members();
+    let group = unsafe { &*communicator };
+    let own = group.members();
     let filled = CMembers {
         name: own.name.as_ptr(),
         name_bytes: own.name.len() as u64,
@@ -346,7 +351,7 @@ pub unsafe extern "C" fn tpurun_comm_members(communicator: *const Arc<Communicat
         size: own.size(),
         global_ranks: own.world_ranks.as_ptr(),
         epoch: own.epoch,
-        reserved: 0,
+        beyond_job: u32::from(!group.has_agent()),
     };
     // SAFETY: the caller's promise; it may be uninitialised, so it is only written.
     unsafe { members.write(filled) };

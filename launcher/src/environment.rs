@@ -71,6 +71,11 @@ pub(crate) fn of_marks(offset: usize) -> Variables {
     named(vec![("TPURUN_MARKS_AT", offset.to_string())])
 }
 
+/// Which rank of how many of which job: what a program does to RANK and WORLD_SIZE does not change that.
+pub(crate) fn of_place(job: &Job, rank: u32, id: &str) -> Variables {
+    named(vec![("TPURUN_JOB", format!("{rank}/{} {id}", job.ranks))])
+}
+
 /// What a forked rank must set again, because its server was started with [`SERVER_THREADS`].
 pub(crate) fn of_threads(job: &Job) -> Variables {
     let users = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
@@ -85,7 +90,11 @@ pub(crate) const SERVER_THREADS: [(&str, &str); 2] =
 /// Where the ranks meet.
 pub(crate) fn of_store(port: u16, is_agents: bool) -> Variables {
     let is_agents = if is_agents { "True" } else { "False" };
-    named(vec![("MASTER_PORT", port.to_string()), ("TORCHELASTIC_USE_AGENT_STORE", is_agents.into())])
+    named(vec![
+        ("MASTER_PORT", port.to_string()),
+        ("TPURUN_STORE_PORT", port.to_string()),
+        ("TORCHELASTIC_USE_AGENT_STORE", is_agents.into()),
+    ])
 }
 
 /// What tells one rank from the others, and one program from the others.
@@ -116,7 +125,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 22] = [
+const OURS: [&str; 24] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -129,6 +138,8 @@ const OURS: [&str; 22] = [
     "TPURUN_ALGORITHM",
     "TPURUN_TIMEOUT_MS",
     "TPURUN_RANK_PID",
+    "TPURUN_JOB",
+    "TPURUN_STORE_PORT",
     "TPURUN_HOST",
     "TPURUN_ADDRESS",
     "TPURUN_LINK",
@@ -163,6 +174,7 @@ mod tests {
             of_board(3),
             of_marks(64),
             of_store(1, true),
+            of_place(&job, 2, "run"),
             of_rank.clone(),
         ]
         .concat();

@@ -41,11 +41,13 @@ PYBIND11_MODULE(_C, module) {
   py::class_<Pg, c10d::Backend, c10::intrusive_ptr<Pg>>(module, "ProcessGroup")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                        const std::vector<int32_t>& global_ranks, const std::string& name,
-                       std::chrono::milliseconds timeout, uint32_t epoch) {
-             return c10::make_intrusive<Pg>(store, rank, size, global_ranks, name, timeout, epoch);
+                       std::chrono::milliseconds timeout, uint32_t epoch, bool beyond_job) {
+             return c10::make_intrusive<Pg>(store, rank, size, global_ranks, name, timeout, epoch,
+                                            beyond_job);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"), py::arg("name"),
-           py::arg("timeout"), py::arg("epoch") = 0, py::call_guard<py::gil_scoped_release>())
+           py::arg("timeout"), py::arg("epoch") = 0, py::arg("beyond_job") = false,
+           py::call_guard<py::gil_scoped_release>())
       .def("survivors", &Pg::survivors, py::arg("lost"), py::arg("timeout"))
       // Torch calls it on the ranks that a new group is not for when there is a device_id; splitting needs
       // none of them here.

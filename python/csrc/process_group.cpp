@@ -102,7 +102,7 @@ void ProcessGroup::FreeComm::operator()(TpurunComm* comm) const {
 
 ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                            const std::vector<int32_t>& global_ranks, const std::string& name,
-                           std::chrono::milliseconds timeout, uint32_t epoch)
+                           std::chrono::milliseconds timeout, uint32_t epoch, bool beyond_job)
     : c10d::Backend(rank, size), options_(c10::make_intrusive<ProcessGroupOptions>(timeout)), store_(store) {
   check_one_per_rank(global_ranks.size(), size, "init_process_group", "global ranks instead of");
   // In the fork of a process that has set its threads, autograd's would all make torch's pool anew at once,
@@ -116,6 +116,7 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   config.global_ranks = global_ranks.data();
   config.timeout_ms = checked_timeout(timeout);
   config.epoch = epoch;
+  config.beyond_job = beyond_job ? 1 : 0;
   config.store = callbacks_of(*store_);
   config.python_threads = python_threads();
   if (size > 1) {
@@ -187,7 +188,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(const c10::intrusive_ptr<c
   }
   return c10::make_intrusive<ProcessGroup>(store, static_cast<int>(own - ranks.begin()),
                                            static_cast<int>(ranks.size()), global_ranks, opts->group_name,
-                                           opts->timeout, parent.epoch);
+                                           opts->timeout, parent.epoch, parent.beyond_job != 0);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroup::shrink(const std::vector<int64_t>& excluded, int /*flags*/,

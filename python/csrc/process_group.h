@@ -36,7 +36,7 @@ class ProcessGroup final : public c10d::Backend {
   // Returns when all ranks of the group have come. `global_ranks` are the group's ranks in the world.
   ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                const std::vector<int32_t>& global_ranks, const std::string& name,
-               std::chrono::milliseconds timeout, uint32_t epoch);
+               std::chrono::milliseconds timeout, uint32_t epoch, bool beyond_job);
   ~ProcessGroup() override;
 
   // The group of those that are left, of a later epoch, see tpurun_comm_shrink.

@@ -103,6 +103,8 @@ typedef struct {
   TpurunStore store;
   uint32_t python_threads;  // as in TpurunOp
   uint32_t epoch;           // generation of the world that the group is part of; the same on all its ranks
+  uint32_t beyond_job;      // 1: not all its ranks are of one launcher's job, so they meet through the store
+  uint32_t reserved;
 } TpurunCommConfig;
 
 typedef struct {
@@ -120,7 +122,7 @@ typedef struct {
   uint32_t size;
   const uint32_t* global_ranks;  // `size` entries, valid as long as the communicator
   uint32_t epoch;
-  uint32_t reserved;
+  uint32_t beyond_job;  // 1: no launcher watches over it
 } TpurunMembers;
 
 // `error` is null on success, else valid during the call. `source` is the rank a receive matched, else -1.

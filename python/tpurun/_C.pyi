@@ -21,6 +21,7 @@ class ProcessGroup(Backend):
         name: str,
         timeout: timedelta,
         epoch: int = 0,
+        beyond_job: bool = False,
     ) -> None: ...
     def survivors(self, lost: Sequence[int], timeout: timedelta) -> ProcessGroup:
         """The group of those that are left, of a later epoch; see ``tpurun.shrink``."""

@@ -120,22 +120,22 @@ def create(options: Any, pg_options: Any, kind: Any = None) -> Backend:
     if world is not None and world.epoch > _epoch:
         adopt(world)  # torch.distributed.shrink_group made it
     timeout = options.timeout if pg_options is None else pg_options._timeout
-    # The default group is the world itself and lists no ranks.
-    ranks = list(options.global_ranks_in_group)
-    if ranks:
-        site = native.call_site().removesuffix(", by tpurun's create")
+    if options.global_ranks_in_group:
+        ranks, is_beyond_job = list(options.global_ranks_in_group), _is_beyond_job
+        site = re.sub(r", by tpurun's \w+$", "", native.call_site())
         _membership.check(options.store, options.group_id, ranks, _epoch, ranks[options.group_rank], site)
-    else:
-        _number_the_world(options, timeout)
-        _membership.begin_world(options.store, options.group_rank)
+        ranks = _at_the_start(ranks)
+    else:  # The world itself, or what is made like one, lists no ranks.
+        ranks, is_beyond_job = _number_the_world(options, timeout)
     group = (kind or native.ProcessGroup)(
         options.store,
         options.group_rank,
         options.group_size,
-        _at_the_start(ranks or list(range(options.group_size))),
+        ranks,
         options.group_id,
         timeout,
         _epoch,
+        is_beyond_job,
     )
     _marks.reach(_marks.GROUP_CREATED)
     if options.process_group is not None:
@@ -173,6 +173,8 @@ _first_ranks: list[int] | None = None
 _epoch = 0
 # Of a world that only some ranks of a job make: its ranks as the launcher numbers them.
 _launched_as: list[int] | None = None
+# Whether the world has ranks that are not of this job, so that the launcher cannot bring its groups together.
+_is_beyond_job = False
 
 
 def adopt(world: Any) -> None:
@@ -186,35 +188,90 @@ def _at_the_start(ranks: list[int]) -> list[int]:
     return ranks if known_as is None else [known_as[rank] for rank in ranks]
 
 
-def _number_the_world(options: Any, timeout: timedelta) -> None:
-    """Find out how the launcher numbers the ranks of a world that is not its whole job."""
-    global _launched_as
-    _launched_as = None
+def _number_the_world(options: Any, timeout: timedelta) -> tuple[list[int], bool]:
+    """Find out how the launcher numbers the ranks of a world, and whether some are not of this job.
+
+    Libraries make worlds beside the default one, too; groups made later are parts of the default one.
+    """
+    global _launched_as, _is_beyond_job
+    import torch.distributed as dist
+
+    launched_as, is_beyond_job = None, False
+    if _first_ranks is None:
+        launched_as, is_beyond_job = _ask_the_world(options, timeout)
+    if not dist.is_initialized():
+        _launched_as, _is_beyond_job = launched_as, is_beyond_job
+        _membership.begin_world(options.store, options.group_rank)
+    known_as = launched_as if _first_ranks is None else _first_ranks
+    return [rank if known_as is None else known_as[rank] for rank in range(options.group_size)], is_beyond_job
+
+
+def _ask_the_world(options: Any, timeout: timedelta) -> tuple[list[int] | None, bool]:
+    """The launcher's numbers where they are others, and whether some ranks are not of this job."""
     rank, size = options.group_rank, options.group_size
-    # A process that a rank forked has the same variables, but is not the rank.
-    if _first_ranks is not None or os.environ.get("TPURUN_RANK_PID") != str(os.getpid()):
-        return
-    own, of_job = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if size == of_job and rank != own:
-        raise ValueError(
+    place = _place_in_job()
+    if place is not None:
+        own, of_job, job = place
+        refusal = ValueError(
             f"init_process_group: expected rank={own}, the RANK of this process, or a world of fewer than "
             f"all {of_job} ranks, given rank={rank}"
         )
-    if size >= of_job:
-        return
-    keys = [f"tpurun/rank-{other}" for other in range(size)]
-    options.store.set(keys[rank], str(own))
-    deadline = time.monotonic() + timeout.total_seconds()
-    missing = [str(other) for other, key in enumerate(keys) if not _comes(options.store, key, deadline)]
-    if missing:
-        from tpurun.errors import CollectiveTimeoutError
+        if size == of_job and _is_store_of_job(options.store):
+            if rank != own:
+                raise refusal
+            return None, False
+    # A store can be used again: the n-th world that a rank makes with it has names of its own.
+    times = options.store.add(f"tpurun/worlds/{rank}", 1)
+    prefix = f"tpurun/world-{times}"
+    if place is None:
+        options.store.set(f"{prefix}/rank-{rank}", "")
+        return None, False
+    places = _gather(options, prefix, f"{own} {job}", timeout)
+    if any(one.partition(" ")[2] != job for one in places):
+        _gloo.note(options.group_id, "tpu_dist of several jobs", size)
+        return None, True
+    if size == of_job and rank != own:
+        raise refusal
+    return [int(one.partition(" ")[0]) for one in places], False
 
-        noun = "rank" if len(missing) == 1 else "ranks"
-        raise CollectiveTimeoutError(
-            f"Timed out after {timeout.total_seconds():g}s creating group {options.group_id}: "
-            f"{size - len(missing)} of {size} ranks came, missing {noun} {', '.join(missing)}"
-        )
-    _launched_as = [int(options.store.get(key)) for key in keys]
+
+def _place_in_job() -> tuple[int, int, str] | None:
+    """The rank of this process as the launcher numbers it, of how many, and the name of the job."""
+    # A process that a rank forked has the same variables, but is not the rank.
+    if os.environ.get("TPURUN_RANK_PID") != str(os.getpid()):
+        return None
+    numbers, _, job = os.environ["TPURUN_JOB"].partition(" ")
+    rank, _, size = numbers.partition("/")
+    return int(rank), int(size), job
+
+
+def _is_store_of_job(store: Any) -> bool:
+    """Whether it is the launcher's, at which nobody but the ranks of the job meets."""
+    inner = getattr(store, "_underlying_non_prefix_store", None)
+    at = (getattr(inner, "host", None), str(getattr(inner, "port", "")))
+    return at == (os.environ.get("MASTER_ADDR"), os.environ.get("TPURUN_STORE_PORT"))
+
+
+def _gather(options: Any, prefix: str, own: str, timeout: timedelta) -> list[str]:
+    """What each rank of a world says. The first one collects it, so that each takes part a few times only."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    keys = [f"{prefix}/rank-{other}" for other in range(size)]
+    store.set(keys[rank], own)
+    deadline = time.monotonic() + timeout.total_seconds()
+    if rank > 0:
+        have_come = _comes(store, f"{prefix}/all", deadline)
+    elif have_come := all(_comes(store, key, deadline) for key in keys):
+        store.set(f"{prefix}/all", "\n".join(store.get(key).decode() for key in keys))
+    if have_come:
+        return store.get(f"{prefix}/all").decode().split("\n")
+    from tpurun.errors import CollectiveTimeoutError
+
+    missing = [str(other) for other, key in enumerate(keys) if not store.check([key])] or ["0"]
+    noun = "rank" if len(missing) == 1 else "ranks"
+    raise CollectiveTimeoutError(
+        f"Timed out after {timeout.total_seconds():g}s creating group {options.group_id}: "
+        f"{size - len(missing)} of {size} ranks came, missing {noun} {', '.join(missing)}"
+    )
 
 
 def _comes(store: Any, key: str, deadline: float) -> bool:

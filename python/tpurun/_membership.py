@@ -18,7 +18,7 @@ _world = 0
 def begin_world(store: Any, rank: int) -> None:
     """Count one more world; called by all its ranks."""
     global _world
-    _world = store.add(f"tpurun/worlds/{rank}", 1)
+    _world = store.add(f"tpurun/lives/{rank}", 1)
 
 
 def check(store: Any, name: str, ranks: Sequence[int], epoch: int, rank: int, site: str) -> None:

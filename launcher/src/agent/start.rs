@@ -391,10 +391,17 @@ impl Agent {
         of_job.into_iter().chain(environment::of_run(self.run_dir.path())).collect()
     }
 
+    /// No other job has it, on whatever host.
+    fn job_id(&self) -> String {
+        let shared = self.others.as_ref().map(|others| others.nodes().id.clone());
+        shared.unwrap_or_else(|| format!("{}:{}", self.host, self.run_dir.path().display()))
+    }
+
     fn rank_variables(&self, rank: u32) -> Variables {
         let marks = self.board.offset_of_mark(rank, Mark::ScriptEntered);
         let of_rank = environment::of_rank(&self.job, rank, &self.run_dir.error_file(rank));
-        of_rank.into_iter().chain(environment::of_marks(marks)).collect()
+        let place = environment::of_place(&self.job, rank, &self.job_id());
+        of_rank.into_iter().chain(environment::of_marks(marks)).chain(place).collect()
     }
 }
 
