@@ -10,6 +10,7 @@ run last, so that a file is written and closed wherever the program has kept it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import sys
@@ -98,7 +99,12 @@ def _can_flush() -> bool:
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception:
+        except Exception as error:
+            if stream is sys.stdout:
+                # In the interpreter's words, which will not look at the stream again.
+                what = f"{type(error).__name__}: {error}"
+                with contextlib.suppress(Exception):
+                    print(f"Exception ignored in: {stream!r}\n{what}", file=sys.stderr)
             return False
     return True
 

@@ -7,6 +7,7 @@ that TORCHELASTIC_ERROR_FILE names, which the report is made from.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -26,6 +27,8 @@ MAX_MESSAGE_CHARS = 8192
 MAX_STACK_CHARS = 65536
 # Exceptions that are looked at behind the one that ended the program.
 MAX_CHAIN = 256
+# What the interpreter makes of a number that C cannot hold.
+NO_STATUS = 255
 
 
 def main() -> None:
@@ -81,13 +84,53 @@ def run_program(target: str, arguments: list[str], *, is_module: bool) -> int:
     except SystemExit as stop:
         return exit_status(stop)
     except BaseException as error:
-        own = without_our_frames(error.__traceback__)
-        note = note_on(error)
-        if is_rank():
-            record(error, own, note)
-        sys.excepthook(type(error), error.with_traceback(own), own)
-        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+        failed = error
+    else:
+        return 0
+    return status_of(failed)
+
+
+def status_of(error: BaseException) -> int:
+    """Records and shows what ended the program; the exit status, or ``-SIGINT``."""
+    own = without_our_frames(error.__traceback__)
+    note = note_on(error)
+    if is_rank():
+        record(error, own, note)
+    stop = show(error.with_traceback(own))
+    if stop is not None:
+        return exit_status(stop)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def show(error: BaseException) -> SystemExit | None:
+    """Shows what ended the program through its hook, as an interpreter does; returns the exit that the hook
+    may ask for."""
+    about = (type(error), error, error.__traceback__)
+    sys.last_type, sys.last_value, sys.last_traceback = about
+    sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        say("sys.excepthook is missing")
+        hook = sys.__excepthook__
+    try:
+        hook(*about)
+    except SystemExit as stop:
+        return stop
+    except BaseException as failed:
+        say("Error in sys.excepthook:")
+        # From the hook on, without the call above.
+        trace = failed.__traceback__ and failed.__traceback__.tb_next
+        sys.__excepthook__(type(failed), failed.with_traceback(trace), trace)
+        say("\nOriginal exception was:")
+        sys.__excepthook__(*about)
+    return None
+
+
+def say(text: object) -> None:
+    """Writes a line to the standard error, also where the program has put nothing in its place."""
+    # A closed or full stream, or a text whose __str__ raises.
+    with contextlib.suppress(BaseException):
+        print(text, file=sys.__stderr__ if sys.stderr is None else sys.stderr, flush=True)
 
 
 def interpreter_flags() -> list[str]:
@@ -168,8 +211,8 @@ def exit_status(stop: SystemExit) -> int:
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):
-        return stop.code & 0xFF
-    print(stop.code, file=sys.stderr)
+        return stop.code & 0xFF if -1 << 63 <= stop.code < 1 << 63 else NO_STATUS
+    say(stop.code)
     return 1
 
 
