@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import pytest
 
 from fault_matrix.patience import Clock
-from jobs import Finished, Job
+from jobs import TPURUN, Finished, Job
+from tpurun.fork_server import parent_of
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys, time
@@ -271,6 +272,39 @@ def test_the_fork_server_is_missed(paused):
     done = job.wait()
     assert done.code == 1
     assert "the fork server, which all ranks were forked from, is gone" in done.err
+
+
+ASKS_THE_STORE = """
+import os, time
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+store = dist.distributed_c10d._get_default_store()
+store.set("key", "value")
+print("ready", flush=True)
+while not os.path.exists("over"):
+    store.get("key")
+    time.sleep(0.01)
+os.remove("over")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_store_is_named(start, script, number: signal.Signals):
+    both = ["sh", "-c", 'exec "$0" "$@" 2>&1', TPURUN]
+    job = start("-n", "1", script(ASKS_THE_STORE), command=both)
+    job.read_until("ready")
+    events = {event["event"]: event.get("pid") for event in events_of(job)}
+    server, rank = events["fork server started"], events["rank started"]
+    (store,) = [pid for pid in job.processes() if parent_of(str(pid)) == server and pid != rank]
+    job.signal(number, store)
+    what = "was killed by signal 9" if number == signal.SIGKILL else "is stopped: ranks that ask it wait"
+    job.read_until(f"tpurun: the rendezvous store (pid {store}) {what}")
+    if number == signal.SIGSTOP:
+        job.signal(signal.SIGCONT, store)
+        job.read_until(f"(pid {store}) goes on")
+        (job.cwd / "over").touch()
+    assert job.wait().code == (1 if number == signal.SIGKILL else 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])

@@ -137,6 +137,7 @@ class Server:
         self.dispositions = dispositions
         self.pid = os.getpid()
         self.ranks: dict[int, int] = {}
+        self.store = 0
         self.wakeup, wakeup_end = socket.socketpair()
         self.wakeup.setblocking(False)
         wakeup_end.setblocking(False)
@@ -163,6 +164,7 @@ class Server:
         if request["op"] == "store":
             self.start_store(request["host"], request["port"])
         elif request["op"] == "clear":
+            self.store = 0
             end_children(self.on_end)
             self.agent.tell(event="cleared")
         else:
@@ -216,7 +218,7 @@ class Server:
                 os.chdir(program["cwd"])
             return run_rank.run(program["target"], program["args"], is_module=program["module"])
         except BaseException as error:
-            sys.excepthook(*sys.exc_info())
+            sys.__excepthook__(*sys.exc_info())
             return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
     def start_store(self, host: str, port: int) -> None:
@@ -229,6 +231,7 @@ class Server:
             hold_store(host, port, writer)
         os.close(writer)
         set_process_group(pid)
+        self.store = pid
         with os.fdopen(reader, "rb") as pipe:
             ready, _, _ = select.select([pipe], [], [], STORE_TIMEOUT_S)
             answer = json.loads(pipe.readline() or b"{}") if ready else {}
@@ -241,6 +244,8 @@ class Server:
         """First thing in every child."""
         set_process_group(0)
         die_with_parent(self.pid)
+        # CPython gives the main thread of a fork its new identity, and the number of the old one.
+        threading.main_thread()._set_native_id()
         signal.set_wakeup_fd(-1)
         for number, disposition in self.dispositions.items():
             if disposition is not None and signal.getsignal(number) is not disposition:
@@ -249,7 +254,7 @@ class Server:
             connection.close()
 
     def reap(self) -> None:
-        """Reports every child that has ended."""
+        """Reports every child that has ended, and what became of the store."""
         try:
             while self.wakeup.recv(4096):
                 pass
@@ -257,12 +262,15 @@ class Server:
             pass
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            self.on_end(pid, status)
+            if pid == self.store:
+                say_of_store(pid, status)
+            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                self.on_end(pid, status)
 
     def on_end(self, pid: int, status: int) -> None:
         """Reports the end of a child when it is a rank."""
@@ -361,6 +369,20 @@ def count_threads() -> int:
     return count
 
 
+def say_of_store(pid: int, status: int) -> None:
+    """Names the process that holds the store: where it is stopped or gone, ranks see that nobody answers."""
+    if os.WIFSTOPPED(status):
+        what = f"is stopped: ranks that ask it wait (kill -CONT {pid} lets it go on)"
+    elif os.WIFCONTINUED(status):
+        what = "goes on"
+    elif os.WIFSIGNALED(status):
+        what = f"was killed by signal {os.WTERMSIG(status)}: ranks that ask it fail"
+    else:
+        what = f"exited with code {os.WEXITSTATUS(status)}: ranks that ask it fail"
+    with contextlib.suppress(OSError):
+        os.write(2, f"tpurun: the rendezvous store (pid {pid}) {what}\n".encode())
+
+
 def hold_store(host: str, port: int, writer: int) -> None:
     """In a child: serves the store until the job ends; never returns."""
     _store, answer = open_store(host, port)
@@ -406,7 +428,10 @@ def stop_asking_for_host_names(host: str, port: int) -> None:
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=STORE_TIMEOUT_S)
-    connect = threading.Thread(target=TCPStore, args=(host, port), kwargs={"timeout": timeout})
+    # Threads without a name are numbered, and the first one is the program's.
+    connect = threading.Thread(
+        target=TCPStore, name="tpurun-store", args=(host, port), kwargs={"timeout": timeout}
+    )
     with failing_host_names():
         connect.start()
         connect.join()
