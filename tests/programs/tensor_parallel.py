@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.distributed.tensor.experimental._context_parallel._attention import context_parallel_unshard
@@ -176,6 +176,72 @@ def context_parallel_is_not_for_the_cpu(case: Case) -> None:
             "_scaled_dot_product_flash_attention_for_cpu.default does not have a sharding strategy",
             lambda: functional.scaled_dot_product_attention(*mine, is_causal=True),
         )
+
+
+@program(ranks=4, devices=("tpu",))
+def context_parallel_on_the_device(case: Case) -> None:
+    """Keys and values go round; each rank has a part of the sequence from its head and one from its tail."""
+    mesh = init_device_mesh(here(), (dist.get_world_size(),))
+    whole, seed = heads_of(16), heads_of(16)[0].flip(2)
+    leaves = [tensor.clone().requires_grad_() for tensor in whole]
+    wanted = functional.scaled_dot_product_attention(*leaves, is_causal=True)
+    wanted.backward(seed)
+    mine = [tensor.clone() for tensor in (*whole, seed)]
+    with context_parallel(mesh, buffers=mine, buffer_seq_dims=[2] * 4):
+        parts = [tensor.detach().requires_grad_() for tensor in mine[:3]]
+        out = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        out.backward(mine[3])
+        found = [out.detach(), *(part.grad for part in parts)]
+        joined = context_parallel_unshard(mesh, found, [2] * 4)
+    for ours, one in zip(joined, (wanted.detach(), *(leaf.grad for leaf in leaves)), strict=True):
+        same("joined", ours, one, ROUNDING_F32)
+
+
+@program(ranks=4, sizes=(1, 4), devices=("tpu",))
+def attention_of_dtensors(case: Case) -> None:
+    """Of heads, of the batch, of two dimensions at once, and of a sequence that has to be gathered first."""
+    ranks = dist.get_world_size()
+    rows = 2 if ranks > 1 else 1
+    line, square = (init_device_mesh(here(), shape) for shape in ((ranks,), (rows, ranks // rows)))
+    for mesh, placements in (
+        (line, [Shard(2)]),
+        (line, [Replicate()]),
+        (square, [Shard(0), Shard(1)]),
+        (square, [Replicate(), Shard(1)]),
+    ):
+        attention_is_right(mesh, placements, {"is_causal": True})
+    for dim in (0, 1):
+        attention_is_right(line, [Shard(dim)], {"scale": 0.5})
+        attention_is_right(line, [Shard(dim)], {"attn_mask": (1, 1)})
+        attention_is_right(line, [Shard(dim)], {"attn_mask": (4, HEADS)})
+    parts = [distribute_tensor(tensor, line, [Shard(1)]) for tensor in heads_of(6)]
+    mask = distribute_tensor(torch.zeros(1, HEADS, 6, 6), line, [Shard(1)])
+    try:
+        functional.scaled_dot_product_attention(*parts, attn_mask=mask)
+    except NotImplementedError as error:
+        assert "redistribute it to Replicate()" in str(error), error
+    else:
+        assert ranks == 1, "expected a mask in parts to be refused"
+
+
+def attention_is_right(mesh: DeviceMesh, placements: list, options: dict) -> None:
+    """Value and gradients, against whole tensors."""
+    generator = torch.Generator(here()).manual_seed(7)
+    whole = [torch.randn(4, HEADS, 6, 8, generator=generator) for _ in range(4)]
+    seed, options, shared = whole.pop(), dict(options), dict(options)
+    if "attn_mask" in options:
+        options["attn_mask"] = torch.randn(*options["attn_mask"], 6, 6, generator=generator)
+        shared["attn_mask"] = distribute_tensor(options["attn_mask"], mesh, [Replicate()] * mesh.ndim)
+    alone = [tensor.clone().requires_grad_() for tensor in whole]
+    parts = [distribute_tensor(tensor, mesh, placements).requires_grad_() for tensor in whole]
+    wanted = functional.scaled_dot_product_attention(*alone, **options)
+    found = functional.scaled_dot_product_attention(*parts, **shared)
+    what = f"{placements} {[*options]}"
+    same(what, found.full_tensor(), wanted, ROUNDING_F32)
+    wanted.backward(seed)
+    found.backward(distribute_tensor(seed, mesh, found.placements))
+    for ours, one in zip(parts, alone, strict=True):
+        same(f"{what}: gradient", ours.grad.full_tensor(), one.grad, ROUNDING_F32)
 
 
 @program(ranks=4)

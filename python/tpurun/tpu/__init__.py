@@ -19,7 +19,8 @@ from torch.distributed import ProcessGroup
 
 from tpurun import _C as _native
 from tpurun import _chip_rules
-from tpurun.tpu import _eager, _watch
+from tpurun._imports import after_import
+from tpurun.tpu import _attention, _eager, _watch
 from tpurun.tpu._eager import EagerMode, set_eager_mode
 from tpurun.tpu._memory import (
     empty_cache,
@@ -291,3 +292,4 @@ def _apply_chip_rules(is_on: bool) -> None:
 _apply_chip_rules(_chip_rules.are_on())
 _eager.begin()
 _watch.begin()
+after_import("torch.distributed.tensor", _attention.register)
