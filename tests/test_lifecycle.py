@@ -7,16 +7,15 @@ import pytest
 
 from lifecycle.programs import PROGRAMS
 from lifecycle.starts import End, as_ranks, plainly
-from scale import FULL
+from scale import some
 
+# The ranks of each program, the options, how many programs are ranks of one job at a time (its start costs
+# more than most of them), and of how many one is run with every change.
 STARTS = {
-    "forked": (1, []),
-    "spawned": (1, ["--spawn"]),
-    "four forked": (4, []),
-    "four spawned": (4, ["--spawn"]),
+    "forked": (1, [], 60, 1),
+    "spawned": (1, ["--spawn"], 10, 6),
+    "four forked": (4, [], 15, 8),
 }
-# Four interpreters of each program take a minute.
-SLOW = "four spawned"
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +24,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, End]:
     return dict(zip(PROGRAMS, ends, strict=True))
 
 
-def jobs() -> list[list[str]]:
-    """The programs of each job: those with the same variables together, as each alone takes its time."""
-    names = sorted(PROGRAMS, key=lambda name: sorted(PROGRAMS[name].env))
-    if FULL:
-        return [[name] for name in names]
-    return [list(some) for _, some in itertools.groupby(names, lambda name: sorted(PROGRAMS[name].env))]
+def jobs(names: list[str], most: int) -> list[list[str]]:
+    """The programs of each job, which have the same variables."""
+
+    def variables(name: str) -> list[tuple[str, str]]:
+        return sorted(PROGRAMS[name].env.items())
+
+    alike = [list(group) for _, group in itertools.groupby(sorted(names, key=variables), variables)]
+    return [group[start : start + most] for group in alike for start in range(0, len(group), most)]
 
 
-@pytest.mark.parametrize("start", [start for start in STARTS if FULL or start != SLOW])
+@pytest.mark.parametrize("start", STARTS)
 def test_a_rank_is_an_interpreter(tmp_path: Path, plain: dict[str, End], start: str):
-    ranks, options = STARTS[start]
+    ranks, options, most, every = STARTS[start]
     wrong = []
-    for number, names in enumerate(jobs()):
+    for number, names in enumerate(jobs(some(list(PROGRAMS), every), most)):
         found = as_ranks(tmp_path / str(number), [PROGRAMS[name] for name in names], ranks, options)
         wrong += [
             f"{name}:\n  plain: {plain[name]}\n  rank:  {end}"

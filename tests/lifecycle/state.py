@@ -76,10 +76,6 @@ for line in shown.splitlines():
     # Signals 32 and 33 are the C library's own.
     print(line.split(":")[0], hex(int(line.split(":")[1], 16) & ~(3 << 31)))
 """,
-    "descriptors of a child": """
-import subprocess
-subprocess.run(["ls", "/proc/self/fd"], close_fds=False)
-""",
     "threads and processes": """
 import multiprocessing, threading
 print(threading.enumerate() == [threading.main_thread()], threading.active_count())
