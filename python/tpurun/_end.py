@@ -111,9 +111,8 @@ def _can_flush() -> bool:
 
 def _hide_shared_modules() -> None:
     modules = sys.modules
-    own = [(name, modules[name]) for name in list(modules) if name not in _shared]
-    # A name that the program has given another module, as it does with __main__.
-    own += [(name, modules[name]) for name in ("__main__", "__mp_main__") if name in modules]
+    # Others are names that the program has given another module, as it does with __main__.
+    own = [(name, module) for name, module in modules.items() if _shared.get(name) is not module]
     # The interpreter clears modules from the last to the first.
     last = ModuleType("tpurun._last")
     last.__dict__["finalizers"] = _Leftovers()

@@ -27,6 +27,8 @@ MAX_MESSAGE_CHARS = 8192
 MAX_STACK_CHARS = 65536
 # Exceptions that are looked at behind the one that ended the program.
 MAX_CHAIN = 256
+# Modules that an interpreter has imported before it comes to a program, and that no path changes.
+AT_START = frozenset({*sys.builtin_module_names, "encodings"})
 # What the interpreter makes of a number that C cannot hold.
 NO_STATUS = 255
 
@@ -161,9 +163,9 @@ def part_from_other_hosts() -> None:
 def load_script(main_module: ModuleType, path: str) -> CodeType:
     """The code of a script, or of the ``__main__`` of a directory or zip file."""
     if not sys.flags.safe_path and not is_importable_container(path):
-        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+        begin_path_with(os.path.dirname(os.path.realpath(path)))
     if is_importable_container(path):
-        sys.path.insert(0, path)
+        begin_path_with(path)
         return load_module(main_module, "__main__", shown_as=path)
     path = os.path.abspath(path)
     main_module.__file__ = path
@@ -181,7 +183,7 @@ def load_module(main_module: ModuleType, name: str, shown_as: str | None = None)
     """The code of a module found on sys.path, as ``python -m`` finds it."""
     # Our own modules, as tpurun.bench, import nothing from where they are started.
     if shown_as is None and not sys.flags.safe_path and not name.startswith("tpurun."):
-        sys.path.insert(0, os.getcwd())
+        begin_path_with(os.getcwd())
     if name == "__main__":
         spec = importlib.machinery.PathFinder.find_spec(name, sys.path[:1])
     else:
@@ -197,6 +199,28 @@ def load_module(main_module: ModuleType, name: str, shown_as: str | None = None)
     main_module.__cached__ = spec.cached
     sys.argv[0] = shown_as or spec.origin or name
     return code
+
+
+def begin_path_with(folder: str) -> None:
+    """Puts the program's folder first, also before modules of the standard library that are imported already:
+    the program has not imported them."""
+    sys.path.insert(0, folder)
+    try:
+        names = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except OSError:
+        return
+    for name in names & sys.stdlib_module_names & sys.modules.keys():
+        if name in AT_START or importlib.machinery.FrozenImporter.find_spec(name) is not None:
+            continue
+        found = importlib.machinery.PathFinder.find_spec(name, [folder])
+        # A folder without __init__ comes after every module.
+        if found is not None and found.loader is not None and found.origin != origin_of(name):
+            for known in [known for known in sys.modules if known.partition(".")[0] == name]:
+                del sys.modules[known]
+
+
+def origin_of(name: str) -> str | None:
+    return getattr(getattr(sys.modules[name], "__spec__", None), "origin", None)
 
 
 def is_importable_container(path: str) -> bool:

@@ -21,6 +21,7 @@ print(pickle.loads(pickle.dumps(helper.work)) is helper.work, importlib.reload(h
 
 OTHERS = {
     "a module": Program(SHOW, "module"),
+    "a text": Program('import sys; print(sys.argv, __name__); f = open("a", "w"); f.write("x")', "text"),
     "a module that fails": Program('raise ValueError("in a module")', "module"),
     "a directory": Program(SHOW + IMPORTS, "directory", files=BESIDE),
     "an archive": Program(SHOW + 'raise ValueError("in an archive")', "archive"),
@@ -30,6 +31,19 @@ OTHERS = {
     "a module that is called as one of the library": Program(
         "import colorsys, wave; print(colorsys.mine, wave.mine)",
         files={"colorsys.py": "mine = 1", "wave.py": "mine = 2"},
+    ),
+    "modules that are called as those that are imported": Program(
+        """
+import json, profile, queue, statistics, tokenize
+print(json.mine, profile.mine, queue.mine, statistics.mean([1, 2]), hasattr(tokenize, "mine"))
+print(sorted(name for name in __import__("sys").modules if name.startswith(("json", "queue"))))
+""",
+        files={
+            "json/__init__.py": "mine = 1",
+            "profile.py": "mine = 2",
+            "queue.py": "mine = 3",
+            "statistics/readme": "",
+        },
     ),
     "other programs, run by runpy": Program(
         """

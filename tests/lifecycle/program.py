@@ -18,7 +18,7 @@ class Program:
 
     text: str
     form: str = "script"
-    """Or "module", "directory", "archive", "bytecode", "link"."""
+    """Or "module", "directory", "archive", "bytecode", "link", "text"."""
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -30,6 +30,8 @@ class Program:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         text = self.whole_text()
+        if self.form == "text":
+            return ["-c", text]
         if self.form == "module":
             (start / name).mkdir()
             (start / name / "__init__.py").touch()

@@ -114,7 +114,9 @@ def as_ranks(root: Path, programs: Sequence[Program], ranks: int, options: Seque
     place.make_cwds(ranks * len(programs))
     command = [TPURUN, *options, "--on-failure", "continue", "--log-dir", root / "run"]
     for number, program in enumerate(programs):
-        command += [*([":"] if number else []), "-n", str(ranks), *place.words(number, program), "word"]
+        python = [sys.executable] if program.form == "text" else []
+        command += [*([":"] if number else []), "-n", str(ranks)]
+        command += [*python, *place.words(number, program), "word"]
     (env,) = {tuple(program.env.items()) for program in programs}
     done = place.run(command, dict(env))
     codes = codes_of(root / "run")
