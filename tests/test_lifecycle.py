@@ -1,6 +1,7 @@
 """A rank, forked or spawned, is a plain interpreter from its first line to its last."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,29 @@ def test_a_rank_is_an_interpreter(tmp_path: Path, plain: dict[str, End], start: 
             if end != plain[name]
         ]
     assert not wrong, "\n".join(wrong)
+
+
+DRAWS = """
+import json, random, secrets, tempfile, uuid
+import numpy, torch
+draws = {
+    "random": random.random(),
+    "numpy": numpy.random.rand(),
+    "numpy's generator": numpy.random.default_rng().random(),
+    "torch": torch.rand(1).item(),
+    "seed of torch": torch.initial_seed(),
+    "uuid1": str(uuid.uuid1()),
+    "uuid4": str(uuid.uuid4()),
+    "name of a file": tempfile.mktemp(),
+    "secret": secrets.token_hex(),
+}
+print(json.dumps(draws))
+"""
+
+
+def test_each_rank_draws_numbers_of_its_own(run, script):
+    """Forked from one process, whose generators they have inherited."""
+    done = run("-n", "4", script(DRAWS))
+    drawn = [json.loads(done.log(rank)) for rank in range(4)]
+    alike = {name for name in drawn[0] if len({one[name] for one in drawn}) < 4}
+    assert not alike
