@@ -7,22 +7,16 @@ from pathlib import Path
 import pytest
 
 from lifecycle.programs import PROGRAMS
-from lifecycle.starts import End, as_ranks, plainly
+from lifecycle.starts import as_ranks, plainly
 from scale import some
 
 # The ranks of each program, the options, how many programs are ranks of one job at a time (its start costs
 # more than most of them), and of how many one is run with every change.
 STARTS = {
-    "forked": (1, [], 60, 1),
-    "spawned": (1, ["--spawn"], 10, 6),
-    "four forked": (4, [], 15, 8),
+    "forked": (1, [], 60, 3),
+    "spawned": (1, ["--spawn"], 10, 10),
+    "four forked": (4, [], 15, 14),
 }
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, End]:
-    ends = plainly(tmp_path_factory.mktemp("plain"), list(PROGRAMS.values()))
-    return dict(zip(PROGRAMS, ends, strict=True))
 
 
 def jobs(names: list[str], most: int) -> list[list[str]]:
@@ -36,10 +30,12 @@ def jobs(names: list[str], most: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_rank_is_an_interpreter(tmp_path: Path, plain: dict[str, End], start: str):
+def test_a_rank_is_an_interpreter(tmp_path: Path, start: str):
     ranks, options, most, every = STARTS[start]
-    wrong = []
-    for number, names in enumerate(jobs(some(list(PROGRAMS), every), most)):
+    chosen = some(list(PROGRAMS), every)
+    ends = plainly(tmp_path / "plain", [PROGRAMS[name] for name in chosen])
+    plain, wrong = dict(zip(chosen, ends, strict=True)), []
+    for number, names in enumerate(jobs(chosen, most)):
         found = as_ranks(tmp_path / str(number), [PROGRAMS[name] for name in names], ranks, options)
         wrong += [
             f"{name}:\n  plain: {plain[name]}\n  rank:  {end}"

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import time
 import traceback
+from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType, TracebackType
 
 from tpurun import _alone, _debugger, _device, _end, _environment, _marks, stacks
@@ -97,7 +98,8 @@ def status_of(error: BaseException) -> int:
     own = without_our_frames(error.__traceback__)
     note = note_on(error)
     if is_rank():
-        record(error, own, note)
+        with library_first():
+            record(error, own, note)
     stop = show(error.with_traceback(own))
     if stop is not None:
         return exit_status(stop)
@@ -216,7 +218,28 @@ def begin_path_with(folder: str) -> None:
         # A folder without __init__ comes after every module.
         if found is not None and found.loader is not None and found.origin != origin_of(name):
             for known in [known for known in sys.modules if known.partition(".")[0] == name]:
-                del sys.modules[known]
+                _forgotten[known] = sys.modules.pop(known)
+
+
+# Modules of the library under names that the program has its own modules for.
+_forgotten: dict[str, ModuleType] = {}
+
+
+@contextlib.contextmanager
+def library_first() -> Iterator[None]:
+    """What we do for a program imports nothing of its own: a traceback needs `ast`."""
+    path, own = sys.path, {name: sys.modules.get(name) for name in _forgotten}
+    sys.path = path[1:]
+    sys.modules.update(_forgotten)
+    try:
+        yield
+    finally:
+        sys.path = path
+        for name, module in own.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 def origin_of(name: str) -> str | None:

@@ -62,6 +62,13 @@ import program
 print(program is sys.modules["__main__"], program.__name__)
 """
     ),
+    "a module of the program that fails, beside modules of its own": Program(
+        "import ast\nassert ast.mine == 1\nraise ValueError('no')",
+        files={"ast.py": "mine = 1\nopen('imported', 'a').write(__name__)"},
+    ),
+    "an error beside modules of its own": Program(
+        "raise ValueError('no')", files={"ast.py": "open('imported', 'a').write(__name__)"}
+    ),
     "a syntax error": Program("print(1)\nif True print(2)\n"),
     "a syntax error in a module": Program("import broken", files={"broken.py": "def f(:\n"}),
     "a module that is not there": Program("import nowhere_at_all"),

@@ -22,7 +22,7 @@ STRANGERS = ("json", "random", "ast", "array")
 # `python -m` shows the frames of the library that found the module.
 FOUND_BY = '  File "<frozen runpy>"'
 # What would change how every program is run, and is not one program's own.
-OF_TESTS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+OF_TESTS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTEST_")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Place:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not FOREIGN.fullmatch(name) and name not in OF_TESTS
+            if not FOREIGN.fullmatch(name) and not name.startswith(OF_TESTS)
         }
         return subprocess.run(
             [str(word) for word in command],
