@@ -73,12 +73,13 @@ overhead: $(INSTALLED) ## what device tpu costs beside CPU tensors; writes docs/
 .PHONY: fault-matrix
 fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks, and (as root) of the network; writes docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)
+	@$(PY) -m tests.fault_matrix.endings --out docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix.network --out docs/fault-matrix.md
 
 LAUNCHER := tpurun
 DEVICE := cpu
 .PHONY: programs
-programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn|hosts|nodes DEVICE=cpu|tpu)
+programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn|hosts|nodes DEVICE=cpu|tpu|tpu:rank)
 	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) --device $(DEVICE) $(ARGS)
 
 SEED := 0

@@ -1,11 +1,13 @@
 """A slice of the matrix; `make full` runs all on 2 and 8 ranks, `make fault-matrix` on 64, too."""
 
+from pathlib import Path
+
 import pytest
 
-from fault_matrix import start
+from fault_matrix import endings, start
 from fault_matrix.cells import FAULTS, OPS, Cell, cells
 from fault_matrix.oracle import MEANINGLESS, expected
-from scale import FULL
+from scale import FULL, some
 
 AXES = ("fault", "op", "mode")
 # On 64 ranks one operation of each kind: one that all ranks do alike, one with a root, one between pairs.
@@ -37,6 +39,14 @@ def test_every_fault_in_every_operation(ranks: int):
 def test_some_of_it_on_64_ranks():
     chosen = [cell for op, mode in SAMPLE for cell in cells([64], FAULTS, [op], [mode])]
     assert_right(slice_of(chosen, 3))
+
+
+@pytest.mark.parametrize("ranks", endings.RANKS)
+@pytest.mark.parametrize("case", some(endings.CASES, 4), ids=lambda case: case.name)
+def test_the_ends_of_programs(tmp_path: Path, case: endings.Case, ranks: int):
+    if not FULL and ranks > 2 and case.strike is not None:
+        pytest.skip("the number of ranks changes little")
+    assert not endings.run(case, ranks, tmp_path).problems
 
 
 def test_a_slice_has_every_fault_and_every_operation():
