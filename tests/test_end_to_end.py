@@ -4,7 +4,7 @@ import pytest
 
 from programs.case import FAMILIES
 from programs.start import LAUNCHERS, Verdict, all_programs, run
-from scale import some
+from scale import FULL, some
 
 PROGRAMS = {program.name: program for program in all_programs()}
 ON_TPU = {program.name: program for program in all_programs(device="tpu")}
@@ -31,6 +31,18 @@ def verdicts_on_tpu() -> dict[str, Verdict]:
 @pytest.mark.parametrize("name", ON_TPU)
 def test_it_does_on_device_tpu(verdicts_on_tpu: dict[str, Verdict], name: str):
     problems = verdicts_on_tpu[name].problems
+    assert not problems, "\n".join(problems)
+
+
+# Where a mistake about the index of a device has shown: microbatches, buckets, messages between pairs.
+OF_INDICES = ("pipeline/gpipe", "pipeline/one_forward_one_backward", "ddp/plain", "fsdp2/plain")
+
+
+@pytest.mark.parametrize("device", ["tpu:rank", "tpu:rank+set"])
+def test_it_does_on_the_device_of_its_rank(device: str):
+    """Without and with `torch.tpu.set_device`."""
+    found = run([one for name, one in ON_TPU.items() if FULL or name in OF_INDICES], device=device)
+    problems = [f"{one.program.name}: {problem}" for one in found for problem in one.problems]
     assert not problems, "\n".join(problems)
 
 

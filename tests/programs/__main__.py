@@ -11,12 +11,13 @@ from namespaces import NotAllowed
 from .case import FAMILIES
 from .start import LAUNCHERS, all_programs, run
 
+DEVICES = ["cpu", "tpu", "tpu:rank", "tpu:rank+set"]
+
 
 def main() -> int:
     options = parse()
-    chosen = [
-        one for one in all_programs(options.families, options.device) if fnmatch(one.name, options.only)
-    ]
+    there = all_programs(options.families, options.device.partition(":")[0])
+    chosen = [one for one in there if fnmatch(one.name, options.only)]
     if options.ranks is not None:
         chosen = [one for one in chosen if options.ranks in one.sizes]
     if not chosen:
@@ -52,7 +53,7 @@ def parse() -> argparse.Namespace:
         help="`nodes`: one tpurun in each of 4 network namespaces, as root; `hosts`: pretended ones [tpurun]",
     )
     parser.add_argument("--backend", choices=["tpu_dist", "gloo"], default="tpu_dist", help="[tpu_dist]")
-    parser.add_argument("--device", choices=["cpu", "tpu"], default="cpu", help="[cpu]")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="[cpu]")
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="of all programs that are for so many (1, 4, 8, 16) [its own]"
     )

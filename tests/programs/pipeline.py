@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
     pipeline,
 )
 
-from .case import Case, here, program
+from .case import Case, program
 from .compare import ROUNDING, all_same, same
 from .training import Batch, batches, gradients, mlp, mse, parameters, sgd
 
@@ -40,8 +40,8 @@ def trained(case: Case, schedule: Callable, mine: list[int], count: int) -> None
     """Some steps of a pipeline of `count` stages, of which this rank has `mine`, against the same layers in a
     row: losses of all micro-batches, gradients and the stages in the end."""
     stages = layers(count)
-    cpu = torch.device(here())
-    runs = [PipelineStage(stages[index], index, count, cpu) for index in mine]
+    device = torch.get_default_device()
+    runs = [PipelineStage(stages[index], index, count, device) for index in mine]
     given = schedule(runs)
     ours = sgd(nn.ModuleList(stages[index] for index in mine))
     alone = nn.Sequential(*layers(count))
@@ -133,7 +133,7 @@ def split_by_torch(case: Case) -> None:
     ((x, y),) = data()[:1]
     cuts = {str(index): SplitPoint.BEGINNING for index in range(1, ranks)}
     traced = pipeline(whole, mb_args=(x.chunk(MICRO_BATCHES)[0],), split_spec=cuts)
-    stage = traced.build_stage(case.rank, torch.device(here()))
+    stage = traced.build_stage(case.rank, torch.get_default_device())
     schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=mse)
     schedule.step(*([x] if case.rank == 0 else []), **({"target": y} if case.rank == ranks - 1 else {}))
     mse(alone(x), y).backward()

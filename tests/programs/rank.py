@@ -30,6 +30,7 @@ class Plan:
 
     backend: str
     device: str
+    """That of all tensors, "tpu:rank" for one of each rank's number; "+set": the current one, too."""
     programs: list[str]
     folder: str
     """Where the ranks write, and what their programs share."""
@@ -63,8 +64,8 @@ def run(plan: Plan) -> None:
     # Of torch about itself and about CPUs: deprecations, random numbers, missing accelerators.
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.set_default_device(plan.device)
     store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=MEET)))
+    use_device(plan.device, rank)
     assert ranks == plan.ranks, f"expected a job of {plan.ranks} ranks, started with {ranks}"
     with open(Path(plan.folder) / f"rank-{rank}.jsonl", "w", buffering=1) as file:
         for program in chosen(plan.programs):
@@ -72,6 +73,14 @@ def run(plan: Plan) -> None:
             run_program(program, plan, rank, dist.PrefixStore(program.name, store), file)
             meet(store, f"after {program.name}", ranks)
     leave(store, rank, ranks)
+
+
+def use_device(device: str, rank: int) -> None:
+    """As programs for accelerators do; some of them make the device of their rank the current one."""
+    name, _, index = device.partition(":")
+    if index == "rank+set":
+        torch.tpu.set_device(rank)
+    torch.set_default_device(f"{name}:{rank}" if index else name)
 
 
 def chosen(names: list[str]) -> list[Program]:

@@ -87,7 +87,7 @@ def run_job(
             programs = [program.at(each) for program in programs]
         ranks = max(program.ranks for program in programs)
         plan = Plan(backend, device, names, str(folder / "shared"), ranks, each)
-        ours = ENVIRONMENT | {"TPURUN_DEVICE": str(int(device == "tpu"))}
+        ours = ENVIRONMENT | {"TPURUN_DEVICE": str(int(device != "cpu"))}
         jobs = []
         for number, (command, env) in enumerate(launcher.commands(plan, plan.write(), stack)):
             (folder / str(number)).mkdir()
