@@ -239,15 +239,14 @@ def line_with(pattern: str, text: str) -> str:
 
 def page(seen: Sequence[Seen], command: str) -> str:
     """The part of the page."""
-    rows = []
+    rows, sizes = [], sorted({one.ranks for one in seen})
     for case in dict.fromkeys(one.case for one in seen):
         own = [one for one in seen if one.case == case]
-        times = [f"{one.seconds:.2f} s" for one in own]
+        times = [next((f"{one.seconds:.2f} s" for one in own if one.ranks == size), "") for size in sizes]
         name = SHOWN[case.what].format(case.strike and case.strike.name)
         how = f"`{case.how}`" if case.how else ""
         rows.append([name, how, plain(own[-1].said), *times])
     wrong = [f"- {one.case.name}, n={one.ranks}: {problem}" for one in seen for problem in one.problems]
-    sizes = list(dict.fromkeys(one.ranks for one in seen))
     right = sum(not one.problems for one in seen)
     text = f"""{TITLE}
 
