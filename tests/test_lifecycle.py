@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from jobs import TPURUN
 from lifecycle.programs import PROGRAMS
-from lifecycle.starts import as_ranks, plainly
+from lifecycle.starts import as_ranks, plainly, written_by
 from scale import some
 
 # The ranks of each program, the options, how many programs are ranks of one job at a time (its start costs
@@ -44,6 +46,16 @@ def test_a_rank_is_an_interpreter(tmp_path: Path, start: str):
             if end != plain[name]
         ]
     assert not wrong, "\n".join(wrong)
+
+
+# What a shell sees of a program and of a job of one rank.
+ALONE = ["an interrupt", "bytes on the standard output", "a hook for exceptions that exits", "an abort"]
+
+
+@pytest.mark.parametrize("name", some(ALONE, 2))
+def test_a_job_of_one_rank_ends_as_its_program(tmp_path: Path, name: str):
+    plain = written_by([sys.executable], tmp_path / "plain", PROGRAMS[name])
+    assert written_by([TPURUN, "-n", "1"], tmp_path / "job", PROGRAMS[name]) == plain
 
 
 DRAWS = """

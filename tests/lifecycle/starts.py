@@ -108,6 +108,14 @@ def plainly(root: Path, programs: Sequence[Program]) -> list[End]:
         return list(pool.map(one, range(len(programs))))
 
 
+def written_by(command: Sequence[str | Path], root: Path, program: Program) -> tuple[int, bytes]:
+    """The exit code, as a shell would say it, and the standard output of a command with a program."""
+    place = Place(root)
+    place.make_cwds(1)
+    done = place.run([*command, *place.words(0, program), "word"], program.env)
+    return 128 - done.returncode if done.returncode < 0 else done.returncode, done.stdout
+
+
 def as_ranks(root: Path, programs: Sequence[Program], ranks: int, options: Sequence[str]) -> list[list[End]]:
     """All in one job, which has so many ranks of each; yields how those of each program ended."""
     place = Place(root)
