@@ -17,7 +17,7 @@ from scale import some
 STARTS = {
     "forked": (1, [], 60, 3),
     "spawned": (1, ["--spawn"], 10, 10),
-    "four forked": (4, [], 15, 14),
+    "four forked": (4, [], 15, 13),
 }
 
 
