@@ -9,11 +9,13 @@ pub(crate) mod bell;
 mod connections;
 mod driver;
 mod greeting;
+mod invitation;
 mod lanes;
 mod line;
 mod link;
 mod mesh;
 mod records;
+pub mod refusals;
 pub(crate) mod tls;
 
 use std::fmt;
@@ -37,6 +39,7 @@ use bell::{Ears, Heard};
 use driver::{Added, Carrier, Command, Commands, Driver, Over};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
+use invitation::Invitation;
 use lanes::Lanes;
 pub use link::{Link, NoLink};
 use mesh::Mesh;
@@ -44,8 +47,10 @@ use tls::{Certificate, Expected, Identity, Who};
 
 /// So long nothing may come from a host before it counts as lost. Each says something four times as often.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Streams that a process may open to another before some have ended.
+/// Streams that a process may open to another before some have ended. Each takes 80 bytes at once, used or not.
 const MOST_STREAMS: u32 = 4096;
+/// The same before TLS has shown who it is.
+const MOST_STREAMS_BEFORE: u32 = 16;
 /// Bytes that one host may have on the way to another in one communicator.
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Largest datagram where the way allows it, which is found out: what an Ethernet frame of 9000 bytes holds.
@@ -60,6 +65,8 @@ const MOST_CONNECTIONS: usize = 16;
 const BULK: &str = "TPURUN_BULK";
 /// So often a port is looked for that is free for both UDP and TCP.
 const PORTS: usize = 64;
+/// Connections that the system takes before this process has looked at them. Linux allows so many by default.
+const QUEUED: i32 = 4096;
 /// More are not made unasked.
 const MANY_CONNECTIONS: usize = 4;
 /// Nor more than one for so many processors, which ranks need, too.
@@ -94,11 +101,12 @@ impl fmt::Display for Bulk {
     }
 }
 
-/// Where a process is reached, and how it is known there.
+/// Where a process is reached, how it is known there, and what those who connect must prove.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
     socket: SocketAddr,
     who: Who,
+    invitation: Invitation,
 }
 
 /// The same of a process that takes several connections, each at a port of its own.
@@ -118,9 +126,9 @@ impl Addresses {
 
     /// Where it takes each of them.
     fn each(&self) -> impl Iterator<Item = Address> {
-        let Address { socket, who } = &self.first;
-        let ports = std::iter::once(socket.port()).chain(self.more_ports.iter().copied());
-        ports.map(|port| Address { socket: SocketAddr::new(socket.ip(), port), who: who.clone() })
+        let first = &self.first;
+        let ports = std::iter::once(first.socket.port()).chain(self.more_ports.iter().copied());
+        ports.map(|port| Address { socket: SocketAddr::new(first.socket.ip(), port), ..first.clone() })
     }
 }
 
@@ -132,32 +140,40 @@ impl fmt::Display for Addresses {
         if self.bulk == Bulk::Tcp {
             write!(f, "/tcp")?;
         }
+        write!(f, " {}", self.first.invitation)?;
         let Who::Shows(certificate) = &self.first.who else { return Ok(()) };
         write!(f, " ")?;
-        certificate.der().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        hex(certificate.der(), f)
     }
 }
 
 impl Addresses {
     /// Reads what [`Display`](fmt::Display) wrote, of this rank of the world.
     pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
-        let (sockets, hex) = text.split_once(' ').map_or((text, None), |(sockets, hex)| (sockets, Some(hex)));
+        let mut words = text.split(' ');
+        let (sockets, invitation) = (words.next()?, Invitation::parse(words.next()?)?);
         let tcp = sockets.strip_suffix("/tcp");
         let bulk = if tcp.is_some() { Bulk::Tcp } else { Bulk::Quic };
         let mut sockets = tcp.unwrap_or(sockets).split(',');
         let socket = sockets.next()?.parse().ok()?;
         let more_ports: Vec<u16> = sockets.map(str::parse).collect::<Result<_, _>>().ok()?;
-        let who = match hex {
+        let who = match words.next() {
             None => Who::Rank(rank),
-            Some(hex) => {
-                let digits: Vec<u32> = hex.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
-                let bytes = digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8));
-                Who::Shows(Certificate::from_der(bytes.collect::<Option<Vec<u8>>>()?))
-            }
+            Some(hex) => Who::Shows(Certificate::from_der(unhex(hex)?)),
         };
-        let first = Address { socket, who };
-        (more_ports.len() < MOST_CONNECTIONS).then_some(Self { first, more_ports, bulk })
+        let first = Address { socket, who, invitation };
+        let is_one = words.next().is_none() && more_ports.len() < MOST_CONNECTIONS;
+        is_one.then_some(Self { first, more_ports, bulk })
     }
+}
+
+fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+    digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8)).collect()
 }
 
 /// The network of one process; nothing happens before it is needed.
@@ -335,7 +351,7 @@ impl Running {
             ports.push(port);
         }
         let more_ports = ports.split_off(1);
-        let first = Address { socket: SocketAddr::new(ip, ports[0]), who: identity.known_as(rank) };
+        let first = identity.at(SocketAddr::new(ip, ports[0]), rank);
         Ok(Arc::new(Self { drivers, expected, addresses: Addresses { first, more_ports, bulk } }))
     }
 }
@@ -373,6 +389,8 @@ fn bind(ip: IpAddr, bulk: Bulk) -> io::Result<(UdpSocket, Option<TcpListener>)> 
         match TcpListener::bind((ip, socket.local_addr()?.port())) {
             Ok(listener) => {
                 listener.set_nonblocking(true)?;
+                // Strangers that come faster than they are sent away must not fill the queue.
+                rustix::net::listen(&listener, QUEUED)?;
                 return Ok((socket, Some(listener)));
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < PORTS => tries += 1,
@@ -427,7 +445,8 @@ fn enlarge(socket: &UdpSocket) {
     }
 }
 
-fn transport() -> TransportConfig {
+/// With so many streams of the other side at a time.
+fn transport(streams: u32) -> TransportConfig {
     let mut discovery = MtuDiscoveryConfig::default();
     // To the byte, nearly: else it may end 20 of them, 1.5 % of a packet of 1500, below what fits.
     discovery.upper_bound(MOST_DATAGRAM).minimum_change(2);
@@ -439,7 +458,7 @@ fn transport() -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(STREAM_WINDOW))
         .send_window(u64::from(2 * STREAM_WINDOW))
-        .max_concurrent_bidi_streams(VarInt::from_u32(MOST_STREAMS))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None);
     transport

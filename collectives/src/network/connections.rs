@@ -8,12 +8,15 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
-    AcceptError, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, Event, ReadError, ServerConfig, StreamId, Transmit, TransportConfig, VarInt,
+    AcceptError, ClientConfig, Connection, ConnectionHandle, ConnectionId, DatagramEvent, Dir, EcnCodepoint,
+    Endpoint, EndpointConfig, Event, Incoming, ReadError, ServerConfig, StreamId, Transmit, TransportConfig,
+    VarInt,
 };
 
-use super::tls::{self, Certificate, Expected, Identity, Who};
-use super::{MOST_DATAGRAM, transport};
+use super::driver::Carrier;
+use super::refusals::Refusals;
+use super::tls::{self, Certificate, Expected, Identity};
+use super::{Address, MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
 use crate::failure::Failure;
 
 /// One call to the system sends at most so much.
@@ -21,6 +24,11 @@ const MOST_BATCH: usize = 65_000;
 /// Pieces of a stream that are dropped at once: the atomic count of each waits until what was copied before has
 /// reached the memory.
 const MOST_TAKEN: usize = 64;
+/// Connections from elsewhere whose other end has not shown its certificate yet, at a time. All of them have proven
+/// the invitation; whoever listens in could repeat what they have said.
+const MOST_HANDSHAKES: usize = 1024;
+/// Answers to datagrams of no connection that wait to be sent. Strangers could ask for any number of them.
+const MOST_ANSWERS: usize = 64;
 /// Why a stream ends early: nobody asks.
 const NO_CODE: VarInt = VarInt::from_u32(0);
 
@@ -67,6 +75,7 @@ pub(super) struct Connections {
     answers: VecDeque<(Transmit, Vec<u8>)>,
     /// Pieces of a stream that have been handed on.
     taken: Vec<Bytes>,
+    refusals: Refusals,
 }
 
 impl Connections {
@@ -75,9 +84,9 @@ impl Connections {
         expected: Expected,
         seed: Option<[u8; 32]>,
     ) -> Result<Self, Failure> {
-        let transport = Arc::new(transport());
+        let transport = Arc::new(transport(MOST_STREAMS));
         let mut server = ServerConfig::with_crypto(Arc::new(identity.quic_server(expected)?));
-        server.transport_config(transport.clone()).migration(false);
+        server.transport_config(Arc::new(self::transport(MOST_STREAMS_BEFORE))).migration(false);
         let mut config = EndpointConfig::default();
         config.max_udp_payload_size(MOST_DATAGRAM).expect("it is allowed");
         config.rng_seed(seed);
@@ -92,26 +101,25 @@ impl Connections {
             touched: VecDeque::new(),
             answers: VecDeque::new(),
             taken: vec![],
+            refusals: Refusals::default(),
         })
     }
 
     /// The connection to another process, which is made at the first time.
-    pub(super) fn to(
-        &mut self,
-        now: Instant,
-        socket: SocketAddr,
-        who: &Who,
-    ) -> Result<ConnectionHandle, String> {
-        if let Some(handle) = self.outgoing.get(&socket) {
+    pub(super) fn to(&mut self, now: Instant, address: &Address) -> Result<ConnectionHandle, String> {
+        let Address { socket, who, invitation } = address;
+        if let Some(handle) = self.outgoing.get(socket) {
             return Ok(*handle);
         }
         let crypto = self.identity.quic_client(who).map_err(|failure| failure.to_string())?;
         let mut config = ClientConfig::new(Arc::new(crypto));
-        config.transport_config(self.transport.clone());
-        let connected = self.endpoint.connect(now, config, socket, &who.name());
+        let invitation = invitation.clone();
+        let first_id = move || ConnectionId::new(&invitation.proof(Carrier::Quic));
+        config.transport_config(self.transport.clone()).initial_dst_cid_provider(Arc::new(first_id));
+        let connected = self.endpoint.connect(now, config, *socket, &who.name());
         let (handle, inner) = connected.map_err(|error| error.to_string())?;
-        self.outgoing.insert(socket, handle);
-        self.add(handle, inner, socket);
+        self.outgoing.insert(*socket, handle);
+        self.add(handle, inner, *socket);
         Ok(handle)
     }
 
@@ -147,17 +155,49 @@ impl Connections {
                     self.touch(handle);
                 }
             }
-            Some(DatagramEvent::NewConnection(incoming)) => {
-                match self.endpoint.accept(incoming, now, &mut answer, None) {
-                    Ok((handle, inner)) => self.add(handle, inner, from),
-                    Err(AcceptError { cause, response }) => {
-                        tracing::warn!(%from, error = %cause, "refused a connection");
-                        self.answers.extend(response.map(|transmit| (transmit, answer)));
-                    }
+            Some(DatagramEvent::NewConnection(incoming)) => self.admit(now, incoming),
+            Some(DatagramEvent::Response(transmit)) => self.answer(transmit, answer),
+            None => {}
+        }
+    }
+
+    /// Takes a connection from who is invited; others get no answer.
+    fn admit(&mut self, now: Instant, incoming: Incoming) {
+        let from = incoming.remote_address();
+        let is_in_progress = |known: &&Known| known.certificate.is_none() && known.inner.side().is_server();
+        let refusal = if !self.identity.invitation().is_proven_by(Carrier::Quic, incoming.orig_dst_cid()) {
+            Some("it is not of this job")
+        } else if self.known.values().filter(is_in_progress).count() >= MOST_HANDSHAKES {
+            Some("too many have not shown who they are")
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            self.endpoint.ignore(incoming);
+            return self.refuse(now, from, why);
+        }
+        let mut answer = vec![];
+        match self.endpoint.accept(incoming, now, &mut answer, None) {
+            Ok((handle, inner)) => self.add(handle, inner, from),
+            Err(AcceptError { cause, response }) => {
+                self.refuse(now, from, &cause.to_string());
+                if let Some(transmit) = response {
+                    self.answer(transmit, answer);
                 }
             }
-            Some(DatagramEvent::Response(transmit)) => self.answers.push_back((transmit, answer)),
-            None => {}
+        }
+    }
+
+    fn answer(&mut self, transmit: Transmit, answer: Vec<u8>) {
+        if self.answers.len() < MOST_ANSWERS {
+            self.answers.push_back((transmit, answer));
+        }
+    }
+
+    /// Says so in the log, once for many.
+    pub(super) fn refuse(&mut self, now: Instant, from: SocketAddr, why: &str) {
+        if let Some(line) = self.refusals.add(format!("refused {from}: {why}"), now) {
+            tracing::warn!("{line}");
         }
     }
 
@@ -184,6 +224,9 @@ impl Connections {
                 if let Some(event) = known.inner.poll() {
                     if matches!(event, Event::Connected) {
                         known.certificate = tls::other_end(&known.inner);
+                        if known.inner.side().is_server() {
+                            known.inner.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(MOST_STREAMS));
+                        }
                     }
                     known.is_touched = true;
                     return Some((handle, event));
@@ -332,5 +375,12 @@ impl Connections {
             let _ = known.inner.send_stream(stream.id).reset(NO_CODE);
             self.touch(stream.connection);
         }
+    }
+}
+
+#[cfg(test)]
+impl Connections {
+    pub(super) fn count(&self) -> usize {
+        self.known.len()
     }
 }

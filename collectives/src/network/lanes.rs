@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use rustls::ServerConfig;
 
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
 use super::line::{Flow, Line};
+use super::refusals::Refusals;
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
 use crate::bridge::{Bridge, Frames, Outbox};
@@ -26,10 +27,15 @@ use crate::failure::Failure;
 const LOOK: Duration = Duration::from_millis(100);
 /// So many may come at a time that have not said it yet.
 const MOST_UNKNOWN: usize = 256;
+/// So many are taken between two looks at other connections.
+const MOST_AT_ONCE: usize = 64;
 /// So many may wait for their communicators: each has a socket.
 const MOST_WAITING: usize = 4096;
 /// Who is lost is noticed before.
 const UNREACHABLE: Duration = SILENCE.saturating_add(Duration::from_secs(5));
+
+/// Why who says nothing, or nothing that is known, is sent away.
+const SILENT: &str = "it did not say what it is for";
 
 /// What epoll says events of these are of: this, and the number of the connection.
 pub(super) const LANES: u64 = 1 << 63;
@@ -52,6 +58,7 @@ pub(super) struct Lanes {
     over: Vec<u64>,
     /// Communicators of which this host's other bridges must look, and have not been told.
     calls: Vec<u64>,
+    refusals: Refusals,
 }
 
 /// What a connection is for.
@@ -144,6 +151,7 @@ impl Lanes {
             is_deaf: false,
             over: vec![],
             calls: vec![],
+            refusals: Refusals::default(),
         };
         let (event, flags) = (EventData::new_u64(LISTENER), EventFlags::IN);
         let watched = epoll::add(&lanes.epoll, &lanes.listener, event, flags);
@@ -341,7 +349,7 @@ impl Lanes {
         let token = event & !LANES;
         let Some((line, used)) = self.lines.remove(&token) else { return };
         match used {
-            Use::Unknown(said, since) => self.hear_greeting(token, line, said, since),
+            Use::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
             // It has nothing to say before it is answered.
             Use::Early(greeting) => self.early.forget(greeting, &token),
             Use::From(place) => self.hear(now, token, line, place),
@@ -350,8 +358,15 @@ impl Lanes {
         }
     }
 
+    /// Says so in the log, once for many.
+    fn refuse(&mut self, now: Instant, from: SocketAddr, why: &str) {
+        if let Some(line) = self.refusals.add(format!("refused {from}: {why}"), now) {
+            tracing::warn!("{line}");
+        }
+    }
+
     fn accept(&mut self, now: Instant) {
-        loop {
+        for _ in 0..MOST_AT_ONCE {
             let (socket, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -374,18 +389,19 @@ impl Lanes {
             if unknown.len() >= MOST_UNKNOWN
                 && let Some(token) = most_crowded(&unknown)
             {
-                tracing::warn!("closed a connection: too many have not said what they are for");
-                self.lines.remove(&token);
+                if let Some((line, _)) = self.lines.remove(&token) {
+                    self.refuse(now, line.from(), "too many have not said what they are for");
+                }
             }
-            match Line::accept(socket, from, &self.server) {
+            match Line::accept(socket, from, &self.server, self.identity.invitation()) {
                 Ok(line) => drop(self.keep(line, Use::Unknown(vec![], now))),
-                Err(error) => tracing::warn!(%from, error, "refused a connection"),
+                Err(error) => self.refuse(now, from, &error),
             }
             self.wake(now);
         }
     }
 
-    fn hear_greeting(&mut self, token: u64, mut line: Line, mut said: Vec<u8>, since: Instant) {
+    fn hear_greeting(&mut self, now: Instant, token: u64, mut line: Line, mut said: Vec<u8>, since: Instant) {
         let flow = line.receive(|bytes| {
             said.extend(bytes);
             said.len() <= GREETING_BYTES
@@ -393,7 +409,7 @@ impl Lanes {
         if let Flow::Broken(error) = &flow {
             // Who is let in and leaves before it has said anything is nobody to be warned of.
             if !line.is_ready() {
-                tracing::warn!(from = %line.from(), error, "refused a connection");
+                self.refuse(now, line.from(), error);
             }
             return;
         }
@@ -405,8 +421,7 @@ impl Lanes {
             return self.watch(token);
         };
         let Some(greeting) = Greeting::decode(&words) else {
-            tracing::warn!(from = %line.from(), "closed a connection that does not say what it is for");
-            return;
+            return self.refuse(now, line.from(), SILENT);
         };
         self.introduce(greeting, token, line);
     }
@@ -578,16 +593,18 @@ impl Lanes {
         let mut late = vec![];
         for (token, (line, used)) in &self.lines {
             match used {
-                Use::Unknown(_, since) if *since + GREETING <= now => {
-                    tracing::warn!(from = %line.from(), "closed a connection that does not say what it is for");
-                    late.push(*token);
-                }
-                Use::Ending(until) if *until <= now => late.push(*token),
+                Use::Unknown(_, since) if *since + GREETING <= now => late.push((*token, Some(line.from()))),
+                Use::Ending(until) if *until <= now => late.push((*token, None)),
                 Use::Unknown(..) | Use::Ending(_) => self.next_look = Some(now + LOOK),
                 Use::Early(_) | Use::From(_) | Use::To(..) => {}
             }
         }
-        late.iter().for_each(|token| drop(self.lines.remove(token)));
+        for (token, refused) in late {
+            self.lines.remove(&token);
+            if let Some(from) = refused {
+                self.refuse(now, from, SILENT);
+            }
+        }
     }
 
     /// A connection has broken, and the host is not lost.

@@ -18,6 +18,8 @@ use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 
+use super::driver::Carrier;
+use super::invitation::{Invitation, PROOF_BYTES, Proof};
 use super::records::{Opened, RECORD, Records};
 use super::tls::{Certificate, Identity};
 use super::{Address, SILENCE};
@@ -39,12 +41,44 @@ pub(super) enum Flow {
 }
 
 enum Tls {
+    /// Nothing is spent on it yet.
+    Stranger(Box<Stranger>),
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
     /// Both sides have shown who they are.
     Ready(Records, Option<Certificate>),
     /// Nothing is asked of it any more, which must not be after an error.
     Broken(String),
+}
+
+/// Who has not proven yet that it is invited.
+struct Stranger {
+    said: Proof,
+    heard: usize,
+    invitation: Invitation,
+    config: Arc<ServerConfig>,
+}
+
+impl Stranger {
+    /// Reads what is missing of the proof, and nothing behind it.
+    ///
+    /// # Errors
+    /// That there is none.
+    fn listen(&mut self, mut socket: &TcpStream) -> Result<Option<UnbufferedServerConnection>, String> {
+        while self.heard < PROOF_BYTES {
+            match socket.read(&mut self.said[self.heard..]) {
+                Ok(0) => return Err("it was closed".to_owned()),
+                Ok(bytes) => self.heard += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        if !self.invitation.is_proven_by(Carrier::Tcp, &self.said) {
+            return Err("it is not of this job".to_owned());
+        }
+        UnbufferedServerConnection::new(self.config.clone()).map(Some).map_err(|error| error.to_string())
+    }
 }
 
 /// What is to be done with TLS next.
@@ -90,6 +124,11 @@ impl Buffer {
         Self { room: vec![0; ROOM + RECORD].into(), start: 0, end: 0 }
     }
 
+    /// For who may be sent away before anything is read.
+    fn none() -> Self {
+        Self { room: Box::default(), start: 0, end: 0 }
+    }
+
     fn filled(&mut self) -> &mut [u8] {
         &mut self.room[self.start..self.end]
     }
@@ -133,6 +172,9 @@ impl Line {
             Err(error) => return Err(error.to_string()),
         }
         let mut line = Self::new(socket.into(), Tls::Client(tls), to.socket);
+        line.make_room();
+        line.outgoing.free()[..PROOF_BYTES].copy_from_slice(&to.invitation.proof(Carrier::Tcp));
+        line.outgoing.end += PROOF_BYTES;
         line.is_connecting = true;
         Ok(line)
     }
@@ -142,10 +184,16 @@ impl Line {
         socket: TcpStream,
         from: SocketAddr,
         config: &Arc<ServerConfig>,
+        invitation: &Invitation,
     ) -> Result<Self, String> {
         socket.set_nonblocking(true).map_err(|error| error.to_string())?;
-        let tls = UnbufferedServerConnection::new(config.clone()).map_err(|error| error.to_string())?;
-        Ok(Self::new(socket, Tls::Server(tls), from))
+        let (config, invitation) = (config.clone(), invitation.clone());
+        let stranger = Stranger { said: [0; PROOF_BYTES], heard: 0, invitation, config };
+        Ok(Self::new(socket, Tls::Stranger(stranger.into()), from))
+    }
+
+    fn make_room(&mut self) {
+        (self.incoming, self.outgoing) = (Buffer::new(), Buffer::new());
     }
 
     fn new(socket: TcpStream, tls: Tls, from: SocketAddr) -> Self {
@@ -155,7 +203,7 @@ impl Line {
         let _ = sockopt::set_tcp_keepidle(&socket, SILENCE);
         let _ = sockopt::set_tcp_keepintvl(&socket, SILENCE / 4);
         let _ = sockopt::set_socket_keepalive(&socket, true);
-        let (incoming, outgoing) = (Buffer::new(), Buffer::new());
+        let (incoming, outgoing) = (Buffer::none(), Buffer::none());
         Self {
             socket,
             tls,
@@ -220,6 +268,16 @@ impl Line {
                 Ok(Ok(())) if self.socket.peer_addr().is_ok() => self.is_connecting = false,
                 Ok(Ok(())) => return Flow::Open,
                 Ok(Err(error)) | Err(error) => return Flow::Broken(error.to_string()),
+            }
+        }
+        if let Tls::Stranger(stranger) = &mut self.tls {
+            match stranger.listen(&self.socket) {
+                Ok(Some(tls)) => {
+                    self.tls = Tls::Server(tls);
+                    self.make_room();
+                }
+                Ok(None) => return Flow::Open,
+                Err(why) => return self.breaks(why),
             }
         }
         let mut flow = self.process(&mut take);
@@ -289,6 +347,7 @@ impl Line {
                 Ok(Opened::Refused) => (0, Step::Refused),
                 Err(error) => (0, Step::Broken(error)),
             },
+            Tls::Stranger(_) => (0, Step::Wait),
             Tls::Broken(error) => (0, Step::Broken(error.clone())),
         };
         self.incoming.take(taken);
@@ -313,7 +372,7 @@ impl Line {
             let records = match &mut self.tls {
                 Tls::Ready(records, _) => records,
                 Tls::Broken(error) => return Flow::Broken(error.clone()),
-                Tls::Client(_) | Tls::Server(_) => return Flow::Open,
+                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return Flow::Open,
             };
             while let Some(chunk) = next.front_mut() {
                 let sealed = records.seal(chunk, self.outgoing.free());
@@ -349,7 +408,7 @@ impl Line {
         let closed = match &mut self.tls {
             Tls::Ready(records, _) => records.close(self.outgoing.free()),
             Tls::Broken(error) => Err(error.clone()),
-            Tls::Client(_) | Tls::Server(_) => Err("nothing has been said yet".to_owned()),
+            Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => Err("nothing has been said yet".to_owned()),
         };
         match closed {
             Ok(bytes) => self.outgoing.end += bytes,

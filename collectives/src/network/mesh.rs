@@ -227,8 +227,7 @@ impl Mesh {
     fn connect(&mut self, now: Instant, id: u64, host: u32) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let link = &mut communicator.links[host as usize];
-        let Address { socket, who } = &link.address;
-        match self.connections.to(now, *socket, who) {
+        match self.connections.to(now, &link.address) {
             Ok(handle) => {
                 link.state = State::Connecting(handle);
                 if self.connections.is_connected(handle) {
@@ -348,7 +347,7 @@ impl Mesh {
         if to.is_none()
             && let Some(from) = from
         {
-            tracing::warn!(%from, error = why, "refused a connection");
+            self.connections.refuse(now, from, why);
         }
         let waits = |link: &Link| match link.state {
             State::Connecting(on) => on == handle,
@@ -521,9 +520,9 @@ impl Mesh {
         {
             if let Some(link) = self.link(id, host) {
                 link.told = now;
-                let Address { socket, who } = link.address.clone();
+                let address = link.address.clone();
                 // Who can not be asked for is no reason to give up.
-                let _ = self.connections.to(now, socket, &who);
+                let _ = self.connections.to(now, &address);
             }
         }
         for (id, host) in
@@ -566,6 +565,11 @@ impl Mesh {
     /// Streams that somebody keeps.
     pub(super) fn streams(&self) -> usize {
         self.streams.len()
+    }
+
+    /// Connections that something is kept of.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.count()
     }
 
     /// Says this on a new stream to the process of a host.

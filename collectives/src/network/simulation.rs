@@ -57,11 +57,11 @@ impl Sky {
 
     /// A process, and where it is reached.
     pub(super) fn add(&mut self, identity: Arc<Identity>, expected: Expected, rank: u32) -> Address {
-        let (socket, who) = (socket(self.meshes.len()), identity.known_as(rank));
+        let address = identity.at(socket(self.meshes.len()), rank);
         let seed: Vec<u8> = (0..4).flat_map(|_| self.flight.chance.next().to_le_bytes()).collect();
         let seed = seed.try_into().expect("4 times 8");
         self.meshes.push(Some(Mesh::new(identity, expected, Some(seed)).expect("a mesh")));
-        Address { socket, who }
+        address
     }
 
     pub(super) fn mesh(&mut self, index: usize) -> &mut Mesh {

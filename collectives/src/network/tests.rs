@@ -7,6 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proptest::prelude::*;
 
+use quinn_proto::ConnectionId;
+
 use super::authority::{Authority, RankKey};
 use super::simulation::{LONG, Sky};
 use super::*;
@@ -101,7 +103,7 @@ fn who_answers_must_be_who_was_meant() {
     let mut sky = Sky::new(0);
     let ((one, _), (other, known_to_other), (third, _)) = (alone(&mut sky), alone(&mut sky), alone(&mut sky));
     expect(&known_to_other, &[&one]);
-    be(&mut sky, 0, 0, &Address { socket: other.socket, who: third.who });
+    be(&mut sky, 0, 0, &Address { who: third.who, ..other });
     be(&mut sky, 1, 1, &one);
     assert!(!meet(&mut sky, 0, 1));
 }
@@ -121,7 +123,9 @@ fn without_a_certificate_nobody_is_let_in() {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"tpurun/1".to_vec()];
     let crypto = quinn_proto::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
-    let config = quinn_proto::ClientConfig::new(Arc::new(crypto));
+    let mut config = quinn_proto::ClientConfig::new(Arc::new(crypto));
+    let invitation = other.invitation;
+    config.initial_dst_cid_provider(Arc::new(move || ConnectionId::new(&invitation.proof(Carrier::Quic))));
     let mut endpoint = quinn_proto::Endpoint::new(Arc::default(), None, true, None);
     let (_, mut connection) = endpoint.connect(sky.now, config, other.socket, "tpurun").unwrap();
     // One flight each way after the other.
@@ -147,6 +151,54 @@ fn without_a_certificate_nobody_is_let_in() {
         })
     });
     assert!(why.as_ref().is_some_and(|why| why.contains("ertificate")), "{why:?}");
+}
+
+/// The first datagram of a connection to there, by somebody who does not know the invitation.
+fn knock(sky: &Sky, identity: &Identity, to: &Address) -> Vec<u8> {
+    let crypto = identity.quic_client(&to.who).unwrap();
+    let config = quinn_proto::ClientConfig::new(Arc::new(crypto));
+    let mut endpoint = quinn_proto::Endpoint::new(Arc::default(), None, true, None);
+    let (_, mut connection) = endpoint.connect(sky.now, config, to.socket, "tpurun").unwrap();
+    let mut bytes = vec![];
+    assert!(connection.poll_transmit(sky.now, 1, &mut bytes).is_some());
+    bytes
+}
+
+/// It has a certificate that is expected, even: it gets no answer, and nothing is kept of it.
+#[test]
+fn who_is_not_invited_costs_nothing() {
+    let mut sky = Sky::new(0);
+    let ((one, known_to_one), (other, known_to_other)) = (alone(&mut sky), alone(&mut sky));
+    expect(&known_to_one, &[&other]);
+    let identity = Identity::new(None).unwrap();
+    let stranger = identity.at((HERE, 9).into(), 0);
+    expect(&known_to_other, &[&one, &stranger]);
+    let now = sky.now;
+    for port in 0..300 {
+        let bytes = knock(&sky, &identity, &other);
+        sky.mesh(1).datagram(now, (HERE, port).into(), None, bytes[..].into());
+        sky.mesh(1).settle(now);
+    }
+    assert!(sky.mesh(1).transmit(now, 1, &mut vec![]).is_none(), "a stranger is answered");
+    assert_eq!(sky.mesh(1).connections(), 0);
+    be(&mut sky, 0, 0, &other);
+    be(&mut sky, 1, 1, &one);
+    assert!(meet(&mut sky, 0, 1));
+}
+
+/// Each asks for a version that nobody speaks, which is answered without a connection.
+#[test]
+fn answers_to_strangers_are_few() {
+    let mut sky = Sky::new(0);
+    let (other, _) = alone(&mut sky);
+    let mut bytes = knock(&sky, &Identity::new(None).unwrap(), &other);
+    bytes[1..5].copy_from_slice(&[0x1a; 4]);
+    let now = sky.now;
+    for port in 0..1000 {
+        sky.mesh(0).datagram(now, (HERE, port).into(), None, bytes[..].into());
+    }
+    let answers = (0..1000).take_while(|_| sky.mesh(0).transmit(now, 1, &mut vec![]).is_some()).count();
+    assert!((1..=64).contains(&answers), "{answers} of 1000 are answered");
 }
 
 /// A process of the job that says it is the first rank of a host, and is not; the stream of who it says it is comes
@@ -249,9 +301,9 @@ proptest! {
         more_ports in proptest::collection::vec(any::<u16>(), 0..MOST_CONNECTIONS),
         certificate in proptest::collection::vec(any::<u8>(), 0..99),
     ) {
-        let certificate = Certificate::from_der(certificate);
+        let (certificate, invitation) = (Certificate::from_der(certificate), Invitation::new().unwrap());
         for (who, bulk) in [(Who::Shows(certificate), Bulk::Tcp), (Who::Rank(7), Bulk::Tcp), (Who::Rank(7), Bulk::Quic)] {
-            let first = Address { socket: SocketAddr::new(HERE, port), who };
+            let first = Address { socket: SocketAddr::new(HERE, port), who, invitation: invitation.clone() };
             let addresses = Addresses { first, more_ports: more_ports.clone(), bulk };
             prop_assert_eq!(addresses.each().count(), addresses.count());
             prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
@@ -259,7 +311,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_addresses_or_none(text in "[0-9a-f:., ]{0,40}(/tcp)?[0-9a-f ]{0,9}") {
+    fn any_text_is_addresses_or_none(text in "[0-9a-f:., ]{0,40}(/tcp)?( [0-9a-f]{32})?[0-9a-f ]{0,9}") {
         if let Some(addresses) = Addresses::parse(&text, 7) {
             prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
         }

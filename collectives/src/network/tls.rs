@@ -6,6 +6,7 @@
 //! that who connects has the key of what it shows.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
@@ -20,7 +21,9 @@ use rustls::{
     RootCertStore, ServerConfig, SignatureScheme,
 };
 
+use super::Address;
 use super::authority::{self, Credentials};
+use super::invitation::Invitation;
 use crate::failure::{Failure, FailureKind};
 
 /// Spoken over connections; another version speaks others.
@@ -97,6 +100,7 @@ pub(crate) struct Identity {
     key: PrivateKeyDer<'static>,
     authority: Option<Arc<RootCertStore>>,
     provider: Arc<CryptoProvider>,
+    invitation: Invitation,
 }
 
 impl fmt::Debug for Identity {
@@ -116,6 +120,7 @@ impl Identity {
             ],
             ..aws_lc_rs::default_provider()
         });
+        let invitation = Invitation::new()?;
         let Some(Credentials { authority, certificate, key }) = credentials else {
             let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);
             let made = made.map_err(|error| refused(&error))?;
@@ -125,6 +130,7 @@ impl Identity {
                 key,
                 authority: None,
                 provider,
+                invitation,
             });
         };
         let mut roots = RootCertStore::empty();
@@ -135,6 +141,7 @@ impl Identity {
             key,
             authority: Some(roots.into()),
             provider,
+            invitation,
         })
     }
 
@@ -144,6 +151,16 @@ impl Identity {
             Some(_) => Who::Rank(rank),
             None => Who::Shows(self.certificate.clone()),
         }
+    }
+
+    /// Where others reach this process.
+    pub(super) fn at(&self, socket: SocketAddr, rank: u32) -> Address {
+        Address { socket, who: self.known_as(rank), invitation: self.invitation.clone() }
+    }
+
+    /// What those who connect must prove first.
+    pub(super) fn invitation(&self) -> &Invitation {
+        &self.invitation
     }
 
     /// For QUIC connections from any of those expected, or of the job.

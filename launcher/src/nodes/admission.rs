@@ -1,4 +1,4 @@
-//! Which connections node 0 takes up before it knows who makes them, and how it tells of those that it refuses.
+//! Which connections node 0 takes up before it knows who makes them.
 //!
 //! A node of the job chooses the id in its first packet so that it proves the token (`Token::first_id`). That is
 //! checked before any key is agreed on, and those packets are always taken up. Every other connection is a
@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use quinn::ConnectionId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -57,49 +57,17 @@ impl Admission {
     }
 }
 
-/// Lines about refused strangers: one at once, then one for all of a period.
-#[derive(Default)]
-pub(super) struct Refusals {
-    told: Option<Instant>,
-    since: u64,
-    last: String,
-}
-
-impl Refusals {
-    /// The line to say now, if any.
-    pub(super) fn add(&mut self, refusal: String, now: Instant) -> Option<String> {
-        if self.told.is_none_or(|told| now.saturating_duration_since(told) >= PERIOD) && self.since == 0 {
-            self.told = Some(now);
-            return Some(refusal);
-        }
-        (self.since, self.last) = (self.since + 1, refusal);
-        self.rest(now)
-    }
-
-    /// The line for those that were not told of, once the period is over.
-    pub(super) fn rest(&mut self, now: Instant) -> Option<String> {
-        let told = self.told.filter(|_| self.since > 0)?;
-        if now.saturating_duration_since(told) < PERIOD {
-            return None;
-        }
-        self.told = Some(now);
-        let (count, last) = (std::mem::take(&mut self.since), std::mem::take(&mut self.last));
-        Some(format!("refused {count} more connections in {} s, the last: {last}", PERIOD.as_secs()))
-    }
-}
-
 /// Strangers that are dealt with at the same time: each has a connection of its own in memory.
 const MOST_STRANGERS: usize = 4;
 /// Strangers that are taken up at once after a quiet time. A handshake costs about a millisecond of CPU.
 const BURST: f64 = 16.0;
 /// Strangers that are taken up in a second from then on.
 const EACH_SECOND: f64 = 4.0;
-/// Between two lines about refused strangers.
-pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const WORD: &str = "a token that is long enough";
 
@@ -123,18 +91,5 @@ mod tests {
         assert_eq!(usize::from(come) + MOST_STRANGERS, BURST as usize);
         let later = now + Duration::from_secs(1);
         assert!(matches!(admission.admit(stranger(0), later), Some(Visitor::Stranger { .. })));
-    }
-
-    #[test]
-    fn a_thousand_refusals_are_one_line_and_a_count() {
-        let (mut refusals, now) = (Refusals::default(), Instant::now());
-        let refused = |port: u32| format!("10.0.0.9:{port}: it did not say who it is");
-        let lines: Vec<String> = (0..1000).filter_map(|port| refusals.add(refused(port), now)).collect();
-        assert_eq!(lines, [refused(0)]);
-        assert_eq!(refusals.rest(now), None);
-        let text = format!("refused 999 more connections in 10 s, the last: {}", refused(999));
-        assert_eq!(refusals.rest(now + PERIOD), Some(text));
-        assert_eq!(refusals.rest(now + 2 * PERIOD), None);
-        assert_eq!(refusals.add(refused(7), now + 2 * PERIOD), Some(refused(7)));
     }
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
 use tpurun_collectives::network::authority::{Authority, RankKey};
+use tpurun_collectives::network::refusals::{PERIOD, Refusals};
 
-use super::admission::{Admission, PERIOD, Refusals, Visitor};
+use super::admission::{Admission, Visitor};
 use super::frame::{Frame, Node};
 use super::link::{self, Link, MOST, MOST_BEFORE};
 use super::token::{End, Token};

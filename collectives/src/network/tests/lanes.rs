@@ -14,7 +14,9 @@ use rustix::event::{Timespec, epoll};
 use rustls::{ServerConnection, Stream};
 
 use super::super::authority::{Authority, RankKey};
+use super::super::driver::Carrier;
 use super::super::greeting::GREETING_BYTES;
+use super::super::invitation::PROOF_BYTES;
 use super::super::lanes::Lanes;
 use super::super::line::{Flow, Line};
 use super::super::tls::{Expected, Identity, Who};
@@ -47,7 +49,7 @@ impl End {
     fn new(identity: Identity, rank: u32) -> Self {
         let listener = TcpListener::bind((HERE, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let address = Address { socket: listener.local_addr().unwrap(), who: identity.known_as(rank) };
+        let address = identity.at(listener.local_addr().unwrap(), rank);
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let lanes = Lanes::new(listener, epoll.clone(), identity.into(), Expected::default()).unwrap();
         Self { lanes, epoll, address, first: None, ahead: Duration::ZERO }
@@ -210,7 +212,7 @@ fn who_can_not_be_reached_is_named() {
     let authority = Authority::new().unwrap();
     let mut one = ranked(&authority, 0);
     let nowhere = TcpListener::bind((HERE, 0)).unwrap().local_addr().unwrap();
-    let segment = one.be(0, &Address { socket: nowhere, who: Who::Rank(1) });
+    let segment = one.be(0, &identity(&authority, 1).at(nowhere, 1));
     one.send(1, 0);
     assert!(!until(SHORT, &mut [&mut one], |_| segment.failure().is_some()), "it may come yet");
     one.ahead = 2 * SILENCE;
@@ -219,13 +221,13 @@ fn who_can_not_be_reached_is_named() {
     assert!(text.contains("refused"), "{text}");
 }
 
-/// Bytes that are no TLS, and none at all.
+/// Bytes that prove nothing, and none at all.
 #[test]
 fn who_does_not_say_what_it_comes_for_is_sent_away() {
     let (_one, mut other, _segment) = two();
     let to = other.address.socket;
     let mut noise = TcpStream::connect(to).unwrap();
-    noise.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    noise.write_all(b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n").unwrap();
     assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 1));
     assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
     let silent = TcpStream::connect(to).unwrap();
@@ -238,6 +240,31 @@ fn who_does_not_say_what_it_comes_for_is_sent_away() {
         let end = closed.read_to_end(&mut vec![]).map_err(|error| error.kind());
         assert!(!matches!(end, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "it is still open");
     }
+}
+
+/// Some are silent and some are not, all from the address that the host itself comes from.
+#[test]
+fn a_crowd_of_strangers_keeps_nobody_out() {
+    let (mut one, mut other, segment) = two();
+    let to = other.address.socket;
+    let crowd: Vec<TcpStream> = (0..300)
+        .map(|number| {
+            let mut stranger = TcpStream::connect(to).unwrap();
+            if number % 2 == 0 {
+                stranger.write_all(&[7; PROOF_BYTES]).unwrap();
+            }
+            other.turn();
+            stranger
+        })
+        .collect();
+    connect(&mut one, &mut other);
+    assert!(segment.failure().is_none());
+    assert!(
+        other.lanes.lines() <= crowd.len() / 2 + 1,
+        "{} of {} are kept",
+        other.lanes.lines(),
+        crowd.len()
+    );
 }
 
 /// It is of the job, but says something else than what it comes for.
@@ -385,9 +412,12 @@ fn records_are_those_of_tls() {
     let (client, server) = (identity(&authority, 0), identity(&authority, 1));
     let config = Arc::new(server.tcp_server(Expected::default()).unwrap());
     let listener = TcpListener::bind((HERE, 0)).unwrap();
-    let to = Address { socket: listener.local_addr().unwrap(), who: server.known_as(1) };
+    let to = server.at(listener.local_addr().unwrap(), 1);
     let echo = std::thread::spawn(move || {
         let mut socket = listener.accept().unwrap().0;
+        let mut proof = [0; PROOF_BYTES];
+        socket.read_exact(&mut proof).unwrap();
+        assert!(server.invitation().is_proven_by(Carrier::Tcp, &proof));
         let mut tls = ServerConnection::new(config).unwrap();
         let mut some = vec![0; 50_000];
         loop {
@@ -440,12 +470,12 @@ proptest! {
         let (client, server) = (identity(&authority, 0), identity(&authority, 1));
         let config = Arc::new(server.tcp_server(Expected::default()).unwrap());
         let [outer, inner] = [0, 1].map(|_| TcpListener::bind((HERE, 0)).unwrap());
-        let to = Address { socket: outer.local_addr().unwrap(), who: server.known_as(1) };
+        let to = server.at(outer.local_addr().unwrap(), 1);
         let mut client = Line::connect(&client, &to).unwrap();
         let from_client = outer.accept().unwrap().0;
         let to_line = TcpStream::connect(inner.local_addr().unwrap()).unwrap();
         let (accepted, from) = inner.accept().unwrap();
-        let mut server = Line::accept(accepted, from, &config).unwrap();
+        let mut server = Line::accept(accepted, from, &config, server.invitation()).unwrap();
         from_client.set_nonblocking(true).unwrap();
         to_line.set_nonblocking(true).unwrap();
         let mut there = Way { from: from_client.try_clone().unwrap(), to: to_line.try_clone().unwrap(), passed: 0 };
