@@ -1,6 +1,6 @@
 //! The two ways the ranks of a host find their segment: the launcher's control plane, or the store that
 //! torch.distributed has anyway. Others may be able to write the store, so what is found through it must be memory of
-//! this user.
+//! this user, and begin with a nonce that only those know who have made it, or have read its job's store.
 
 use std::cell::OnceCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +19,8 @@ use crate::hosts::{self, Hosts};
 use crate::network::bell::Ears;
 use crate::network::{Addresses, Crossing, Network};
 use crate::region::is_plain_memory;
-use crate::segment::{Bootstrap, Membership, Segment, Settings};
+use crate::segment::{Bootstrap, Membership, Nonce, Segment, Settings, nonce_of};
+use crate::text::{hex, unhex};
 
 /// The key-value store of a process group. Values are small; `get` waits for the key.
 pub trait Store {
@@ -131,7 +132,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         if let Some(agent) = &self.agent {
             agent.offer(segment)?;
         }
-        let place = Place::here(segment.as_raw_fd());
+        let place = Place::of(segment)?;
         self.store.set(&self.key("segment", self.host()), &place.to_string())
     }
 
@@ -217,17 +218,20 @@ fn host_name() -> String {
 /// Ranks for which this differs share no memory: hosts that are only pretended.
 const HOST: &str = "TPURUN_HOST";
 
-/// Where a descriptor is: on which machine, in which process.
+/// Where the descriptor of a segment is: on which machine, in which process; and what the segment must begin with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Place {
     machine: String,
     pid: u32,
     fd: i32,
+    nonce: Nonce,
 }
 
 impl Place {
-    fn here(fd: i32) -> Self {
-        Self { machine: machine(), pid: std::process::id(), fd }
+    /// A segment of this process.
+    fn of(segment: BorrowedFd<'_>) -> Result<Self, Failure> {
+        let nonce = nonce_of(segment).map_err(|error| unreadable(&error))?;
+        Ok(Self { machine: machine(), pid: std::process::id(), fd: segment.as_raw_fd(), nonce })
     }
 
     fn open(&self, rank: u32) -> Result<OwnedFd, Failure> {
@@ -241,8 +245,21 @@ impl Place {
             return Err(Failure::new(FailureKind::Transport, text));
         }
         let fd = u32::try_from(self.fd).unwrap_or(u32::MAX);
-        open_of_process("the shared segment of rank 0", Kind::Memory, self.pid, fd)
+        let segment = open_of_process("the shared segment of rank 0", Kind::Memory, self.pid, fd)?;
+        if nonce_of(segment.as_fd()).map_err(|error| unreadable(&error))? != self.nonce {
+            let (pid, why) =
+                (self.pid, "somebody else has written the store, or the process has made another");
+            let text = format!(
+                "rank {rank} of the group was told of memory of process {pid} that is not its segment: {why}"
+            );
+            return Err(Failure::new(FailureKind::Transport, text));
+        }
+        Ok(segment)
     }
+}
+
+fn unreadable(error: &io::Error) -> Failure {
+    Failure::new(FailureKind::Transport, format!("cannot read the shared segment: {error}"))
 }
 
 /// What another process is to have open.
@@ -294,7 +311,8 @@ fn check(place: &OwnedFd, kind: Kind, own: u32) -> Result<(), String> {
 
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {} {}", self.machine, self.pid, self.fd)
+        write!(f, "{} {} {} ", self.machine, self.pid, self.fd)?;
+        hex(&self.nonce, f)
     }
 }
 
@@ -308,12 +326,14 @@ impl std::str::FromStr for Place {
                 machine: words.next()?.to_owned(),
                 pid: words.next()?.parse().ok()?,
                 fd: words.next()?.parse().ok()?,
+                nonce: unhex(words.next()?)?.try_into().ok()?,
             };
             words.next().is_none().then_some(place)
         })();
         place.ok_or_else(|| {
-            let text =
-                format!("the store's entry for a segment is {text:?}, expected machine, pid and descriptor");
+            let text = format!(
+                "the store's entry for a segment is {text:?}, expected machine, pid, descriptor and nonce"
+            );
             Failure::new(FailureKind::Transport, text)
         })
     }
@@ -422,8 +442,16 @@ mod tests {
 
     #[test]
     fn a_place_survives_the_store() {
-        let place = Place::here(7);
+        let (region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
+        region.write(48, b"sixteen bytes ..");
+        let place = Place::of(memory.as_fd()).expect("memory of this process");
         assert_eq!(place.to_string().parse::<Place>(), Ok(place.clone()));
+        place.open(3).expect("it is there");
+        // As if the store said so: of this user, of this size, and another segment.
+        let (_other, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
+        let error =
+            Place { fd: memory.as_raw_fd(), ..place.clone() }.open(3).expect_err("another one").to_string();
+        assert!(error.contains("that is not its segment"), "{error}");
         assert!("nonsense".parse::<Place>().is_err());
         let elsewhere = Place { machine: "other".to_owned(), ..place };
         let error = elsewhere.open(3).expect_err("another machine").to_string();

@@ -34,6 +34,7 @@ use crate::bridge::{Bridge, Shares};
 use crate::config::usable_cpus;
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::segment::Segment;
+use crate::text::{hex, unhex};
 use authority::Credentials;
 use bell::{Ears, Heard};
 use driver::{Added, Carrier, Command, Commands, Driver, Over};
@@ -165,15 +166,6 @@ impl Addresses {
         let is_one = words.next().is_none() && more_ports.len() < MOST_CONNECTIONS;
         is_one.then_some(Self { first, more_ports, bulk })
     }
-}
-
-fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
-    digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8)).collect()
 }
 
 /// The network of one process; nothing happens before it is needed.

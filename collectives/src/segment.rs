@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
@@ -130,6 +132,8 @@ const H_DECIDED: usize = 960;
 const H_READY: usize = 1024;
 const H_STAGED: usize = 1088;
 const H_HOSTS: usize = 40;
+const H_NONCE: usize = 48;
+const _: () = assert!(H_NONCE + size_of::<Nonce>() <= HEADER_BYTES);
 // Member words.
 const M_PID: usize = 0;
 const M_START: usize = 8;
@@ -212,6 +216,17 @@ impl Header {
 /// As much as is needed to know the size.
 const HEADER_BYTES: usize = 64;
 
+/// What nobody knows of a segment who has neither read it nor been told.
+pub(crate) type Nonce = [u8; 16];
+
+/// That of the segment behind a descriptor; of memory that is none, whatever is there.
+pub(crate) fn nonce_of(segment: BorrowedFd<'_>) -> io::Result<Nonce> {
+    let mut nonce = Nonce::default();
+    // Of less, the rest is zero.
+    rustix::io::pread(segment, &mut nonce, H_NONCE as u64)?;
+    Ok(nonce)
+}
+
 /// One rank's view of the segment.
 #[derive(Debug)]
 pub struct Segment {
@@ -263,6 +278,7 @@ impl Segment {
             .map_err(|error| refused(&members, "create", layout.total(), &error))?;
         let mut segment = Self { grace, hosts, ..Self::new(region, layout, members) };
         segment.write_header(settings);
+        segment.write_nonce()?;
         let mut ears = None;
         if segment.is_bridged() {
             let (bell, end) = Bell::new()?;
@@ -303,6 +319,16 @@ impl Segment {
         for rank in self.ranks() {
             self.member_word(rank, M_WORLD_RANK).store(self.world_rank(rank), Ordering::Relaxed);
         }
+    }
+
+    fn write_nonce(&self) -> Result<(), Failure> {
+        let mut nonce = Nonce::default();
+        SystemRandom::new().fill(&mut nonce).map_err(|_| {
+            let text = format!("cannot create the shared segment of {}: no randomness", self.members.name);
+            Failure::new(FailureKind::Transport, text)
+        })?;
+        self.region.write(self.layout.header() + H_NONCE, &nonce);
+        Ok(())
     }
 
     /// For who is none of the ranks: what the segment itself says about its members, of whom there are at most so many.

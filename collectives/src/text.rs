@@ -1,4 +1,6 @@
-//! Cutting text to a number of bytes, at a character.
+//! Cutting text to a number of bytes, at a character; bytes as text.
+
+use std::fmt;
 
 /// The first `bytes` of `text`, or a little less.
 pub(crate) fn head(text: &str, bytes: usize) -> &str {
@@ -16,6 +18,17 @@ pub(crate) fn tail(text: &str, bytes: usize) -> &str {
         start += 1;
     }
     &text[start..]
+}
+
+/// Writes bytes as [`unhex`] reads them.
+pub(crate) fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+/// Bytes that are written with two digits each.
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+    digits.chunks(2).map(|pair| Some((pair[0] << 4 | pair.get(1)?) as u8)).collect()
 }
 
 #[cfg(test)]

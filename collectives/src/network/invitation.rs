@@ -11,8 +11,8 @@ use aws_lc_rs::hmac::{self, HMAC_SHA256};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
 use super::driver::Carrier;
-use super::{hex, unhex};
 use crate::failure::{Failure, FailureKind};
+use crate::text::{hex, unhex};
 
 const KEY_BYTES: usize = 16;
 /// Bytes that nobody has used before.

@@ -388,10 +388,9 @@ impl Lanes {
                 unknown.map(|(token, (line, _))| (*token, line.from().ip())).collect();
             if unknown.len() >= MOST_UNKNOWN
                 && let Some(token) = most_crowded(&unknown)
+                && let Some((line, _)) = self.lines.remove(&token)
             {
-                if let Some((line, _)) = self.lines.remove(&token) {
-                    self.refuse(now, line.from(), "too many have not said what they are for");
-                }
+                self.refuse(now, line.from(), "too many have not said what they are for");
             }
             match Line::accept(socket, from, &self.server, self.identity.invitation()) {
                 Ok(line) => drop(self.keep(line, Use::Unknown(vec![], now))),
