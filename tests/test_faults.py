@@ -4,16 +4,17 @@ own, the others are stopped in bounded time, and the machine is clean afterwards
 import functools
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from fault_matrix.patience import Clock
-from jobs import TPURUN, Finished, Job
-from tpurun.fork_server import parent_of
+from jobs import Finished, Job
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys, time
@@ -274,37 +275,66 @@ def test_the_fork_server_is_missed(paused):
     assert "the fork server, which all ranks were forked from, is gone" in done.err
 
 
-ASKS_THE_STORE = """
-import os, time
-import torch.distributed as dist
-
-dist.init_process_group("tpu_dist")
-store = dist.distributed_c10d._get_default_store()
-store.set("key", "value")
-print("ready", flush=True)
-while not os.path.exists("over"):
-    store.get("key")
-    time.sleep(0.01)
-os.remove("over")
+# The default store, or one that the program makes in rank 0; rank 1 asks it for a key that nobody sets.
+ASKS = """
+import os, sys, time, torch.distributed as dist
+rank, port = int(os.environ["RANK"]), int(sys.argv[1])
+if port:
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+else:
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+print("up", os.getpid(), flush=True)
+if rank:
+    store.get("never")
+time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_the_store_is_named(start, script, number: signal.Signals):
-    both = ["sh", "-c", 'exec "$0" "$@" 2>&1', TPURUN]
-    job = start("-n", "1", script(ASKS_THE_STORE), command=both)
-    job.read_until("ready")
-    events = {event["event"]: event.get("pid") for event in events_of(job)}
-    server, rank = events["fork server started"], events["rank started"]
-    (store,) = [pid for pid in job.processes() if parent_of(str(pid)) == server and pid != rank]
-    job.signal(number, store)
-    what = "was killed by signal 9" if number == signal.SIGKILL else "is stopped: ranks that ask it wait"
-    job.read_until(f"tpurun: the rendezvous store (pid {store}) {what}")
-    if number == signal.SIGSTOP:
-        job.signal(signal.SIGCONT, store)
-        job.read_until(f"(pid {store}) goes on")
-        (job.cwd / "over").touch()
-    assert job.wait().code == (1 if number == signal.SIGKILL else 0)
+@pytest.fixture
+def asking(start, script) -> Callable[..., tuple[Job, int]]:
+    """Two ranks of which one asks for a key that nobody sets, and the process that holds their store."""
+
+    def start_asking(*options: str, port: int) -> tuple[Job, int]:
+        job = start(*options, "-n", "2", script(ASKS), str(port))
+        job.read_of_all("up", 2)
+        ranks = [event["pid"] for event in events_of(job) if event["event"] == "rank started"]
+        # The job has one of its own, too.
+        (holder,) = [pid for pid in job.processes() if holds_store(pid) and (pid in ranks) == (port > 0)]
+        return job, holder
+
+    return start_asking
+
+
+def holds_store(pid: int) -> bool:
+    """Torch serves a store on a thread of that name."""
+    return any("pt_tcpstore" in path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
+
+
+def test_the_store_of_the_job_is_missed(asking):
+    """No rank is to blame that asks it next."""
+    job, holder = asking(port=0)
+    job.signal(signal.SIGKILL, holder)
+    done = job.wait()
+    assert done.code == 1
+    killed = "culprit   the store of the job, through which the ranks meet,  was killed by SIGKILL (signal 9)"
+    assert killed in done.err, done.err
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_holds_the_store_is_missed(asking, how: signal.Signals):
+    """Nobody waits for it in the engine, which knows nothing of the store."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job, holder = asking(port=port)
+    job.signal(how, holder)
+    done = job.wait()
+    assert done.report.culprit == 0
+    if how == signal.SIGSTOP:
+        assert done.code == 1 and re.fullmatch(r"has been stopped \(SIGSTOP\) for \d\.\d s", done.report.what)
+        assert "why       the store that rank 0 holds does not answer rank 1\n" in done.report.text
+    else:
+        assert done.code == 128 + how and done.report.what == "was killed by SIGKILL (signal 9)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])

@@ -4,6 +4,7 @@
 mod again;
 mod deliver;
 mod finish;
+mod helpers;
 mod lives;
 mod looks;
 mod nodes;
@@ -36,7 +37,6 @@ use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::nodes::NodeEvent;
 use crate::output::{Output, Stream};
-use crate::processes::Process;
 use crate::rank_set::RankSet;
 use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
@@ -48,6 +48,7 @@ use crate::timings::Step;
 use crate::verdict::{self, Cause, Failure, Verdict, Waiting};
 use crate::watch::Watch;
 
+use helpers::Helper;
 use recorder::Recorder;
 pub(crate) use start::run;
 
@@ -66,7 +67,8 @@ struct Agent {
     screen: Screen,
     control: ControlServer,
     server: Option<ForkServer>,
-    server_stopped: Option<StoppedServer>,
+    /// Processes beside the ranks that these need.
+    helpers: Vec<Helper>,
     ranks: Vec<Rank>,
     to_start: start::ToStart,
     /// Of each rank: standard streams that have not ended.
@@ -296,7 +298,7 @@ impl Agent {
         }
         self.note_heard();
         self.look_for_ended_programs(now);
-        self.look_at_server(now);
+        self.look_at_helpers(now);
         let ranks = &self.ranks;
         self.control.forget(|rank| ranks.get(rank as usize).is_none_or(Rank::has_ended));
         self.show_watchers(now);
@@ -308,25 +310,6 @@ impl Agent {
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
             self.stop(Why::Asked(Signal::PIPE), self.job.failure_grace);
-        }
-    }
-
-    /// Without it no rank starts, no end of a forked one is known, and the store answers nobody.
-    fn look_at_server(&mut self, now: Instant) {
-        let Some(server) = &self.server else { return };
-        let pid = server.pid;
-        let is_stopped = Process::read(pid).is_some_and(|process| process.state == 'T');
-        if !is_stopped {
-            if self.server_stopped.take().is_some_and(|stopped| stopped.is_told) {
-                self.say(&format!("the fork server (pid {pid}) goes on"));
-            }
-            return;
-        }
-        let stopped = self.server_stopped.get_or_insert(StoppedServer { since: now, is_told: false });
-        if !stopped.is_told && now.duration_since(stopped.since) >= TOLD_AFTER {
-            stopped.is_told = true;
-            let what = "which holds the store and starts the ranks, is stopped: they wait for it";
-            self.say(&format!("the fork server (pid {pid}), {what} (kill -CONT {pid} lets it go on)"));
         }
     }
 
@@ -387,16 +370,17 @@ impl Agent {
                 }
                 self.on_refusal(quiet).await;
             }
-            ServerEvent::Store { port, reason } => self.on_store(port, &reason).await,
+            ServerEvent::Store { port, reason, pid } => {
+                pid.map(Helper::store).into_iter().for_each(|store| self.note_helper(store));
+                self.on_store(port, &reason).await;
+            }
             ServerEvent::Started { rank, pid, ns } => {
                 self.timings.started(rank, ns);
                 self.on_started(rank, pid);
             }
             ServerEvent::Failed { rank, reason } => self.on_not_started(rank, &reason),
-            ServerEvent::Exited { rank, code, signal } => {
-                let ending = if signal == 0 { Ending::Exit(code) } else { Ending::Signal(signal) };
-                self.on_end(rank, ending);
-            }
+            ServerEvent::Exited { rank, code, signal } => self.on_end(rank, Ending::told(code, signal)),
+            ServerEvent::StoreEnded { code, signal } => self.on_store_gone(Ending::told(code, signal)),
             ServerEvent::Cleared => self.on_cleared(true),
             ServerEvent::Closed => self.on_server_gone(),
         }
@@ -423,6 +407,7 @@ impl Agent {
         if self.server.take().is_none() {
             return;
         }
+        self.helpers.clear();
         let is_over = matches!(self.phase, Phase::Stopping(_)) || !self.is_anybody_alive();
         match self.phase {
             Phase::Starting => {
@@ -623,13 +608,6 @@ impl Agent {
     }
 }
 
-/// A fork server that somebody has stopped.
-#[derive(Debug)]
-struct StoppedServer {
-    since: Instant,
-    is_told: bool,
-}
-
 /// Takes what is written to one of the two streams, in order with what is written to the other.
 struct Pieces<'a> {
     stream: Stream,
@@ -665,8 +643,6 @@ fn processor_time() -> Duration {
 
 /// Sent to the agent by the kernel when the front dies; nobody else uses it.
 const FRONT_DIED: Signal = Signal::POWER;
-/// Ctrl-Z stops all of the job at once, and fg lets all of it go on.
-const TOLD_AFTER: Duration = Duration::from_millis(500);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// Looks take a tenth of a processor at most.
 const PAUSE_PER_LOOK: u32 = 9;

@@ -1,6 +1,7 @@
 //! The process table: who descends from us, in which state a process is, and what it did meanwhile.
 
 mod activity;
+mod stores;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -8,6 +9,7 @@ use std::fs;
 use crate::proc_stat::Stat;
 
 pub(crate) use activity::{Activity, Sample, classify};
+pub(crate) use stores::{holds_store, waiting_for};
 
 /// One process of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

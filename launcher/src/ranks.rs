@@ -86,6 +86,11 @@ impl Ending {
         status.exit_status().map(Ending::Exit).or_else(|| status.terminating_signal().map(Ending::Signal))
     }
 
+    /// What the fork server says of a child: the signal is 0 when it exited.
+    pub(crate) fn told(code: i32, signal: i32) -> Ending {
+        if signal == 0 { Ending::Exit(code) } else { Ending::Signal(signal) }
+    }
+
     /// As a shell would say it.
     pub(crate) fn exit_code(self) -> i32 {
         match self {

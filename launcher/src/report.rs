@@ -126,6 +126,12 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
     if let Cause::Told(told) = &verdict.cause {
         return told.who.clone();
     }
+    if let Cause::StoreDied(ending) = &verdict.cause {
+        return vec![format!(
+            "the store of the job, through which the ranks meet,  {}",
+            in_one_line(*ending, None)
+        )];
+    }
     let Some(rank) = verdict.culprit else {
         return vec!["the fork server, which all ranks were forked from, is gone".into()];
     };
@@ -150,7 +156,7 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
             vec![format!("{who}  has been stopped (SIGSTOP) for {:.1} s", since.as_secs_f64())]
         }
         Cause::NotStarted(reason) => vec![format!("{who}  could not be started: {reason}")],
-        Cause::ForkServerDied => vec![who],
+        Cause::ForkServerDied | Cause::StoreDied(_) => vec![who],
         Cause::Told(told) => told.who.clone(),
     }
 }
@@ -197,6 +203,10 @@ fn why(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
             Some(line) => *line = format!("{line}; {waited}"),
             None => lines.push(waited),
         }
+    }
+    if let Some(rank) = verdict.culprit.filter(|_| !verdict.asking.is_empty()) {
+        let (asking, noun) = (&verdict.asking, if verdict.asking.len() == 1 { "rank" } else { "ranks" });
+        lines.push(format!("the store that rank {rank} holds does not answer {noun} {asking}"));
     }
     let is_killed = matches!(verdict.cause, Cause::Ended { ending: Ending::Signal(SIGKILL), .. });
     if is_killed && facts.is_out_of_memory {
@@ -320,7 +330,7 @@ mod tests {
     }
 
     fn check(cause: Cause, waiting: Option<Waiting>, facts: &Facts<'_>, expected: Expect) {
-        let verdict = Verdict { culprit: Some(2), cause, waiting, at: Instant::now() };
+        let verdict = Verdict { waiting, ..Verdict::plain(Some(2), cause, Instant::now()) };
         let text = render(&verdict, facts);
         assert!(text.lines().count() <= 25, "{text}");
         expected.assert_eq(&text);
@@ -353,7 +363,8 @@ mod tests {
             ending: Ending::Exit(1),
             error: Some(error(&format!("{}\x1b[2J", lines.join("\n")))),
         };
-        let verdict = Verdict { culprit: Some(2), cause, waiting: Some(waiting()), at: Instant::now() };
+        let plain = Verdict::plain(Some(2), cause, Instant::now());
+        let verdict = Verdict { waiting: Some(waiting()), ..plain };
         let text = render(&verdict, &facts("0"));
         assert!(text.lines().count() <= 25 && text.lines().all(|line| line.chars().count() < 260), "{text}");
         assert!(text.contains("89 lines more") && !text.contains('\x1b'), "{text}");
@@ -412,6 +423,17 @@ mod tests {
     }
 
     #[test]
+    fn a_stopped_rank_that_holds_the_store() {
+        let plain = Verdict::plain(Some(2), Cause::Stopped(Duration::from_millis(2100)), Instant::now());
+        for (asking, shown) in [("0-1,3", "ranks 0-1,3"), ("7", "rank 7")] {
+            let verdict = Verdict { asking: asking.parse().unwrap(), ..plain.clone() };
+            let text = render(&verdict, &facts("0-1,3-63"));
+            let why = format!("  why       the store that rank 2 holds does not answer {shown}\n");
+            assert!(text.contains("has been stopped (SIGSTOP) for 2.1 s\n") && text.contains(&why), "{text}");
+        }
+    }
+
+    #[test]
     fn stacks_get_the_room_that_is_left() {
         let class = |rank: u32| Class {
             ranks: std::iter::once(rank).collect(),
@@ -432,7 +454,8 @@ mod tests {
         );
         let long = error(&"line\n".repeat(100));
         let cause = Cause::Ended { ending: Ending::Exit(1), error: Some(long) };
-        let verdict = Verdict { culprit: Some(2), cause, waiting: Some(waiting()), at: Instant::now() };
+        let plain = Verdict::plain(Some(2), cause, Instant::now());
+        let verdict = Verdict { waiting: Some(waiting()), ..plain };
         let text = render(&verdict, &Facts { stacks: &stacks, is_out_of_memory: true, ..facts("0") });
         assert!(text.lines().count() <= 25 && text.contains("ranks in"), "{text}");
     }

@@ -11,7 +11,15 @@ pub(crate) enum ServerEvent {
     /// It can not fork ranks; quiet when nobody would want to know why.
     Refuse { reason: String, quiet: bool },
     /// The rendezvous store serves on this port, or did not start.
-    Store { port: Option<u16>, reason: String },
+    Store {
+        port: Option<u16>,
+        reason: String,
+        /// The process that holds it, if that is another one than the server.
+        #[serde(default)]
+        pid: Option<i32>,
+    },
+    /// That process has ended; the signal is 0 when it exited.
+    StoreEnded { code: i32, signal: i32 },
     /// A rank runs; it was forked just after this moment.
     Started { rank: u32, pid: i32, ns: Option<u64> },
     /// A rank could not be forked.
@@ -59,7 +67,9 @@ mod tests {
         let started = parse(r#"{"event": "started", "rank": 1, "pid": 9, "ns": 77}"#);
         assert!(matches!(started, ServerEvent::Started { rank: 1, pid: 9, ns: Some(77) }));
         let store = parse(r#"{"event": "store", "port": null, "reason": "in use"}"#);
-        assert!(matches!(store, ServerEvent::Store { port: None, reason } if reason == "in use"));
+        assert!(matches!(store, ServerEvent::Store { port: None, reason, pid: None } if reason == "in use"));
+        let ended = parse(r#"{"event": "storeended", "code": 0, "signal": 9}"#);
+        assert!(matches!(ended, ServerEvent::StoreEnded { code: 0, signal: 9 }));
         let exited = parse(r#"{"event": "exited", "rank": 3, "code": 0, "signal": 9}"#);
         assert!(matches!(exited, ServerEvent::Exited { rank: 3, code: 0, signal: 9 }));
         assert!(matches!(parse(r#"{"event": "cleared"}"#), ServerEvent::Cleared));

@@ -18,6 +18,8 @@ pub(crate) struct Verdict {
     pub(crate) cause: Cause,
     /// Who waited for the culprit.
     pub(crate) waiting: Option<Waiting>,
+    /// Ranks that the store does not answer, if the culprit holds it.
+    pub(crate) asking: RankSet,
     pub(crate) at: Instant,
 }
 
@@ -36,6 +38,8 @@ pub(crate) enum Cause {
     NotStarted(String),
     /// The process that all ranks were forked from is gone.
     ForkServerDied,
+    /// The process of the launcher that holds the store is gone.
+    StoreDied(Ending),
     /// The node that knows says it so.
     Told(Told),
 }
@@ -86,7 +90,7 @@ impl Verdict {
 
     /// Of a failure that is nobody's whose board could tell more.
     pub(crate) fn plain(culprit: Option<u32>, cause: Cause, at: Instant) -> Verdict {
-        Verdict { culprit, cause, waiting: None, at }
+        Verdict { culprit, cause, waiting: None, asking: RankSet::default(), at }
     }
 }
 
@@ -105,7 +109,7 @@ pub(crate) fn of_failures(failures: &[Failure], left: &[u32], views: &[RankView]
         error => Cause::Ended { ending: first.ending, error: error.clone() },
     };
     let waiting = largest(waiting_for(views, culprit, 0, 0));
-    Some(Verdict { culprit: Some(culprit), cause, waiting, at: first.at })
+    Some(Verdict { waiting, ..Verdict::plain(Some(culprit), cause, first.at) })
 }
 
 /// A rank that exited with code 0, and that others have waited for since at least [`LEFT_AFTER`].
@@ -113,7 +117,7 @@ pub(crate) fn of_leaving(left: &[u32], views: &[RankView], now_ns: u64, at: Inst
     left.iter().find_map(|rank| {
         let waiting = largest(waiting_for(views, *rank, now_ns, LEFT_AFTER.as_nanos() as u64))?;
         let cause = Cause::LeftEarly { error: None };
-        Some(Verdict { culprit: Some(*rank), cause, waiting: Some(waiting), at })
+        Some(Verdict { waiting: Some(waiting), ..Verdict::plain(Some(*rank), cause, at) })
     })
 }
 
@@ -127,7 +131,21 @@ pub(crate) fn of_stopping(
     let long = stopped.iter().filter(|(_, since)| *since >= STOPPED_AFTER);
     long.into_iter().find_map(|(rank, since)| {
         let waiting = largest(blocked_beside(views, *rank, now_ns, STOPPED_AFTER.as_nanos() as u64))?;
-        Some(Verdict { culprit: Some(*rank), cause: Cause::Stopped(*since), waiting: Some(waiting), at })
+        let plain = Verdict::plain(Some(*rank), Cause::Stopped(*since), at);
+        Some(Verdict { waiting: Some(waiting), ..plain })
+    })
+}
+
+/// A rank that is stopped and whose store others have asked since at least [`STOPPED_AFTER`]. `asking` says who has
+/// asked that of each rank, and for how long.
+pub(crate) fn of_stores(
+    stopped: &[(u32, Duration)],
+    asking: &BTreeMap<u32, (RankSet, Duration)>,
+    at: Instant,
+) -> Option<Verdict> {
+    stopped.iter().find_map(|(rank, since)| {
+        let (ranks, _) = asking.get(rank).filter(|(_, asked)| *asked >= STOPPED_AFTER)?;
+        Some(Verdict { asking: ranks.clone(), ..Verdict::plain(Some(*rank), Cause::Stopped(*since), at) })
     })
 }
 
@@ -418,6 +436,17 @@ mod tests {
         assert_eq!((verdict.culprit, verdict.exit_code()), (Some(2), 1));
         let short = [(2, Duration::from_millis(900))];
         assert!(of_stopping(&short, &views, 9 * SECOND, Instant::now()).is_none());
+    }
+
+    #[test]
+    fn a_stopped_rank_is_blamed_when_its_store_is_asked() {
+        let asked = |ms| BTreeMap::from([(2, ("0-1".parse().unwrap(), Duration::from_millis(ms)))]);
+        let stopped = [(1, Duration::from_secs(9)), (2, Duration::from_millis(2100))];
+        assert!(of_stores(&stopped, &asked(999), Instant::now()).is_none());
+        assert!(of_stores(&stopped[..1], &asked(1000), Instant::now()).is_none());
+        let verdict = of_stores(&stopped, &asked(1000), Instant::now()).unwrap();
+        assert_eq!((verdict.culprit, verdict.asking.to_string().as_str()), (Some(2), "0-1"));
+        assert!(verdict.is_hang());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Looks at the ranks from time to time, for failures that no exit code tells of.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use tpurun_collectives::board::{self, Board, RankView};
 
-use crate::processes::Process;
+use crate::processes::{self, Process};
+use crate::rank_set::RankSet;
 use crate::ranks::Rank;
 use crate::verdict::{self, Verdict};
 
@@ -13,6 +14,9 @@ use crate::verdict::{self, Verdict};
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     stopped_since: HashMap<u32, Instant>,
+    /// Who asks the store that a stopped rank holds, and since when somebody does.
+    asking: BTreeMap<u32, (RankSet, Instant)>,
+    looked: Option<Instant>,
 }
 
 impl Watch {
@@ -25,15 +29,40 @@ impl Watch {
         now: Instant,
     ) -> Option<Verdict> {
         let now_ns = board::now_ns();
-        if !verdict::is_anybody_blocked(views, now_ns, verdict::NOTICED_AFTER) {
-            self.stopped_since.clear();
-        } else {
+        // Whoever waits for a store is not on the board.
+        let is_time = self.looked.is_none_or(|looked| now >= looked + LOOK_EVERY);
+        if is_time || verdict::is_anybody_blocked(views, now_ns, verdict::NOTICED_AFTER) {
             self.note_stopped(ranks, now);
+        }
+        if is_time {
+            self.looked = Some(now);
+            self.note_asking(ranks, now);
         }
         let stopped: Vec<(u32, Duration)> =
             self.stopped_since.iter().map(|(rank, since)| (*rank, now - *since)).collect();
         verdict::of_leaving(left, views, now_ns, now)
             .or_else(|| verdict::of_stopping(&stopped, views, now_ns, now))
+            .or_else(|| verdict::of_stores(&stopped, &self.asked_for(now), now))
+    }
+
+    fn asked_for(&self, now: Instant) -> BTreeMap<u32, (RankSet, Duration)> {
+        self.asking.iter().map(|(rank, (asking, since))| (*rank, (asking.clone(), now - *since))).collect()
+    }
+
+    fn note_asking(&mut self, ranks: &[Rank], now: Instant) {
+        let alive = || (0_u32..).zip(ranks).filter(|(_, state)| state.is_alive());
+        let pids = || alive().filter_map(|(rank, state)| Some((rank, state.pid()?)));
+        let held = pids()
+            .filter(|(rank, pid)| self.stopped_since.contains_key(rank) && processes::holds_store(*pid));
+        // Who is stopped, too, waits for nothing.
+        let others = || pids().filter(|(rank, _)| !self.stopped_since.contains_key(rank));
+        let asked = held.map(|(rank, pid)| (rank, processes::waiting_for(pid, others())));
+        let asked: Vec<(u32, RankSet)> = asked.filter(|(_, asking)| !asking.is_empty()).collect();
+        let before = std::mem::take(&mut self.asking);
+        self.asking = asked
+            .into_iter()
+            .map(|(rank, asking)| (rank, (asking, before.get(&rank).map_or(now, |(_, since)| *since))))
+            .collect();
     }
 
     fn note_stopped(&mut self, ranks: &[Rank], now: Instant) {
@@ -48,6 +77,9 @@ impl Watch {
         }
     }
 }
+
+/// How often ranks are looked at while none waits in the engine: each look reads a file for every rank.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What all ranks say of themselves.
 pub(crate) fn views(board: &Board) -> Vec<RankView> {

@@ -137,7 +137,8 @@ class Server:
         self.dispositions = dispositions
         self.pid = os.getpid()
         self.ranks: dict[int, int] = {}
-        self.store = 0
+        # The process that holds the store of this world.
+        self.store: int | None = None
         self.wakeup, wakeup_end = socket.socketpair()
         self.wakeup.setblocking(False)
         wakeup_end.setblocking(False)
@@ -164,7 +165,7 @@ class Server:
         if request["op"] == "store":
             self.start_store(request["host"], request["port"])
         elif request["op"] == "clear":
-            self.store = 0
+            self.store = None
             end_children(self.on_end)
             self.agent.tell(event="cleared")
         else:
@@ -231,14 +232,14 @@ class Server:
             hold_store(host, port, writer)
         os.close(writer)
         set_process_group(pid)
-        self.store = pid
         with os.fdopen(reader, "rb") as pipe:
             ready, _, _ = select.select([pipe], [], [], STORE_TIMEOUT_S)
             answer = json.loads(pipe.readline() or b"{}") if ready else {}
         if "port" in answer:
+            self.store = pid
             stop_asking_for_host_names(host, answer["port"])
         reason = answer.get("reason", "it did not start")
-        self.agent.tell(event="store", port=answer.get("port"), reason=reason)
+        self.agent.tell(event="store", port=answer.get("port"), reason=reason, pid=self.store)
 
     def leave_server(self) -> None:
         """First thing in every child."""
@@ -254,7 +255,7 @@ class Server:
             connection.close()
 
     def reap(self) -> None:
-        """Reports every child that has ended, and what became of the store."""
+        """Reports every child that has ended."""
         try:
             while self.wakeup.recv(4096):
                 pass
@@ -262,22 +263,21 @@ class Server:
             pass
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            if pid == self.store:
-                say_of_store(pid, status)
-            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-                self.on_end(pid, status)
+            self.on_end(pid, status)
 
     def on_end(self, pid: int, status: int) -> None:
-        """Reports the end of a child when it is a rank."""
+        """Reports the end of a child when it is a rank, or the store."""
         rank = self.ranks.pop(pid, None)
         code = os.waitstatus_to_exitcode(status)
         if rank is not None:
             self.agent.tell(event="exited", rank=rank, code=max(code, 0), signal=max(-code, 0))
+        elif pid == self.store:
+            self.agent.tell(event="storeended", code=max(code, 0), signal=max(-code, 0))
 
 
 # What nearly every rank needs of ours. Of the native part, nothing but its loading happens before the fork.
@@ -367,20 +367,6 @@ def count_threads() -> int:
     while (count := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
         os.sched_yield()
     return count
-
-
-def say_of_store(pid: int, status: int) -> None:
-    """Names the process that holds the store: where it is stopped or gone, ranks see that nobody answers."""
-    if os.WIFSTOPPED(status):
-        what = f"is stopped: ranks that ask it wait (kill -CONT {pid} lets it go on)"
-    elif os.WIFCONTINUED(status):
-        what = "goes on"
-    elif os.WIFSIGNALED(status):
-        what = f"was killed by signal {os.WTERMSIG(status)}: ranks that ask it fail"
-    else:
-        what = f"exited with code {os.WEXITSTATUS(status)}: ranks that ask it fail"
-    with contextlib.suppress(OSError):
-        os.write(2, f"tpurun: the rendezvous store (pid {pid}) {what}\n".encode())
 
 
 def hold_store(host: str, port: int, writer: int) -> None:

@@ -13,6 +13,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tpurun_collectives::board::{self, Board, Mark};
 
+use super::helpers::Helper;
 use super::nodes::{self, Others};
 use super::recorder::Recorder;
 use super::timings::Watching;
@@ -106,7 +107,7 @@ impl Agent {
             screen,
             control: ControlServer::new(job.ranks, identities, spread),
             server: None,
-            server_stopped: None,
+            helpers: Vec::new(),
             ranks: unborn(&job),
             to_start: ToStart::default(),
             open_streams: vec![0; job.ranks as usize],
@@ -161,6 +162,7 @@ impl Agent {
         match started {
             Ok(server) => {
                 self.run_dir.event("fork server started", json!({"pid": server.pid}));
+                self.note_helper(Helper::fork_server(server.pid));
                 self.server = Some(server);
             }
             Err(error) => {

@@ -212,3 +212,37 @@ time.sleep(1000)
     assert_eq!(outcome.code, 1, "{outcome:?}");
     assert!(outcome.report().contains("the fork server"), "{outcome:?}");
 }
+
+/// It is a process beside the fork server, which goes on.
+#[test]
+fn a_store_that_is_stopped_is_named_and_one_that_is_killed_is_the_culprit() {
+    let sandbox = with_torch();
+    sandbox.file("train.py", "import time\nprint('ready', flush=True)\ntime.sleep(1000)\n");
+    let mut job = sandbox.start(&["-n", "2", "--python", "/usr/bin/python3", "train.py"]);
+    job.wait_for_lines("ready", 2);
+    let pids = |name: &str| -> Vec<i64> {
+        let events = sandbox.events();
+        events
+            .iter()
+            .filter(|event| event["event"] == name)
+            .filter_map(|event| event["pid"].as_i64())
+            .collect()
+    };
+    let server = pids("fork server started")[0];
+    let children = std::fs::read_to_string(format!("/proc/{server}/task/{server}/children")).unwrap();
+    let children = children.split_ascii_whitespace().map(|pid| pid.parse::<i64>().unwrap());
+    let ranks = pids("rank started");
+    let store = children.filter(|pid| !ranks.contains(pid)).collect::<Vec<_>>();
+    assert_eq!(store.len(), 1, "{store:?}");
+    let pid = Pid::from_raw(store[0] as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    job.wait_for_note(&format!(
+        "tpurun: the store of the job (pid {}), through which the ranks meet, is",
+        store[0]
+    ));
+    kill_process(pid, Signal::KILL).unwrap();
+    let outcome = job.wait();
+    let culprit =
+        "culprit   the store of the job, through which the ranks meet,  was killed by SIGKILL (signal 9)";
+    assert!(outcome.code == 1 && outcome.err.contains(culprit), "{outcome:?}");
+}
