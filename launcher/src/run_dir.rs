@@ -2,6 +2,7 @@
 
 mod claim;
 
+use std::cell::OnceCell;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -29,6 +30,8 @@ pub(crate) struct RunDir {
     shown: PathBuf,
     events: File,
     started: SystemTime,
+    /// Why something could not be written, at first.
+    error: OnceCell<io::Error>,
     /// What there is to say of an earlier run in it.
     remark: Option<String>,
     _claim: Claim,
@@ -48,7 +51,7 @@ impl RunDir {
             };
             let events = private::file(&opened.path.join(EVENTS))?;
             let Opened { path, shown, claim, remark } = opened;
-            Ok(RunDir { path, shown, events, started, remark, _claim: claim })
+            Ok(RunDir { path, shown, events, started, error: OnceCell::new(), remark, _claim: claim })
         };
         create().map_err(|error: io::Error| {
             let dir = log_dir.map_or_else(automatic_root, Path::to_owned);
@@ -126,13 +129,26 @@ impl RunDir {
         if let (Some(entry), Value::Object(details)) = (entry.as_object_mut(), details) {
             entry.extend(details);
         }
-        let _ = self.events.write_all(format!("{entry}\n").as_bytes());
+        let written = self.events.write_all(format!("{entry}\n").as_bytes());
+        self.note(written);
     }
 
     /// Writes the report beside the logs.
     pub(crate) fn write_report(&self, text: &str) {
-        let _ = private::file(&self.path.join(format!("{REPORT}.txt")))
-            .and_then(|mut file| file.write_all(text.as_bytes()));
+        let file = private::file(&self.path.join(format!("{REPORT}.txt")));
+        self.note(file.and_then(|mut file| file.write_all(text.as_bytes())));
+    }
+
+    /// Why events or the report are incomplete, if they are.
+    pub(crate) fn error(&self) -> Option<&io::Error> {
+        self.error.get()
+    }
+
+    fn note(&self, written: io::Result<()>) {
+        if let Err(error) = written {
+            // The first one stands.
+            let _ = self.error.set(error);
+        }
     }
 }
 

@@ -40,8 +40,10 @@ impl Agent {
         if let Some(others) = self.others.take() {
             others.into_nodes().close().await;
         }
-        if let Some(error) = self.output.log_error() {
-            let text = format!("the logs in {} are incomplete: {error}", self.run_dir.shown().display());
+        let lost = self.output.log_error().or_else(|| self.run_dir.error()).map(ToString::to_string);
+        if let Some(error) = &lost {
+            let text =
+                format!("error: the logs in {} are incomplete: {error}", self.run_dir.shown().display());
             self.say(&text);
         }
         tokio::select! {
@@ -50,7 +52,8 @@ impl Agent {
             _ = asked_to_go(&mut rx.signals) => {}
             () = tokio::time::sleep(DRAIN), if is_hurried => {}
         }
-        self.say_what_is_lost(code).await
+        let code = self.say_what_is_lost(code).await;
+        if lost.is_some() && code == 0 { LOST_OUTPUT } else { code }
     }
 
     /// A full disk is no reader that has left: what the ranks wrote is wanted, and not there. Returns the exit code.
@@ -246,5 +249,5 @@ async fn asked_to_go(signals: &mut Signals<Asked>) -> Asked {
 }
 
 const DRAIN: Duration = Duration::from_millis(500);
-/// Of a job that has ended well, but whose output has not.
+/// Of a job that has ended well, but whose output or logs could not be written.
 const LOST_OUTPUT: i32 = 1;

@@ -152,3 +152,18 @@ fn a_full_disk_behind_the_output_is_a_line_and_an_exit_code() {
     assert_eq!(ended.status.code(), Some(1), "{out}");
     assert!(out.contains("tpurun: error: cannot write to standard error: No space left"), "{out}");
 }
+
+/// As where the disk is full, or a log is not the launcher's to write.
+#[test]
+fn logs_that_cannot_be_written_are_a_line_and_an_exit_code() {
+    let sandbox = Sandbox::new();
+    for (run, lost, code) in [
+        ("log", "mkdir run-log/rank-0000.log && echo words", 1),
+        ("fails", "mkdir run-fails/rank-0000.log && echo words && exit 3", 3),
+    ] {
+        let ended = sandbox.run(&["-n", "1", "--log-dir", &format!("run-{run}"), "sh", "-c", lost]);
+        assert_eq!(ended.code, code, "{}", ended.err);
+        let line = format!("tpurun: error: the logs in run-{run} are incomplete: ");
+        assert!(ended.err.lines().any(|said| said.starts_with(&line)), "{}", ended.err);
+    }
+}
