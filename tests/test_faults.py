@@ -347,12 +347,12 @@ def test_a_signal_ends_the_job(paused, number: signal.Signals):
 
 
 SLOW_TO_GO = """
-import signal
+import signal, time
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: print("not yet", flush=True))
 print("ready", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)
 """
 
 
@@ -546,7 +546,7 @@ def test_a_program_that_has_ended_well_but_lingers_is_suspected_until_the_timeou
 
 
 KEEPS_A_WORKER = """
-import signal, subprocess, sys
+import signal, subprocess, sys, time
 
 worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
@@ -559,7 +559,7 @@ signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)
 """
 
 
@@ -584,13 +584,14 @@ def test_a_shell_is_asked_with_what_it_has_started(start, script):
 
 
 CATCHES = """
-import signal, sys, threading
+import sys, threading, time
 import torch.distributed as dist
 
 dist.init_process_group("tpu_dist")
 try:
     print("ready", flush=True)
-    signal.pause()
+    while True:  # pause() would miss a signal that comes just before it
+        time.sleep(0.05)
 except KeyboardInterrupt:
     is_main = threading.current_thread() is threading.main_thread()
     print("saved", is_main, flush=True)

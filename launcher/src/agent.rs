@@ -252,8 +252,17 @@ impl Agent {
             self.next_watch += (processor_time() - before) * PAUSE_PER_LOOK;
         }
         let is_anybody_alive = self.is_anybody_alive();
+        let (running, finishing) = match self.phase {
+            Phase::Stopping(_) => (self.running(), self.finishing(now)),
+            _ => Default::default(),
+        };
         match &mut self.phase {
             Phase::Settling { until } if now >= *until || !is_anybody_alive => self.decide(),
+            Phase::Stopping(stopping) if now >= stopping.kill_at && !finishing.is_empty() => {
+                stopping.kill_at = now + WATCH_EVERY;
+                let others = running.keys().filter(|pid| !finishing.contains(pid));
+                others.for_each(|pid| kill::kill_group(*pid));
+            }
             Phase::Stopping(stopping) if now >= stopping.kill_at => {
                 let is_first = stopping.killing_since.is_none();
                 let since = *stopping.killing_since.get_or_insert(now);
@@ -271,6 +280,22 @@ impl Agent {
             }
             _ => {}
         }
+    }
+
+    /// Processes of ranks whose programs have ended: what they do now, such as their exit handlers, is theirs to end,
+    /// for as long as ranks have that are asked to.
+    fn finishing(&self, now: Instant) -> HashSet<i32> {
+        let is_over = match &self.phase {
+            Phase::Stopping(stopping) => {
+                stopping.is_hurried || now >= stopping.asked_at + self.job.stop_grace
+            }
+            _ => false,
+        };
+        if is_over {
+            return HashSet::new();
+        }
+        let running = self.running().into_iter();
+        running.filter(|(_, rank)| self.run_dir.program_end_of(*rank).is_some()).map(|(pid, _)| pid).collect()
     }
 
     /// For how long ranks are waited for that were asked to end, and the option that says so.
@@ -550,7 +575,8 @@ impl Agent {
         self.forget_to_start();
         self.run_dir.event("stop", self.describe_stop(&why));
         self.output.expect_interrupts(matches!(why, Why::Asked(Signal::INT)));
-        let reason = if matches!(why, Why::Asked(_)) { "stopped" } else { "failed" };
+        let is_asked = matches!(why, Why::Asked(_));
+        let reason = if is_asked { "stopped" } else { "failed" };
         let running = self.running();
         let mut victims: Vec<u32> = running.values().copied().collect();
         victims.sort_unstable();
@@ -565,8 +591,9 @@ impl Agent {
         if !is_urgent {
             // First, while they still do what they did.
             self.record_flight(reason);
-            let signal = self.phase.signal();
-            kill::ask_to_end(running.keys().copied(), signal);
+            let finishing = if is_asked { HashSet::new() } else { self.finishing(now) };
+            let asked = running.keys().copied().filter(|pid| !finishing.contains(pid));
+            kill::ask_to_end(asked, self.phase.signal());
         }
     }
 
