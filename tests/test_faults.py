@@ -519,9 +519,37 @@ dist.barrier()
     ("how", "said"), [("raises", "raised ValueError: bad batch"), ("exits", "exited with code 3")]
 )
 def test_a_program_that_has_failed_is_over_though_a_thread_lives(run, script, how: str, said: str):
-    done = run("-n", "2", script(LINGERS), how)
+    done = run("-n", "2", "--shutdown-timeout", "1", script(LINGERS), how)
     assert done.report.culprit == 1 and said in done.report.what, done.report.text
     assert done.code == (1 if how == "raises" else 3)
+
+
+FINISHES = """
+import atexit, os, time
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+pids = [None, None]
+dist.all_gather_object(pids, os.getpid())
+
+def finish():
+    while os.path.exists(f"/proc/{pids[1]}"):
+        time.sleep(0.01)
+    print("finished", flush=True)
+
+if dist.get_rank() == 0:
+    atexit.register(finish)
+    raise ValueError("bad batch")
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
+def test_a_rank_that_has_failed_finishes_what_it_does_at_its_end(run, script, options: list[str]):
+    """Until after the other one, which hears of the failure meanwhile, is gone."""
+    done = run("-n", "2", *options, script(FINISHES))
+    assert (done.code, done.report.culprit) == (1, 0), done.err
+    assert done.shown_by_rank()[0][-1] == "finished", done.out + done.err
 
 
 WELL_BUT_LINGERS = """

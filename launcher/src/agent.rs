@@ -160,6 +160,8 @@ struct Stopping {
     killing_since: Option<Instant>,
     /// Asked more than once: nothing is waited for any more.
     is_hurried: bool,
+    /// Ranks that finish what they do have been left out when the others were killed.
+    has_spared: bool,
 }
 
 /// All ranks have ended, and so must what they have started, before others take their place.
@@ -252,16 +254,17 @@ impl Agent {
             self.next_watch += (processor_time() - before) * PAUSE_PER_LOOK;
         }
         let is_anybody_alive = self.is_anybody_alive();
-        let (running, finishing) = match self.phase {
-            Phase::Stopping(_) => (self.running(), self.finishing(now)),
-            _ => Default::default(),
-        };
+        let finishing = self.finishing(now);
         match &mut self.phase {
             Phase::Settling { until } if now >= *until || !is_anybody_alive => self.decide(),
             Phase::Stopping(stopping) if now >= stopping.kill_at && !finishing.is_empty() => {
                 stopping.kill_at = now + WATCH_EVERY;
-                let others = running.keys().filter(|pid| !finishing.contains(pid));
-                others.for_each(|pid| kill::kill_group(*pid));
+                let is_news = !std::mem::replace(&mut stopping.has_spared, true);
+                let others = self.running().into_keys().filter(|pid| !finishing.contains_key(pid));
+                others.for_each(kill::kill_group);
+                if is_news {
+                    self.say_who_finishes(finishing.into_values().collect());
+                }
             }
             Phase::Stopping(stopping) if now >= stopping.kill_at => {
                 let is_first = stopping.killing_since.is_none();
@@ -282,20 +285,30 @@ impl Agent {
         }
     }
 
-    /// Processes of ranks whose programs have ended: what they do now, such as their exit handlers, is theirs to end,
-    /// for as long as ranks have that are asked to.
-    fn finishing(&self, now: Instant) -> HashSet<i32> {
-        let is_over = match &self.phase {
-            Phase::Stopping(stopping) => {
-                stopping.is_hurried || now >= stopping.asked_at + self.job.stop_grace
-            }
-            _ => false,
-        };
-        if is_over {
-            return HashSet::new();
+    /// Ranks that would be killed now, and whose programs have ended: what their processes do still, such as their exit
+    /// handlers, is theirs to end, for as long as ranks have that are asked to.
+    fn finishing(&self, now: Instant) -> HashMap<i32, u32> {
+        let Phase::Stopping(stopping) = &self.phase else { return HashMap::new() };
+        let may_finish = !stopping.is_hurried && now < stopping.asked_at + self.job.stop_grace;
+        if !may_finish || now < stopping.kill_at {
+            return HashMap::new();
         }
-        let running = self.running().into_iter();
-        running.filter(|(_, rank)| self.run_dir.program_end_of(*rank).is_some()).map(|(pid, _)| pid).collect()
+        self.ended_programs()
+    }
+
+    fn ended_programs(&self) -> HashMap<i32, u32> {
+        let has_ended = |rank: u32| self.run_dir.program_end_of(rank).is_some();
+        self.running().into_iter().filter(|(_, rank)| has_ended(*rank)).collect()
+    }
+
+    fn say_who_finishes(&mut self, ranks: RankSet) {
+        let (of, goes) =
+            if ranks.len() == 1 { ("rank", "its process goes") } else { ("ranks", "their processes go") };
+        let grace = self.stop_grace_text();
+        self.say(&format!(
+            "the program of {of} {ranks} has ended, and {goes} on (an exit handler, or a thread that is no daemon): \
+             killed after {grace}"
+        ));
     }
 
     /// For how long ranks are waited for that were asked to end, and the option that says so.
@@ -587,12 +600,13 @@ impl Agent {
             victims,
             killing_since: None,
             is_hurried: is_urgent,
+            has_spared: false,
         });
         if !is_urgent {
             // First, while they still do what they did.
             self.record_flight(reason);
-            let finishing = if is_asked { HashSet::new() } else { self.finishing(now) };
-            let asked = running.keys().copied().filter(|pid| !finishing.contains(pid));
+            let spared = if is_asked { HashMap::new() } else { self.ended_programs() };
+            let asked = running.keys().copied().filter(|pid| !spared.contains_key(pid));
             kill::ask_to_end(asked, self.phase.signal());
         }
     }

@@ -79,7 +79,8 @@ def use_device(device: str, rank: int) -> None:
     """As programs for accelerators do; some of them make the device of their rank the current one."""
     name, _, index = device.partition(":")
     if index == "rank+set":
-        torch.tpu.set_device(rank)
+        # By name: who only imports this module is not to have the device.
+        getattr(torch, name).set_device(rank)
     torch.set_default_device(f"{name}:{rank}" if index else name)
 
 
