@@ -211,7 +211,8 @@ fn all_to_all_sizes_are_compared_pair_by_pair() {
 
 #[test]
 fn who_does_not_come_is_named_when_the_time_is_up() {
-    let outcomes = with_ranks(3, &config(), Duration::from_millis(300), |communicator| {
+    let outcomes = with_ranks(3, &config(), TIMEOUT, |communicator| {
+        communicator.set_timeout(Duration::from_millis(300));
         if communicator.members().rank == 1 {
             // Alive, but elsewhere: comes only after the others have given up.
             while communicator.failure().is_none() {

@@ -148,7 +148,8 @@ fn a_message_of_another_size_is_a_mismatch_on_both_sides() {
 
 #[test]
 fn a_receive_without_a_send_times_out() {
-    let failures = with_ranks(2, &config(), Duration::from_millis(200), |communicator| {
+    let failures = with_ranks(2, &config(), TIMEOUT, |communicator| {
+        communicator.set_timeout(Duration::from_millis(200));
         if communicator.members().rank == 0 {
             recv(Some(1), 9, 1).run(communicator).unwrap_err()
         } else {
