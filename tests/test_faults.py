@@ -567,7 +567,7 @@ else:
 
 
 def test_a_program_that_has_ended_well_but_lingers_is_suspected_until_the_timeout(run, script):
-    done = run("-n", "2", script(WELL_BUT_LINGERS))
+    done = run("-n", "2", "--shutdown-timeout", "1", script(WELL_BUT_LINGERS))
     line = "suspect: the program of rank 1 has ended, but a thread that is no daemon keeps its process"
     assert line in done.err, done.err
     assert done.report.culprit == 1 and "CollectiveTimeoutError" in done.report.what, done.report.text

@@ -14,15 +14,14 @@ use crate::processes::{Process, descendants};
 /// Asks ranks to end, also those that are stopped. What a rank has started, such as the workers of a data loader, is
 /// its own to end; but a shell only waits for the program, so all that it has started is asked.
 ///
-/// None of them goes on before all have been asked: otherwise the first one could end, and the others would learn of
-/// its loss before they learn that they are to end, too.
+/// One after the other without anything between: the first one may end at once, and the others should learn that they
+/// are to end before they learn of its loss. They are not stopped meanwhile, because any thread may take a signal that
+/// comes to a stopped process, and the main one, which has to answer it, would sleep on.
 pub(crate) fn ask_to_end(ranks: impl Iterator<Item = i32>, signal: Signal) {
     let asked: Vec<(Pid, bool)> =
         ranks.filter_map(|rank| Some((Pid::from_raw(rank)?, is_shell(rank)))).collect();
-    for signal in [Signal::STOP, signal] {
-        for (pid, is_shell) in &asked {
-            let _ = if *is_shell { kill_process_group(*pid, signal) } else { kill_process(*pid, signal) };
-        }
+    for (pid, is_shell) in &asked {
+        let _ = if *is_shell { kill_process_group(*pid, signal) } else { kill_process(*pid, signal) };
     }
     for (pid, _) in asked {
         let _ = kill_process_group(pid, Signal::CONT);
