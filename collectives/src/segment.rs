@@ -324,7 +324,7 @@ impl Segment {
     fn write_nonce(&self) -> Result<(), Failure> {
         let mut nonce = Nonce::default();
         SystemRandom::new().fill(&mut nonce).map_err(|_| {
-            let text = format!("cannot create the shared segment of {}: no randomness", self.members.name);
+            let text = format!("cannot create the shared segment of {}: no randomness", self.members.title());
             Failure::new(FailureKind::Transport, text)
         })?;
         self.region.write(self.layout.header() + H_NONCE, &nonce);

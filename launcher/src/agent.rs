@@ -257,7 +257,7 @@ impl Agent {
         let finishing = self.finishing(now);
         match &mut self.phase {
             Phase::Settling { until } if now >= *until || !is_anybody_alive => self.decide(),
-            Phase::Stopping(stopping) if now >= stopping.kill_at && !finishing.is_empty() => {
+            Phase::Stopping(stopping) if !finishing.is_empty() => {
                 stopping.kill_at = now + WATCH_EVERY;
                 let is_news = !std::mem::replace(&mut stopping.has_spared, true);
                 let others = self.running().into_keys().filter(|pid| !finishing.contains_key(pid));
@@ -430,7 +430,7 @@ impl Agent {
         let program = &self.job.programs.of(rank).name;
         self.run_dir.event("rank started", json!({"rank": rank, "program": program, "pid": pid}));
         if matches!(self.phase, Phase::Stopping(_)) {
-            kill::ask_to_end([pid].into_iter(), self.phase.signal());
+            kill::ask_to_end([pid], self.phase.signal());
         }
     }
 

@@ -17,9 +17,9 @@ use crate::processes::{Process, descendants};
 /// One after the other without anything between: the first one may end at once, and the others should learn that they
 /// are to end before they learn of its loss. They are not stopped meanwhile, because any thread may take a signal that
 /// comes to a stopped process, and the main one, which has to answer it, would sleep on.
-pub(crate) fn ask_to_end(ranks: impl Iterator<Item = i32>, signal: Signal) {
+pub(crate) fn ask_to_end(ranks: impl IntoIterator<Item = i32>, signal: Signal) {
     let asked: Vec<(Pid, bool)> =
-        ranks.filter_map(|rank| Some((Pid::from_raw(rank)?, is_shell(rank)))).collect();
+        ranks.into_iter().filter_map(|rank| Some((Pid::from_raw(rank)?, is_shell(rank)))).collect();
     for (pid, is_shell) in &asked {
         let _ = if *is_shell { kill_process_group(*pid, signal) } else { kill_process(*pid, signal) };
     }

@@ -17,10 +17,11 @@ from tpurun import _torch_tpu
 LOADER = """
 import importlib.util, os, sys
 import torch
+from torch.library import Library
 print("google's torch_tpu was loaded", file=sys.stderr)
 if importlib.util.find_spec("libtpu") is None:
     os.abort()
-library = torch.library.Library("_", "IMPL", "SparsePrivateUse1")
+library = Library("_", "IMPL", "SparsePrivateUse1")
 library.fallback(lambda operation, *arguments: None)
 def load():
     if os.environ.get("HAS_CHIPS"):

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.library import Library
 
 from tpurun import _backend, _chip_rules, _shortcuts
 
 _KEY = "BackendSelect"  # every operation passes it, whatever its tensors and modes are
-_library: torch.library.Library | None = None
+_library: Library | None = None
 
 
 def _supports_splitting(_group: Any) -> bool:
@@ -43,7 +44,7 @@ def apply(is_on: bool) -> None:
         native = _backend.load_native()
         native.ProcessGroup.supports_splitting = property(_supports_splitting)
         native.ProcessGroup.shrink = _shrink
-        _library = torch.library.Library("c10d", "IMPL")
+        _library = Library("c10d", "IMPL")
         for name, (called, check) in _CHECKS.items():
             packet = getattr(torch.ops.c10d, name, None)
             if packet is not None:
