@@ -34,8 +34,8 @@ pub(crate) const VERSION: u32 = 11;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
-/// What lies apart in windows is a multiple of this: a cache line.
-pub(crate) const LINE: usize = 64;
+/// What lies apart in windows is a multiple of this.
+pub(crate) use tpurun_kernels::LINE;
 pub(crate) const PAGE: usize = 4096;
 /// What the processor can map as one.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;

@@ -31,8 +31,6 @@ mod config;
 #[cfg(not(tpurun_loom))]
 pub mod control;
 #[cfg(not(tpurun_loom))]
-pub mod dtype;
-#[cfg(not(tpurun_loom))]
 mod engine;
 #[cfg(not(tpurun_loom))]
 pub mod execution;
@@ -76,8 +74,6 @@ mod process;
 mod rank_list;
 #[cfg(not(tpurun_loom))]
 mod rank_set;
-#[cfg(not(tpurun_loom))]
-pub mod reduce;
 #[cfg(not(tpurun_loom))]
 mod region;
 #[cfg(not(tpurun_loom))]
@@ -127,6 +123,8 @@ pub use op::{Op, OpKind, Shape};
 pub use segment::{Bootstrap, Membership};
 #[cfg(not(tpurun_loom))]
 pub use sentinel::Sentinel;
+#[cfg(not(tpurun_loom))]
+pub use tpurun_kernels::{dtype, reduce};
 #[cfg(not(tpurun_loom))]
 pub use traffic::Traffic;
 #[cfg(not(tpurun_loom))]

@@ -20,14 +20,14 @@ use smallvec::SmallVec;
 
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub use copy::Copying;
-pub(crate) use copy::{Beside, copy, copy_beside};
+pub use copy::{Beside, copy, copy_beside};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer, Summed};
 use mode::Mode;
 use operator::{Band, Bor, Bxor, Max, Mean, Min, PremulSum, Product, Quotient, Sum};
 use tile::{Fold, VectorUnit};
 
 /// Where operands are; those of a host of usual size take no memory of their own.
-pub(crate) type Sources = SmallVec<[*const u8; 64]>;
+pub type Sources = SmallVec<[*const u8; 64]>;
 
 /// A reduce operation on elements of one type among some number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +71,7 @@ impl Reduction {
     }
 
     /// What comes of it: the same, but in the halves of an operation whose partial results are wider.
-    pub(crate) const fn out(&self) -> Dtype {
+    pub const fn out(&self) -> Dtype {
         self.out
     }
 
@@ -94,7 +94,7 @@ impl Reduction {
 
     /// The first half of it where it is done in two, over some of the ranks each. What lies between is
     /// [`wide`](Self::wide).
-    pub(crate) fn first_half(&self) -> Self {
+    pub fn first_half(&self) -> Self {
         let op = match self.op {
             ReduceOp::Avg if self.dtype.is_integer() => ReduceOp::Sum,
             ReduceOp::Avg => ReduceOp::PremulSum,
@@ -104,33 +104,33 @@ impl Reduction {
     }
 
     /// The second half, over the results of the first one.
-    pub(crate) fn second_half(&self) -> Self {
+    pub fn second_half(&self) -> Self {
         let op = if self.op == ReduceOp::PremulSum { ReduceOp::Sum } else { self.op };
         Self { dtype: self.wide(), op, scale: 1.0, ..*self }
     }
 
     /// Bytes of a partial result for one of an element.
-    pub(crate) fn widening(&self) -> usize {
+    pub fn widening(&self) -> usize {
         self.wide().size() / self.dtype.size()
     }
 
     /// Bytes of results that come of so many bytes of elements.
-    pub(crate) fn bytes_of(&self, elements: usize) -> usize {
+    pub fn bytes_of(&self, elements: usize) -> usize {
         elements / self.dtype.size() * self.out.size()
     }
 
     /// Bytes of elements that so many bytes of results come of.
-    pub(crate) fn bytes_for(&self, results: usize) -> usize {
+    pub fn bytes_for(&self, results: usize) -> usize {
         results / self.out.size() * self.dtype.size()
     }
 
     /// Whether a partial result of one operand is another one than the operand.
-    pub(crate) fn is_lifted(&self) -> bool {
+    pub fn is_lifted(&self) -> bool {
         self.wide() != self.dtype || matches!(self.op, ReduceOp::PremulSum | ReduceOp::Avg)
     }
 
     /// The operation between partial results: what is left of this one without its first and last step.
-    pub(crate) const fn partial(&self) -> Self {
+    pub const fn partial(&self) -> Self {
         let op = match self.op {
             ReduceOp::Avg | ReduceOp::PremulSum => ReduceOp::Sum,
             op => op,
@@ -197,7 +197,7 @@ pub unsafe fn fold_from(
 ///
 /// # Safety
 /// As [`fold`].
-pub(crate) unsafe fn fold_beside(
+pub unsafe fn fold_beside(
     how: (Copying, Beside),
     reduction: Reduction,
     sources: &[*const u8],
@@ -212,12 +212,7 @@ pub(crate) unsafe fn fold_beside(
 ///
 /// # Safety
 /// As [`fold`], of each of them.
-pub(crate) unsafe fn fold_to_each(
-    reduction: Reduction,
-    sources: &[*const u8],
-    outs: &[*mut u8],
-    count: usize,
-) {
+pub unsafe fn fold_to_each(reduction: Reduction, sources: &[*const u8], outs: &[*mut u8], count: usize) {
     let how = (Copying::Loading, Beside::NOTHING);
     // SAFETY: the caller's promise; this processor has its own widest unit.
     unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, outs, count) }

@@ -12,7 +12,7 @@
 
 use super::tile::{self, Kernel, VectorUnit};
 use super::unit::Unit;
-use crate::layout::LINE;
+use crate::LINE;
 
 /// Where what is copied is, and where its copy is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,30 +29,30 @@ pub enum Copying {
 /// A copy past the caches that is made while something else is read: memory then reads and writes at once, which it
 /// does faster than first the one and then the other.
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub struct Beside {
     from: *const u8,
     to: *mut u8,
     left: usize,
 }
 
 impl Beside {
-    pub(crate) const NOTHING: Self =
-        Self { from: std::ptr::dangling(), to: std::ptr::dangling_mut(), left: 0 };
+    /// No copy.
+    pub const NOTHING: Self = Self { from: std::ptr::dangling(), to: std::ptr::dangling_mut(), left: 0 };
 
     /// # Safety
     /// Until it is made, `from` is readable and `to` writable for `bytes` bytes, and they are apart from each other;
     /// `to` is also apart from all that is read or written meanwhile.
-    pub(crate) unsafe fn new(from: *const u8, to: *mut u8, bytes: usize) -> Self {
+    pub unsafe fn new(from: *const u8, to: *mut u8, bytes: usize) -> Self {
         Self { from, to, left: bytes }
     }
 
     /// This one, and nothing is left of it here.
-    pub(crate) fn take(&mut self) -> Self {
+    pub fn take(&mut self) -> Self {
         std::mem::replace(self, Self::NOTHING)
     }
 
     /// Makes it all at once.
-    pub(crate) fn make(self) {
+    pub fn make(self) {
         if self.left > 0 {
             // SAFETY: the promise of `new`.
             unsafe { copy(Copying::Streaming, self.from, self.to, self.left) };
@@ -102,7 +102,7 @@ impl Beside {
 ///
 /// # Safety
 /// `from` must be readable and `to` writable for `bytes` bytes, and they are the same memory or apart.
-pub(crate) unsafe fn copy(how: Copying, from: *const u8, to: *mut u8, bytes: usize) {
+pub unsafe fn copy(how: Copying, from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { copy_beside((how, Beside::NOTHING), from, to, bytes) }
 }
@@ -111,7 +111,7 @@ pub(crate) unsafe fn copy(how: Copying, from: *const u8, to: *mut u8, bytes: usi
 ///
 /// # Safety
 /// As [`copy`].
-pub(crate) unsafe fn copy_beside(how: (Copying, Beside), from: *const u8, to: *mut u8, bytes: usize) {
+pub unsafe fn copy_beside(how: (Copying, Beside), from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise; this processor has its own widest unit.
     unsafe { copy_on(VectorUnit::widest(), how, from, to, bytes) }
 }

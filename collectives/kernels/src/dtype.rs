@@ -160,7 +160,7 @@ impl Dtype {
     }
 
     /// Whether it is a number without a fraction.
-    pub(crate) const fn is_integer(self) -> bool {
+    pub const fn is_integer(self) -> bool {
         matches!(self.family(), Family::Integer)
     }
 

@@ -11,7 +11,7 @@ use super::operator::Operator;
 #[cfg(target_arch = "x86_64")]
 use super::unit::{Avx2, Avx512};
 use super::unit::{BLOCK, Baseline, Unit};
-use crate::layout::LINE;
+use crate::LINE;
 
 /// Accumulators on the stack, in the first-level cache beside what is read.
 #[repr(align(64))]

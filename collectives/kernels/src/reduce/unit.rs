@@ -1,7 +1,7 @@
 //! Vector units as types, the conversions that have instructions of their own, and how they copy.
 #![allow(unsafe_code)]
 
-use crate::layout::LINE;
+use crate::LINE;
 
 /// Elements that are converted at once.
 pub(super) const BLOCK: usize = 16;

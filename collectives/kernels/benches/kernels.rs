@@ -1,12 +1,12 @@
-//! Bytes per second of the reduction kernels: `cargo bench -p tpurun-collectives --bench kernels [-- FILTER]`.
+//! Bytes per second of the reduction kernels: `cargo bench -p tpurun-kernels --bench kernels [-- FILTER]`.
 //!
 //! The sources of `cached` stay in a core's own caches; those of `memory` do not. Throughput counts what is
 //! read and written.
 #![allow(unsafe_code)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tpurun_collectives::dtype::{Dtype, ReduceOp};
-use tpurun_collectives::reduce::{Reduction, fold};
+use tpurun_kernels::dtype::{Dtype, ReduceOp};
+use tpurun_kernels::reduce::{Reduction, fold};
 
 const CASES: [(&str, usize, usize); 4] =
     [("cached", 2, 64 << 10), ("cached", 8, 16 << 10), ("memory", 8, 8 << 20), ("memory", 64, 1 << 20)];
