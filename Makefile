@@ -46,7 +46,8 @@ ifeq ($(origin CXX),default)
 export CXX := g++
 endif
 
-say = @echo "tpurun: $(1)"
+# With the time, as each of them takes minutes.
+say = @printf "%(%T)T tpurun: %s\n" -1 "$(1)"
 
 .PHONY: help
 help: ## this list
