@@ -15,6 +15,7 @@ import pytest
 
 from fault_matrix.patience import Clock
 from jobs import Finished, Job
+from scale import FULL
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys, time
@@ -121,8 +122,15 @@ def bare_end_s() -> Callable[[int], float]:
     return functools.cache(measure_bare_end_s)
 
 
-@pytest.mark.parametrize(("ranks", "culprit"), [(4, 2), (64, 37)])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    ("fault", "ranks", "culprit"),
+    # With every change each fault on one of the two sizes.
+    [
+        pytest.param(fault, ranks, culprit, id=f"{fault.name}-{ranks}-{culprit}")
+        for number, fault in enumerate(FAULTS)
+        for ranks, culprit in ([(4, 2), (64, 37)] if FULL else [[(4, 2), (64, 37)][number % 2]])
+    ],
+)
 def test_the_culprit_is_named_and_nothing_is_left(
     run, script, bare_end_s, fault: Fault, ranks: int, culprit: int
 ):
@@ -239,6 +247,7 @@ def paused(start, script) -> Callable[..., Job]:
     return start_paused
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_nothing_survives_the_launcher(paused, options: list[str]):
     job = paused(3, *options)
@@ -459,6 +468,7 @@ WRAPPED_SAID = {
 }
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(
     ("what", "how"),
     [
@@ -544,12 +554,36 @@ dist.barrier()
 """
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_a_rank_that_has_failed_finishes_what_it_does_at_its_end(run, script, options: list[str]):
     """Until after the other one, which hears of the failure meanwhile, is gone."""
     done = run("-n", "2", *options, script(FINISHES))
     assert (done.code, done.report.culprit) == (1, 0), done.err
     assert done.shown_by_rank()[0][-1] == "finished", done.out + done.err
+
+
+LEAVES_A_THREAD = """
+import os, threading, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+pid = torch.tensor([os.getpid()])
+dist.broadcast(pid, 0)
+if dist.get_rank() == 0:
+    threading.Thread(target=dist.recv, args=(torch.ones(2), 1), daemon=True).start()
+else:
+    while os.path.exists(f"/proc/{pid.item()}"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
+def test_a_daemon_thread_in_a_collective_does_not_abort_the_end(run, script, options: list[str]):
+    """The end of the group wakes it, when the interpreter lets no other thread run any more."""
+    done = run("-n", "2", *options, script(LEAVES_A_THREAD))
+    assert done.code == 0 and "terminate called" not in done.out + done.err, done.out + done.err
 
 
 WELL_BUT_LINGERS = """
@@ -591,6 +625,7 @@ while True:
 """
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_a_signal_is_for_ranks_and_not_for_their_workers(
@@ -629,6 +664,7 @@ finally:
 """
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(start, script, options: list[str]):
     job = start("-n", "3", *options, "--shutdown-timeout", "1h", script(CATCHES))

@@ -7,6 +7,7 @@
 #include "call_site.h"
 #include "callbacks.h"
 #include "device/claim.h"
+#include "finalization.h"
 #include "process_group.h"
 #include "shared.h"
 #include "shortcut.h"
@@ -27,6 +28,7 @@ void stream_copy(const at::Tensor& to, const at::Tensor& source) {
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
+  tpurun::stop_threads_that_are_late();
   // The bases are bound by torch.
   py::module_::import("torch.distributed");
 

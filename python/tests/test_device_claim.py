@@ -143,3 +143,13 @@ def test_processes_that_the_program_spawns(tmp_path: Path) -> None:
     )
     printed = interpreter(str(tmp_path / "program.py"), TPURUN_DEVICES="2")
     assert sorted(printed.splitlines()) == ["tpu:0", "tpu:1"]
+
+
+def test_autograds_threads_do_not_abort_the_end() -> None:
+    code = """
+        import torch
+        x = torch.ones(4, device="tpu", requires_grad=True)
+        (x * 2).sum().backward()
+        print(x.grad.sum().item())
+    """
+    assert [python(code, TPURUN_DEVICES="8") for _ in range(3)] == ["8.0"] * 3

@@ -4,8 +4,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../gil.h"
 #include "../runtime.h"
 #include "autocast.h"
+#include "autograd_threads.h"
 #include "checks.h"
 #include "fallback.h"
 #include "guard.h"
@@ -72,7 +74,13 @@ void bind(py::module_& module) {
       "Look at the results of operations: 0 in Debug, 1 never, 2 always.");
   module.def("debug_checks_are_on", &checks::are_on, "Whether results are looked at, in this thread.");
   module.def("pop_thread_mode", &pop_thread_mode, "Back to what it was before the last push.");
-  module.def("settle_device", &streams::synchronize_all, "Wait for everything that any stream has begun.");
+  module.def(
+      "settle_device",
+      [] {
+        without_gil(&settle_autograd);
+        streams::synchronize_all();
+      },
+      "Wait for everything that any stream or autograd has begun; for exit.");
   module.def("device_count", &device_count, "How many devices a program may name.");
   module.def("device_is_forked", &is_forked, "Whether this is the fork of a process that had the device.");
   module.def("device_memory", &memory_counts, "Bytes of device memory: the limit, what is held, the peaks.");

@@ -5,6 +5,9 @@
 #include <atomic>
 #include <chrono>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
@@ -18,8 +21,19 @@ std::atomic<c10::DeviceIndex> count{0};
 // Autograd starts a thread for each device there is: not for those that this process never names.
 std::atomic<c10::DeviceIndex> highest_used{0};
 constexpr c10::DeviceIndex kAlwaysServed = 8;
+std::atomic<bool> is_named_by_threads{false};
 
 thread_local c10::DeviceIndex current = 0;
+
+void note_thread() {
+  thread_local bool is_noted = false;
+  if (!is_noted) {
+    is_noted = true;
+    if (syscall(SYS_gettid) != getpid()) {
+      is_named_by_threads.store(true, std::memory_order_relaxed);
+    }
+  }
+}
 
 void use(c10::DeviceIndex index) {
   current = index;
@@ -42,6 +56,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
   void setDevice(c10::Device device) const override {
     TORCH_CHECK(device.type() == c10::DeviceType::PrivateUse1, "expected a device tpu, got ", device);
+    note_thread();
     if (device.index() >= 0 && device.index() != current) {
       set_current_device(device.index());
     }
@@ -53,11 +68,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  c10::DeviceIndex deviceCount() const noexcept override {
-    const auto all = count.load(std::memory_order_relaxed);
-    const auto used = static_cast<c10::DeviceIndex>(highest_used.load(std::memory_order_relaxed) + 1);
-    return std::min(all, std::max(used, kAlwaysServed));
-  }
+  c10::DeviceIndex deviceCount() const noexcept override { return devices_of_autograd(); }
 
   c10::Stream getStream(c10::Device device) const override { return streams::current(device); }
   c10::Stream getDefaultStream(c10::Device device) const override { return streams::default_of(device); }
@@ -90,6 +101,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 c10::Device current_device() { return {c10::DeviceType::PrivateUse1, current}; }
+
+bool threads_have_devices() { return is_named_by_threads.load(std::memory_order_relaxed); }
+
+c10::DeviceIndex devices_of_autograd() {
+  const auto all = count.load(std::memory_order_relaxed);
+  const auto used = static_cast<c10::DeviceIndex>(highest_used.load(std::memory_order_relaxed) + 1);
+  return std::min(all, std::max(used, kAlwaysServed));
+}
 
 c10::DeviceIndex device_count() { return count.load(std::memory_order_relaxed); }
 
