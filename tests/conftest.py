@@ -2,20 +2,44 @@
 
 import resource
 import signal
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from jobs import TPURUN, Finished, Job
+from scale import FULL
 
 # A rank that dies of a signal on purpose leaves no core file.
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-# A shell starts what runs in its background with SIGINT ignored, and jobs would inherit that; what a process
+# A shell starts what runs in its background with these ignored, and jobs would inherit that; what a process
 # handles is the default again in what it executes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves what takes long to `make full`: all that is marked `full`, and of the variants of a test that is
+    marked `slice(n)` all but one in n. Which ones differs from test to test, so that what two tests have in
+    common, as how ranks are started, is tried in each of its ways by one of them.
+    """
+    if FULL:
+        return
+    variants = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slice"):
+            variants[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for item in items if item.get_closest_marker("full")}
+    for name, all_of_it in variants.items():
+        every = all_of_it[0].get_closest_marker("slice").args[0]
+        first = zlib.crc32(name.encode()) % min(every, len(all_of_it))
+        left_out |= {*all_of_it} - {*all_of_it[first::every]}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ GLOO = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.
 HALF = "import sys, torch\nsys.exit(int(sys.argv[1]))\n"
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("how", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_the_missing_switches_are_named(run, script, how):
     for library in ("accelerate", "transformers"):
@@ -23,6 +24,7 @@ def test_a_program_without_libraries_is_told_too(run, script):
     assert f"tpurun: all 2 {ALONE}\n" in run("-n", "2", script(TRAIN)).err
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(
     ("ranks", "program"),
     [

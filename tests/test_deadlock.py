@@ -49,6 +49,7 @@ CIRCLES = {
 }
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("case", CIRCLES)
 def test_a_circle_is_proven(run, script, case: str):
     done = run("-n", "3", "--timeout", "120s", script(PROGRAM.format(wait=CIRCLES[case])))

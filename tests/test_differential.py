@@ -14,10 +14,11 @@ from differential.order import POST, WAIT, actions
 from differential.program import Program, Step
 from differential.shrink import shrunk
 from jobs import Finished, Job
-from scale import some
+from scale import FULL, some
 
 ROOT = Path(__file__).parents[1]
 FIRST = 1_000_000
+PROGRAMS = 300 if FULL else 200
 # Two minutes on two cores that do nothing else.
 LIMIT_S = 600
 
@@ -35,9 +36,9 @@ def fuzz(start: Callable[..., Job]) -> Callable[..., Finished]:
 
 
 def test_programs(fuzz):
-    done = fuzz("--seed", FIRST, "--programs", 300)
+    done = fuzz("--seed", FIRST, "--programs", PROGRAMS)
     assert done.code == 0, done.out + done.err
-    assert "300 programs, 300 right, 0 wrong" in done.out, done.out + done.err
+    assert f"{PROGRAMS} programs, {PROGRAMS} right, 0 wrong" in done.out, done.out + done.err
 
 
 def victims(seed: int) -> list[Step]:
@@ -73,7 +74,7 @@ VICTIM = next(filter(is_fit, range(FIRST, 2 * FIRST)))
             ("crash", r"RankLostError: .*rank \d"),
             ("hang", r"CollectiveTimeoutError: .*rank \d"),
         ],
-        2,
+        5,
     ),
 )
 def test_an_error_made_on_purpose_is_found_and_the_program_shrunk_to_it(fuzz, plant: str, says: str):
@@ -91,8 +92,9 @@ def test_an_error_made_on_purpose_is_found_and_the_program_shrunk_to_it(fuzz, pl
 
 
 def test_the_program_that_ends_its_job_is_named_and_the_others_run(fuzz):
-    seeds = [seed for seed in range(VICTIM, VICTIM + 40) if generate.world_of(seed).ranks == 3]
-    done = fuzz("--seed", VICTIM, "--programs", 40, "--ranks", 3, "--no-shrink", "--plant", "crash")
+    count = 40 if FULL else 16
+    seeds = [seed for seed in range(VICTIM, VICTIM + count) if generate.world_of(seed).ranks == 3]
+    done = fuzz("--seed", VICTIM, "--programs", count, "--ranks", 3, "--no-shrink", "--plant", "crash")
     wrong = [seed for seed in seeds if victims(seed)]
     assert 0 < len(wrong) < len(seeds)
     assert f"{len(seeds)} programs, {len(seeds) - len(wrong)} right, {len(wrong)} wrong" in done.out

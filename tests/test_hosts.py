@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from jobs import Job
-from namespaces import NotAllowed, namespaces
+from namespaces import NotAllowed, kinds_of_hosts, namespaces
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Host:
     address: str
 
 
-@pytest.fixture(params=["pretended", "namespaces"])
+@pytest.fixture(params=kinds_of_hosts())
 def hosts(request) -> Iterator[Callable[[int], list[Host]]]:
     """Makes so many."""
     with ExitStack() as stack:

@@ -231,6 +231,7 @@ def test_nobody_draws_the_numbers_of_another(run, script, options: list[str]):
     assert [len(set(column)) for column in zip(*draws, strict=True)] == [3, 3, 3], draws
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("start_method", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_exit_handlers_and_threads_of_the_program_finish(run, script, start_method: list[str]):
     program = script(
@@ -249,6 +250,7 @@ def test_exit_handlers_and_threads_of_the_program_finish(run, script, start_meth
 THREADS = "import os, torch; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("start_method", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_threads_share_the_cores(run, script, start_method: list[str]):
     cores = len(os.sched_getaffinity(0))
@@ -353,6 +355,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 """
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("start_method", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_googles_torch_tpu_does_not_load_without_chips(run, script, tmp_path, start_method: list[str]):
     home = tmp_path / "google"

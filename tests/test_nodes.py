@@ -13,7 +13,7 @@ import pytest
 from fault_matrix import network
 from fault_matrix.network import FAULTS, NetworkFault
 from jobs import TPURUN, Finished, Job, free_rendezvous
-from namespaces import NotAllowed
+from namespaces import NotAllowed, kinds_of_hosts
 from nodes import TOKEN, Node, commands
 from nodes import plugged as plugged_nodes
 from test_hosts import EVERYTHING
@@ -33,7 +33,7 @@ def plugged() -> Iterator[Callable[[int], list[Node]]]:
         yield make
 
 
-@pytest.fixture(params=["pretended", "namespaces"])
+@pytest.fixture(params=kinds_of_hosts())
 def hosts(request, plugged) -> Callable[[int], list[Node]]:
     """Makes so many of either kind."""
     if request.param == "namespaces":
@@ -125,6 +125,7 @@ def failed(done: list[Finished], but: int) -> tuple[str, float]:
     return told[0][1], max(float(seconds) for seconds, _ in told) / max(one.patience for one in done)
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_rank_that_is_killed_is_named_alike_everywhere(hosts, run, rank: int):
     """Rank 2 is the first of its host, through which the other one there speaks to others."""
@@ -188,6 +189,7 @@ dist.barrier() if dist.get_rank() < 2 else __import__("time").sleep(600)
     assert "culprit   host n1 (node 1) is gone: nothing came from it for 5 s" in done.err, done.err
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_what_befalls_the_network_is_survived_or_told_alike(tmp_path, fault: NetworkFault):
     try:
@@ -279,6 +281,7 @@ def test_a_token_is_made_and_kept_secret(tmp_path):
     assert made[0] != made[1]
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("count", [2, 4])
 def test_pretended_hosts_need_no_second_tpurun(start, script, count: int):
     done = start("-n", "4", "--hosts", str(count), script(EVERYTHING)).wait()
@@ -287,6 +290,7 @@ def test_pretended_hosts_need_no_second_tpurun(start, script, count: int):
     assert f"4 ranks on {count} pretended hosts" in done.err
 
 
+@pytest.mark.full
 def test_pretended_hosts_on_a_bad_network(start, script):
     link = "delay=2ms,jitter=2ms,loss=1%,duplicate=1%,rate=500Mbit"
     began = time.time()
@@ -342,6 +346,7 @@ dist.all_reduce(torch.ones(9))
     assert [job.wait().code for job in jobs] == [143, 143]
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(("bulk", "connections"), [("tcp", 6), ("quic", 0)])
 def test_large_tensors_take_all_connections(start, script, bulk, connections):
     program = """
@@ -369,7 +374,9 @@ sockets = {os.readlink(path) for path in descriptors if path.is_symlink()}
 store = f"{int(os.environ['MASTER_PORT']):04X}"
 rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
 own = [row for row in rows if f"socket:[{row[9]}]" in sockets and row[3] == "01"]
-print(threads.count("tpurun-net"), sum(store not in row[1] + row[2] for row in own))
+seen = threads.count("tpurun-net"), sum(store not in row[1] + row[2] for row in own)
+dist.barrier()  # connections are closed by whoever ends first
+print(*seen)
 """
     job = start("-n", "4", "--hosts", "2", "--connections", "3", "--bulk", bulk, script(program))
     done = job.wait()

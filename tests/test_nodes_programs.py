@@ -9,6 +9,7 @@ from jobs import Finished
 from namespaces import NotAllowed
 from nodes import commands, plugged
 from programs.start import Verdict, all_programs, run
+from scale import some
 
 HOSTS, EACH = 4, 4
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
@@ -30,12 +31,13 @@ PROGRAMS = [
     "pipeline/one_forward_one_backward",
     "pipeline/interleaved",
 ]
+CHOSEN = some(PROGRAMS, 2)
 
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Verdict]:
     """Of one job for all of them."""
-    chosen = [program for program in all_programs() if program.name in PROGRAMS]
+    chosen = [program for program in all_programs() if program.name in CHOSEN]
     try:
         found = run(chosen, launcher="nodes", each=HOSTS * EACH)
     except NotAllowed as why:
@@ -43,7 +45,7 @@ def verdicts() -> dict[str, Verdict]:
     return {verdict.program.name: verdict for verdict in found}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_programs_compute_what_one_process_computes(verdicts: dict[str, Verdict], name: str):
     problems = verdicts[name].problems
     assert not problems, "\n".join(problems)
@@ -53,6 +55,7 @@ def losses(done: Finished) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step +\d+/8  loss ([0-9.]+)", done.log(0), re.MULTILINE)]
 
 
+@pytest.mark.full
 def test_the_example_learns_what_one_process_learns(start):
     """From the same batches: each rank has a sixteenth of them."""
     words = [EXAMPLE, "--steps", "8", "--log-every", "1", "--sample-bytes", "16", "--batch-size"]

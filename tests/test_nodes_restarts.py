@@ -59,6 +59,7 @@ RAISED = 'if rank == 2: raise ValueError(f"the end of life {life}")'
 LEFT = "if rank == 2: os._exit(0)"
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
@@ -112,6 +113,7 @@ def test_nodes_wait_for_who_will_not_go(restarting):
     assert shown(done)[3] == ["not yet", "well"] and shown(done)[0] == ["well"]
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize("node", range(NODES))
 def test_ctrl_c_on_any_node_ends_the_job_in_the_middle_of_a_restart(restarting, node: int):
     jobs = restarting("--shutdown-timeout", "1h")
@@ -124,6 +126,7 @@ def test_ctrl_c_on_any_node_ends_the_job_in_the_middle_of_a_restart(restarting, 
     assert "interrupted: no restart after this: rank 5 (host n2" in done[node].err, done[node].err
 
 
+@pytest.mark.slice(3)
 @pytest.mark.parametrize("node", range(NODES))
 def test_a_node_that_goes_in_the_middle_of_a_restart_ends_the_job(restarting, node: int):
     """All say so, and why it had to begin again."""

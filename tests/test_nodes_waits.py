@@ -30,6 +30,7 @@ def lines(done: list[Finished]) -> str:
     return "\n".join("\n".join(text) for _, text in sorted(shown(done).items()))
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("case", ["two groups", "receives", "sends", "message and collective", "left alone"])
 def test_a_circle_over_nodes_is_proven(run, case: str):
     done = run(3, 1, PROGRAM.format(wait=CIRCLES[case]), "--timeout", "120s")
@@ -117,6 +118,7 @@ dist.all_reduce(torch.ones(8))
         )
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(
     ("link", "program"),
     [

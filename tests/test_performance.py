@@ -69,6 +69,7 @@ def test_a_quick_run_writes_a_page_that_can_be_written_again(run, tmp_path: Path
     assert (tmp_path / "b/performance.md").read_text() == text
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(("part", "rows"), [("steps", 3), ("waiting", 1), ("overlap", 2), ("floors", 2)])
 def test_the_programs_of_ranks_end_well(run, tmp_path: Path, part: str, rows: int):
     done = run("--quick", "--ranks", "2", "--parts", part, "--out", tmp_path, command=COMMAND, env=ENV)

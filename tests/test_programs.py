@@ -28,6 +28,7 @@ print(json.dumps([own.name, roles, names, members, sys.argv[1:], list(own.argv)[
 """
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("how", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_two_scripts_are_one_world(run, script, how: list[str]):
     """Also when rank 0 is done long before the others, who still make groups."""

@@ -47,6 +47,7 @@ def restarts_of(done: Finished) -> list[dict]:
     return [event for event in done.events if event["event"] == "restart"]
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(
     ("ranks", "options"), [(2, []), (8, []), (2, ["--spawn"])], ids=["2", "8", "2 spawned"]
 )
@@ -142,6 +143,7 @@ def restarting(start, script) -> Callable[..., Job]:
     return start_restarting
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_who_will_not_go_is_killed(restarting, options: list[str]):
     done = restarting(*options).wait(limit_s=240)
@@ -163,6 +165,7 @@ def test_ctrl_c_ends_the_job_in_the_middle_of_a_restart(restarting):
     assert not restarts_of(done) and "well" not in done.out
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("options", [[], ["--spawn"]], ids=["forked", "spawned"])
 @pytest.mark.parametrize("who", ["front", "agent"])
 def test_nothing_survives_who_is_killed_in_the_middle_of_a_restart(restarting, who: str, options: list[str]):
@@ -234,6 +237,7 @@ except dist.DistBackendError:
 """
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize(
     ("how", "said"),

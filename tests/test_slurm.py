@@ -165,6 +165,7 @@ STEP = {
 TPU_SLICE = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "t-0,t-1"}
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize(
     "variables", [ALLOCATION, ALLOCATION | STEP, TPU_SLICE], ids=["allocation", "step", "slice"]
 )

@@ -64,7 +64,7 @@ if what != "end":
 dist.destroy_process_group()
 """
 RANKS = 4
-KEYS = "format job is_running exit ran_ms silent reason taken_unix_ns communicators classes ranks"
+KEYS = "format job is_running exit ran_ms silent reason taken_unix_ns communicators foreign classes ranks"
 RANK_KEYS = (
     "rank pid ranks state ending program group operation outcome site for_ms completed posted ops_per_s "
     "cpu_percent rss_bytes"

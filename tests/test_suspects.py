@@ -73,6 +73,8 @@ def suspects(done: Finished) -> list[str]:
     return [line for line in done.err.splitlines() if line.startswith("tpurun: suspect:")]
 
 
+@pytest.mark.slice(2)
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("flags", [[], ["--spawn"]], ids=["forked", "spawned"])
 @pytest.mark.parametrize(
     ("how", "said"),

@@ -54,6 +54,7 @@ def assert_in_order(phases: list[dict]) -> None:
     assert all(0 <= phase["first_s"] <= phase["last_s"] for phase in phases)
 
 
+@pytest.mark.slice(2)
 @pytest.mark.parametrize("start_method", [[], ["--spawn"]], ids=["forked", "spawned"])
 def test_every_step_is_told_in_order(run, script, start_method: list[str]):
     done = run("-n", "2", "--timings", *start_method, script(PROGRAM))

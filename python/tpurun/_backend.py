@@ -196,17 +196,19 @@ def _number_the_world(options: Any, timeout: timedelta) -> tuple[list[int], bool
     global _launched_as, _is_beyond_job
     import torch.distributed as dist
 
+    # A store can be used again: the n-th world that a rank makes with it has names of its own.
+    times = options.store.add(f"tpurun/worlds/{options.group_rank}", 1)
     launched_as, is_beyond_job = None, False
     if _first_ranks is None:
-        launched_as, is_beyond_job = _ask_the_world(options, timeout)
+        launched_as, is_beyond_job = _ask_the_world(options, f"tpurun/world-{times}", timeout)
     if not dist.is_initialized():
         _launched_as, _is_beyond_job = launched_as, is_beyond_job
-        _membership.begin_world(options.store, options.group_rank)
+        _membership.begin_world(times)
     known_as = launched_as if _first_ranks is None else _first_ranks
     return [rank if known_as is None else known_as[rank] for rank in range(options.group_size)], is_beyond_job
 
 
-def _ask_the_world(options: Any, timeout: timedelta) -> tuple[list[int] | None, bool]:
+def _ask_the_world(options: Any, prefix: str, timeout: timedelta) -> tuple[list[int] | None, bool]:
     """The launcher's numbers where they are others, and whether some ranks are not of this job."""
     rank, size = options.group_rank, options.group_size
     place = _place_in_job()
@@ -220,9 +222,6 @@ def _ask_the_world(options: Any, timeout: timedelta) -> tuple[list[int] | None, 
             if rank != own:
                 raise refusal
             return None, False
-    # A store can be used again: the n-th world that a rank makes with it has names of its own.
-    times = options.store.add(f"tpurun/worlds/{rank}", 1)
-    prefix = f"tpurun/world-{times}"
     if place is None:
         options.store.set(f"{prefix}/rank-{rank}", "")
         return None, False
