@@ -227,7 +227,7 @@ test-rust: | tools
 test-loom: | tools
 	$(call say,checking the models of the concurrent parts)
 	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
-		CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 \
+		CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 \
 		cargo test --package tpurun-collectives --release --locked --lib loom
 
 # The same on a busy machine, where times are not.

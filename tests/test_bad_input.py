@@ -86,6 +86,54 @@ def test_descriptors_that_just_suffice(run, script):
     assert done.code == 0, done.err
 
 
+# A rank makes a group as its limits allow nothing any more, and does not end: nobody may wait for that.
+CANNOT_MAKE = """
+import os, resource, signal, sys, time
+import torch.distributed as dist
+
+guilty, what = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("tpu_dist")
+rank, ranks = dist.get_rank(), list(range(dist.get_world_size()))
+store = dist.distributed_c10d._get_default_store()
+if rank == guilty and what == "files":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1,) * 2)
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+elif rank == guilty:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+began = time.monotonic()
+try:
+    dist.new_group(ranks)
+except RuntimeError as error:
+    took = time.monotonic() - began
+    print(f"{took:.3f} {list(getattr(error, 'ranks', ()))} {error}".replace("\\n", "/"), flush=True)
+store.set(f"told/{rank}", "")
+store.wait([f"told/{other}" for other in ranks])
+"""
+
+
+@pytest.mark.parametrize(
+    ("guilty", "what", "options"),
+    [(0, "files", []), (2, "files", []), (0, "sizes", []), (2, "files", ["--hosts", "2"])],
+    ids=["files of the first", "files of another", "sizes", "files of the first of a host"],
+)
+def test_who_cannot_make_a_group_is_named_at_once(run, script, guilty: int, what: str, options: list[str]):
+    done = run("-n", "4", *options, script(CANNOT_MAKE), str(guilty), what)
+    assert done.code == 0, done.err
+    for rank, (line,) in done.shown_by_rank().items():
+        took, told = line.split(" ", 1)
+        assert float(took) < 1 * done.patience, line
+        who = rf"\[{guilty}\] rank {guilty} \(host \w+, pid \d+\) " if rank != guilty else r"\[\] "
+        assert re.match(
+            rf"{who}cannot (create|join) .*group .*\b(files|file descriptor|File too large)", told
+        ), line
+
+
 SMALL_SHM = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
 
 

@@ -138,6 +138,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
 
     fn fetch(&self, _deadline: Instant) -> Result<OwnedFd, Failure> {
         let value = self.store.get(&self.key("segment", self.host()))?;
+        GivenUp::check(&value)?;
         let place = value.parse::<Place>()?;
         place.open(self.rank)
     }
@@ -153,6 +154,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         self.store.set(&self.key("address", me), &network.addresses().to_string())?;
         let addresses = (0..hosts.count()).map(|host| {
             let text = self.store.get(&self.key("address", host))?;
+            GivenUp::check(&text)?;
             Addresses::parse(&text, rank(host)).ok_or_else(|| {
                 let text = format!("the store's entry for host {} is {text:?}", hosts.name(host));
                 Failure::new(FailureKind::Transport, text)
@@ -164,8 +166,57 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         Ok(network.cross(segment, ears, hasher.finish(), &addresses))
     }
 
+    fn give_up(&self, members: &Membership, failure: &Failure) {
+        let Some(given_up) = GivenUp::of(members, failure) else { return };
+        if let Some(agent) = &self.agent {
+            agent.give_up(members, failure);
+        }
+        let is_first = self.hosts.get().is_some_and(|hosts| hosts.first(self.host()) == self.rank);
+        for what in is_first.then_some(["segment", "address"]).into_iter().flatten() {
+            // Where the store does not answer, the others learn as little as without this.
+            let _ = self.store.set(&self.key(what, self.host()), &given_up.to_string());
+        }
+    }
+
     fn grace(&self) -> Duration {
         if self.agent.is_some() { AGENT_GRACE } else { Duration::ZERO }
+    }
+}
+
+/// What a rank that cannot make a group, or cannot join it, tells the others.
+struct GivenUp {
+    rank: u32,
+    text: String,
+}
+
+impl GivenUp {
+    /// Begins what the store holds instead of a place; no place does.
+    const MARK: &str = "given up by ";
+
+    /// `None` where the others know, or find out as this rank did.
+    fn of(members: &Membership, failure: &Failure) -> Option<Self> {
+        if failure.kind() == FailureKind::Timeout || !failure.ranks().is_empty() {
+            return None;
+        }
+        let rank = members.world_ranks[members.rank as usize];
+        let (host, pid) = (host_name(), std::process::id());
+        Some(Self { rank, text: format!("rank {rank} (host {host}, pid {pid}) {}", failure.text()) })
+    }
+
+    /// # Errors
+    /// What the rank says that has written this, if it is that.
+    fn check(value: &str) -> Result<(), Failure> {
+        let Some((rank, text)) = value.strip_prefix(Self::MARK).and_then(|rest| rest.split_once(' ')) else {
+            return Ok(());
+        };
+        let failure = Failure::new(FailureKind::Aborted, text);
+        Err(rank.parse().map_or(failure.clone(), |rank: u32| failure.blaming([rank])))
+    }
+}
+
+impl std::fmt::Display for GivenUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{} {}", Self::MARK, self.rank, self.text)
     }
 }
 
@@ -359,13 +410,16 @@ pub struct ControlBootstrap<'a> {
     readers: u32,
     /// The rank of the world that makes the segment.
     maker: u32,
+    /// What messages call the communicator.
+    title: String,
 }
 
 impl<'a> ControlBootstrap<'a> {
     /// For one communicator of a job's ranks.
     pub fn new(client: &'a ControlClient, members: &Membership) -> Self {
         let key = format!("{}/{:016x}", members.name, members.id());
-        Self { client, key, readers: members.size() - 1, maker: members.world_ranks[0] }
+        let (readers, maker) = (members.size() - 1, members.world_ranks[0]);
+        Self { client, key, readers, maker, title: members.title() }
     }
 
     /// For one whose ranks meet otherwise: the launcher only watches over it.
@@ -380,7 +434,24 @@ impl Bootstrap for ControlBootstrap<'_> {
     }
 
     fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure> {
-        self.client.fetch(&self.key, self.maker, deadline).map_err(|error| refused(&error))
+        let Self { title, maker, .. } = self;
+        self.client.fetch(&self.key, *maker, deadline).map_err(|error| match error {
+            ControlError::Timeout { .. } => {
+                let text = format!("Timed out creating {title}: rank {maker} did not come");
+                Failure::new(FailureKind::Timeout, text).blaming([*maker])
+            }
+            ControlError::Refused { reason, .. } => {
+                Failure::new(FailureKind::Transport, format!("cannot join {title}: {reason}"))
+            }
+            error => refused(&error),
+        })
+    }
+
+    fn give_up(&self, members: &Membership, failure: &Failure) {
+        let Some(given_up) = GivenUp::of(members, failure) else { return };
+        let readers = if members.rank == 0 { self.readers } else { 0 };
+        // A launcher that is gone ends the job anyway.
+        let _ = self.client.give_up(&self.key, readers, &given_up.text);
     }
 
     fn grace(&self) -> Duration {

@@ -26,11 +26,14 @@ pub use frames::{AgentFrame, RankFrame};
 
 use crate::failure::{Failure, FailureKind};
 use crate::network::authority::Credentials;
+use crate::text::head;
 
 /// The variable that carries the number of the inherited descriptor.
 pub const CONTROL_FD_VAR: &str = "TPURUN_CONTROL_FD";
 /// Longest key of a segment.
 pub const MAX_KEY_BYTES: usize = 512;
+/// Of what a rank says for others to raise.
+const MAX_TEXT_BYTES: usize = 1024;
 /// The variable that chooses on which signal a rank tells the Python stacks of its threads; 0 for none.
 pub const STACK_SIGNAL_VAR: &str = "TPURUN_STACK_SIGNAL";
 /// Which one it is unless that variable says otherwise, as in `python/tpurun/stacks.py`.
@@ -61,6 +64,15 @@ mod frames {
             /// The rank of the world that will offer it.
             from: u32,
         },
+        /// This rank cannot make or join the communicator.
+        GiveUp {
+            /// As in `Offer`.
+            key: String,
+            /// Ranks that will ask for what it would have offered; 0 unless it is the one to offer.
+            readers: u32,
+            /// The rank itself and why, for what the others raise.
+            text: String,
+        },
         /// This rank needs what it shows to other hosts.
         Identify {
             /// Chosen by the rank; the answer carries it.
@@ -87,7 +99,7 @@ mod frames {
             /// For people.
             reason: String,
         },
-        /// The rank that would offer it will not come.
+        /// The rank that would offer it will not come, or cannot make it.
         Failed {
             /// Of the `Want`.
             key: String,
@@ -97,6 +109,8 @@ mod frames {
             kind: u32,
             /// What every rank of the communicator raises.
             text: String,
+            /// Whom it blames.
+            ranks: Vec<u32>,
         },
         /// What the rank shows to other hosts, and whom it believes; see
         /// [`Credentials`](crate::network::authority::Credentials).
@@ -226,6 +240,17 @@ impl ControlClient {
         }
     }
 
+    /// Tells those who make the communicator of `key` with this rank that it cannot: the first `readers` that ask for
+    /// its segment, or with 0 those who have it already.
+    ///
+    /// # Errors
+    /// As [`offer`](Self::offer).
+    pub fn give_up(&self, key: &str, readers: u32, text: &str) -> Result<(), ControlError> {
+        let frame =
+            RankFrame::GiveUp { key: key.to_owned(), readers, text: head(text, MAX_TEXT_BYTES).to_owned() };
+        self.send(&frame.encode(), None, Instant::now() + SEND_LIMIT, key)
+    }
+
     /// What the job's authority has given this rank to show to other hosts.
     ///
     /// # Errors
@@ -334,8 +359,9 @@ impl Inbox {
             Ok(Some((AgentFrame::Refused { request, key, reason }, _))) => {
                 (request, Err(ControlError::Refused { key, reason }))
             }
-            Ok(Some((AgentFrame::Failed { request, kind, text, .. }, _))) => {
-                (request, Err(ControlError::Failed(Failure::new(FailureKind::from_code(kind), text))))
+            Ok(Some((AgentFrame::Failed { request, kind, text, ranks, .. }, _))) => {
+                let failure = Failure::new(FailureKind::from_code(kind), text).blaming(ranks);
+                (request, Err(ControlError::Failed(failure)))
             }
             Err(error) => return self.failed = Some(error),
         };
@@ -360,7 +386,9 @@ impl RankFrame {
         let frame: RankFrame = rkyv::from_bytes::<_, rkyv::rancor::Error>(&unframed(bytes)?)
             .map_err(|_| ControlError::Malformed("invalid archive"))?;
         match &frame {
-            RankFrame::Offer { key, .. } | RankFrame::Want { key, .. } if key.len() > MAX_KEY_BYTES => {
+            RankFrame::Offer { key, .. } | RankFrame::Want { key, .. } | RankFrame::GiveUp { key, .. }
+                if key.len() > MAX_KEY_BYTES =>
+            {
                 Err(ControlError::Malformed("key too long"))
             }
             _ => Ok(frame),

@@ -63,6 +63,11 @@ pub trait Bootstrap {
         Err(Failure::new(FailureKind::Internal, "these ranks are on one host"))
     }
 
+    /// This rank cannot make the segment, or cannot join it: those who wait for that learn why.
+    fn give_up(&self, members: &Membership, failure: &Failure) {
+        let (_, _) = (members, failure);
+    }
+
     /// Whether a rank that has not come never will; not every bootstrap can tell.
     fn is_gone(&self, rank: u32) -> bool {
         let _ = rank;
@@ -261,22 +266,57 @@ impl Segment {
         let deadline = Instant::now() + timeout;
         let (hosts, settings) = bootstrap.survey(&members, settings)?;
         let is_first = hosts.first(hosts.of(members.rank)) == members.rank;
-        let grace = bootstrap.grace();
+        let give_up = |failure: &Failure| bootstrap.give_up(&members, failure);
         if !is_first {
-            let fd = bootstrap.fetch(deadline)?;
-            let mut segment = Self { grace, hosts, ..Self::join(members, &fd)? };
-            if segment.is_bridged() {
-                let word = |at: usize| segment.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
-                segment.bell = Some(Bell::open(word(H_BELL_PID), word(H_BELL))?);
-            }
-            segment.attach()?;
+            let segment = Self::fetched(&members, hosts, bootstrap, deadline).inspect_err(give_up)?;
             segment.wait_for_all(bootstrap, deadline, timeout)?;
             return Ok((Arc::new(segment), None));
         }
+        let (segment, fd, ears) =
+            Self::offered_by_us(&members, hosts, settings, bootstrap).inspect_err(give_up)?;
+        let segment = Arc::new(segment);
+        let crossing =
+            ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
+                let is_guilty = |rank: &u32| failure.ranks().contains(&segment.world_rank(*rank));
+                let guilty: Vec<u32> = segment.ranks().filter(is_guilty).collect();
+                segment.fail_creation(&Verdict::new(failure.kind(), failure.text()).blaming(guilty));
+            })?;
+        segment.wait_for_all(bootstrap, deadline, timeout)?;
+        // Only now may the descriptor go: others may have opened it through this process.
+        drop(fd);
+        Ok((segment, crossing))
+    }
+
+    /// The one that the first rank of this host has made.
+    fn fetched(
+        members: &Membership,
+        hosts: Hosts,
+        bootstrap: &dyn Bootstrap,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
+        let fd = bootstrap.fetch(deadline)?;
+        let mut segment = Self { grace: bootstrap.grace(), hosts, ..Self::join(members.clone(), &fd)? };
+        if segment.is_bridged() {
+            let word = |at: usize| segment.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
+            segment.bell = Some(Bell::open(word(H_BELL_PID), word(H_BELL))?);
+        }
+        segment.attach()?;
+        Ok(segment)
+    }
+
+    /// The one that this rank, the first of its host, has made and the others are given; its descriptor, and what
+    /// hears the others' bell where there are other hosts.
+    fn offered_by_us(
+        members: &Membership,
+        hosts: Hosts,
+        settings: Settings,
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<(Self, OwnedFd, Option<Ears>), Failure> {
         let layout = Layout::new(members.size(), hosts.count(), settings.window_bytes);
         let (region, fd) = Region::create("tpurun-communicator", layout.total())
-            .map_err(|error| refused(&members, "create", layout.total(), &error))?;
-        let mut segment = Self { grace, hosts, ..Self::new(region, layout, members) };
+            .map_err(|error| refused(members, "create", layout.total(), &error))?;
+        let mut segment =
+            Self { grace: bootstrap.grace(), hosts, ..Self::new(region, layout, members.clone()) };
         segment.write_header(settings);
         segment.write_nonce()?;
         let mut ears = None;
@@ -287,17 +327,9 @@ impl Segment {
             word(H_BELL).store(bell.descriptor(), Ordering::Relaxed);
             (segment.bell, ears) = (Some(bell), Some(end));
         }
-        let segment = Arc::new(segment);
         segment.attach()?;
         bootstrap.offer(fd.as_fd())?;
-        let crossing =
-            ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
-                segment.fail_creation(&Verdict::new(failure.kind(), failure.text()));
-            })?;
-        segment.wait_for_all(bootstrap, deadline, timeout)?;
-        // Only now may the descriptor go: others may have opened it through this process.
-        drop(fd);
-        Ok((segment, crossing))
+        Ok((segment, fd, ears))
     }
 
     fn write_header(&self, settings: Settings) {
@@ -806,7 +838,7 @@ impl Segment {
     }
 
     /// As [`fail_by`](Self::fail_by), unless all ranks are attached by now: then nothing happens.
-    fn fail_creation(&self, verdict: &Verdict) {
+    pub(crate) fn fail_creation(&self, verdict: &Verdict) {
         self.publish(verdict, || {
             let ended = self.attendance().end(self.size());
             if ended {

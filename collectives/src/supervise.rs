@@ -73,6 +73,12 @@ impl Supervised {
         failure
     }
 
+    /// As [`fail_blaming`](Self::fail_blaming), where not all of its ranks have come; else nothing happens.
+    pub fn fail_creation(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
+        self.segment.fail_creation(&self.verdict(kind, text, world_ranks));
+        self.decide();
+    }
+
     /// As [`fail_blaming`](Self::fail_blaming), but its sleeping ranks wake only on [`announce`](Self::announce):
     /// a verdict on several communicators stands in all of them before anybody acts on it in one.
     pub fn fail_quietly(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {

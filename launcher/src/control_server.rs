@@ -33,11 +33,22 @@ pub(crate) struct ControlEvent {
 #[derive(Debug)]
 pub(crate) struct ControlServer {
     sockets: Vec<Option<Socket>>,
-    exchange: Exchange<OwnedFd>,
+    exchange: Exchange<Offered>,
     supervisor: Supervisor,
     /// Ranks that will not come any more, and what those who wait for them raise.
     lost: HashMap<u32, (FailureKind, String)>,
     identities: Identities,
+}
+
+/// What comes of the promise of a rank to make a segment.
+#[derive(Debug)]
+enum Offered {
+    Segment(OwnedFd),
+    /// It cannot.
+    Nothing {
+        rank: u32,
+        text: String,
+    },
 }
 
 /// The socket of one rank, and the task that reads it. To tokio a packet socket is a datagram socket.
@@ -97,7 +108,7 @@ impl ControlServer {
     /// Nobody gets from this rank what it has not offered yet.
     pub(crate) fn refuse_all_of(&mut self, rank: u32, kind: FailureKind, text: &str) {
         for orphan in self.exchange.lose(rank) {
-            self.fail(&orphan, kind, text);
+            self.fail(&orphan, kind, text, rank);
         }
         self.lost.entry(rank).or_insert((kind, text.to_owned()));
     }
@@ -165,27 +176,49 @@ impl ControlServer {
                         group.fail_blaming(*kind, &in_group(text, group.name()), &[*rank]);
                     }
                 }
-                // Those who wait for a refused offer run into their own deadline.
-                for delivery in self.exchange.offer(&key, readers, segment).unwrap_or_default() {
-                    self.deliver(&key, &delivery);
+                self.offer(&key, readers, Offered::Segment(segment));
+            }
+            RankFrame::GiveUp { key, readers: 0, text } => {
+                let comm_id = key.rsplit_once('/').and_then(|(_, id)| u64::from_str_radix(id, 16).ok());
+                if let Some(comm_id) = comm_id {
+                    self.supervisor.fail_creation(comm_id, rank, &text);
                 }
+            }
+            RankFrame::GiveUp { key, readers, text } => {
+                self.offer(&key, readers, Offered::Nothing { rank, text });
             }
         }
         Ok(())
     }
 
-    fn deliver(&mut self, key: &str, delivery: &Delivery<OwnedFd>) {
-        let frame = AgentFrame::Segment { key: key.to_owned(), request: delivery.request };
-        self.send(delivery.rank, &frame, Some(&delivery.segment));
+    fn offer(&mut self, key: &str, readers: u32, offered: Offered) {
+        // Those who wait for a refused offer run into their own deadline.
+        for delivery in self.exchange.offer(key, readers, offered).unwrap_or_default() {
+            self.deliver(key, &delivery);
+        }
     }
 
-    fn fail(&mut self, orphan: &Orphan, kind: FailureKind, text: &str) {
+    fn deliver(&mut self, key: &str, delivery: &Delivery<Offered>) {
+        let (key, request) = (key.to_owned(), delivery.request);
+        match &*delivery.segment {
+            Offered::Segment(segment) => {
+                self.send(delivery.rank, &AgentFrame::Segment { key, request }, Some(segment));
+            }
+            Offered::Nothing { rank, text } => {
+                let (kind, text, ranks) = (FailureKind::Aborted as u32, text.clone(), vec![*rank]);
+                self.send(delivery.rank, &AgentFrame::Failed { key, request, kind, text, ranks }, None);
+            }
+        }
+    }
+
+    fn fail(&mut self, orphan: &Orphan, kind: FailureKind, text: &str, lost: u32) {
         let group = orphan.key.rsplit_once('/').map_or(orphan.key.as_str(), |(group, _)| group);
         let frame = AgentFrame::Failed {
             key: orphan.key.clone(),
             request: orphan.request,
             kind: kind as u32,
             text: in_group(text, group),
+            ranks: vec![lost],
         };
         self.send(orphan.rank, &frame, None);
     }
@@ -296,6 +329,29 @@ mod tests {
             }));
         }
         assert_eq!(serve(programs)[1..], [[100, 200, 300], [100, 200, 300], [100, 200, 300]]);
+    }
+
+    #[test]
+    fn who_waits_for_what_cannot_be_made_is_told_why_and_gets_the_next_one() {
+        let mut programs: Vec<Box<dyn FnOnce(ControlClient) -> Vec<String> + Send>> =
+            vec![Box::new(|client| {
+                client.give_up("world", 2, "rank 0 cannot").unwrap();
+                client.offer("world", 2, segment(100).as_fd()).unwrap();
+                Vec::new()
+            })];
+        for _ in 0..2 {
+            programs.push(Box::new(|client| {
+                let Err(ControlError::Failed(failure)) = client.fetch("world", 0, deadline()) else {
+                    return Vec::new();
+                };
+                let (ranks, text) = (failure.ranks().to_vec(), failure.text().to_owned());
+                vec![
+                    format!("{ranks:?} {text}"),
+                    size(&client.fetch("world", 0, deadline()).unwrap()).to_string(),
+                ]
+            }));
+        }
+        assert_eq!(serve(programs)[1..], [["[0] rank 0 cannot", "100"], ["[0] rank 0 cannot", "100"]]);
     }
 
     #[test]

@@ -97,6 +97,13 @@ impl Supervisor {
         }
     }
 
+    /// This rank cannot join its communicator, which the others wait for.
+    pub(crate) fn fail_creation(&self, comm_id: u64, rank: u32, text: &str) {
+        if let Some(group) = self.current(comm_id).filter(|group| group.world_ranks().contains(&rank)) {
+            group.fail_creation(FailureKind::Aborted, text, &[rank]);
+        }
+    }
+
     fn current(&self, comm_id: u64) -> Option<&Supervised> {
         self.groups.get(&comm_id)?.last()
     }

@@ -23,9 +23,17 @@ fn seeds() -> Vec<Vec<u8>> {
         RankFrame::Offer { key: key(), readers: 7 }.encode(),
         RankFrame::Want { key: key(), request: 3, from: 0 }.encode(),
         RankFrame::Want { key: "short".to_owned(), request: u64::MAX, from: 7 }.encode(),
+        RankFrame::GiveUp { key: key(), readers: 7, text: "rank 0 cannot".to_owned() }.encode(),
         AgentFrame::Segment { key: key(), request: 3 }.encode(),
         AgentFrame::Refused { key: key(), request: 3, reason: "too many are waiting already".to_owned() }
             .encode(),
-        AgentFrame::Failed { key: key(), request: 3, kind: 3, text: "rank 0 is gone".to_owned() }.encode(),
+        AgentFrame::Failed {
+            key: key(),
+            request: 3,
+            kind: 3,
+            text: "rank 0 is gone".to_owned(),
+            ranks: vec![0],
+        }
+        .encode(),
     ]
 }
