@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import itertools
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -22,6 +23,9 @@ UNFLUSHED = 120
 
 # Modules of the fork server, which the ranks share; a rank that has ended its program holds them on.
 _shared: dict[str, ModuleType] = {}
+_last_shared = ""
+# What sys.modules held of them.
+_hidden: dict[str, ModuleType] = {}
 _is_rank = False
 _status = 0
 _before_end: Callable[[], None] | None = None
@@ -34,7 +38,9 @@ def prepare() -> None:
 
 def share_modules() -> None:
     """In the fork server, once it has imported everything."""
+    global _last_shared
     _shared.update(sys.modules)
+    _last_shared = next(reversed(sys.modules))
 
 
 def begin_rank() -> None:
@@ -111,15 +117,37 @@ def _can_flush() -> bool:
 
 def _hide_shared_modules() -> None:
     modules = sys.modules
-    # Others are names that the program has given another module, as it does with __main__.
-    own = [(name, module) for name, module in modules.items() if _shared.get(name) is not module]
+    if type(modules) is not dict:
+        return  # the program's own, which the interpreter does not look at
     # The interpreter clears modules from the last to the first.
     last = ModuleType("tpurun._last")
     last.__dict__["finalizers"] = _Leftovers()
     _shared["tpurun._last"] = last
-    modules.clear()
-    modules[last.__name__] = last
-    modules.update(own)
+    own = _names_of_the_program()
+    _hidden[last.__name__] = last
+    _hidden.update((name, modules.pop(name)) for name in own)
+    _exchange(modules, _hidden)
+
+
+def _names_of_the_program() -> list[str]:
+    """Of modules that the fork server does not have, in the order of their imports."""
+    since = list(itertools.takewhile(lambda name: name != _last_shared, reversed(sys.modules)))
+    given_anew = [name for name in ("__main__", "__mp_main__") if name not in since]
+    own = [name for name in (*given_anew, *reversed(since)) if name in sys.modules]
+    return [name for name in own if _shared.get(name) is not sys.modules[name]]
+
+
+def _exchange(one: dict, other: dict) -> None:
+    """Gives each of them what is in the other.
+
+    To look at a module counts a reference, so to go through thousands of them would copy the pages of all: a
+    third of the memory that a small rank has of its own.
+    """
+    size = dict.__basicsize__ - object.__basicsize__
+    first, second = (id(each) + object.__basicsize__ for each in (one, other))
+    kept = ctypes.string_at(first, size)
+    ctypes.memmove(first, second, size)
+    ctypes.memmove(second, kept, size)
 
 
 class _Leftovers:
