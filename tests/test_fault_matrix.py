@@ -10,8 +10,8 @@ from fault_matrix.oracle import MEANINGLESS, expected
 from scale import FULL, some
 
 AXES = ("fault", "op", "mode")
-# With every change one cell of so many.
-EVERY = 9
+# With every change one cell of so many, on one of the two sizes.
+EVERY = 5
 # On 64 ranks one operation of each kind: one that all ranks do alike, one with a root, one between pairs.
 SAMPLE = [("all_reduce", "sync"), ("broadcast", "async"), ("send_recv", "sync")]
 
@@ -33,7 +33,7 @@ def assert_right(chosen: list[Cell]) -> None:
     assert not wrong, "\n".join([f"{len(wrong)} of {len(judged)} cells are wrong:", *wrong])
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("ranks", some([8, 2], 2))
 def test_every_fault_in_every_operation(ranks: int):
     assert_right(slice_of(list(cells([ranks], FAULTS, OPS)), EVERY))
 
