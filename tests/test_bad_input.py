@@ -118,12 +118,12 @@ store.wait([f"told/{other}" for other in ranks])
 
 
 @pytest.mark.parametrize(
-    ("guilty", "what", "options"),
-    [(0, "files", []), (2, "files", []), (0, "sizes", []), (2, "files", ["--hosts", "2"])],
-    ids=["files of the first", "files of another", "sizes", "files of the first of a host"],
+    ("guilty", "what"),
+    [(0, "files"), (2, "files"), (0, "sizes")],
+    ids=["files of the first", "files of another", "sizes"],
 )
-def test_who_cannot_make_a_group_is_named_at_once(run, script, guilty: int, what: str, options: list[str]):
-    done = run("-n", "4", *options, script(CANNOT_MAKE), str(guilty), what)
+def test_who_cannot_make_a_group_is_named_at_once(run, script, guilty: int, what: str):
+    done = run("-n", "4", script(CANNOT_MAKE), str(guilty), what)
     assert done.code == 0, done.err
     for rank, (line,) in done.shown_by_rank().items():
         took, told = line.split(" ", 1)
