@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -56,6 +57,7 @@ def namespaces(
             _ip(*words)
 
 
+@functools.cache
 def kinds_of_hosts() -> list[str]:
     """How tests make hosts: both ways by `make full`, else the one nearer to real hosts that is possible."""
     try:

@@ -7,7 +7,6 @@ import subprocess
 import pytest
 
 from jobs import TPURUN, Finished
-from scale import some
 
 SAYS_BOTH = re.compile(r"expected .*(given|got) ", re.IGNORECASE)
 
@@ -193,9 +192,10 @@ def last_line(done: Finished) -> str:
     return re.sub(r"^\[rank\d\]: ", "", log.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", some([*CALLS], 3))
-def test_a_call_that_can_not_work(run, script, name: str):
-    line = last_line(run("-n", "2", script(WORLD + CALLS[name])))
+@pytest.mark.slice(3)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_that_can_not_work(run, script, call: str):
+    line = last_line(run("-n", "2", script(WORLD + call)))
     assert line.startswith("ValueError: "), line
     assert SAYS_BOTH.search(line), line
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from jobs import Finished
-from scale import some
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -16,7 +15,8 @@ def losses(done: Finished, rank: int = 0) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step +\d+  loss ([0-9.]+)", done.log(rank), re.MULTILINE)]
 
 
-@pytest.mark.parametrize("name", some(["ddp", "fsdp2", "tensor_parallel", "pipeline"], 2))
+@pytest.mark.slice(2)
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor_parallel", "pipeline"])
 def test_the_loss_falls(run, name: str):
     found = losses(run("-n", "4", EXAMPLES / f"{name}.py"), rank=3 if name == "pipeline" else 0)
     assert len(found) >= 4 and found[-1] < 0.9 * found[0], found

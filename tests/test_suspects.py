@@ -74,7 +74,6 @@ def suspects(done: Finished) -> list[str]:
 
 
 @pytest.mark.slice(2)
-@pytest.mark.slice(2)
 @pytest.mark.parametrize("flags", [[], ["--spawn"]], ids=["forked", "spawned"])
 @pytest.mark.parametrize(
     ("how", "said"),

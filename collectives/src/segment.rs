@@ -277,9 +277,7 @@ impl Segment {
         let segment = Arc::new(segment);
         let crossing =
             ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
-                let is_guilty = |rank: &u32| failure.ranks().contains(&segment.world_rank(*rank));
-                let guilty: Vec<u32> = segment.ranks().filter(is_guilty).collect();
-                segment.fail_creation(&Verdict::new(failure.kind(), failure.text()).blaming(guilty));
+                segment.fail_creation(&segment.verdict(failure.kind(), failure.text(), failure.ranks()));
             })?;
         segment.wait_for_all(bootstrap, deadline, timeout)?;
         // Only now may the descriptor go: others may have opened it through this process.
@@ -782,6 +780,13 @@ impl Segment {
     /// Fails the communicator for all its ranks, and nobody in particular is to blame.
     pub(crate) fn fail(&self, kind: FailureKind, text: &str) -> Failure {
         self.fail_by(&Verdict::new(kind, text))
+    }
+
+    /// A verdict that blames those of its ranks that have these ranks in the world.
+    pub(crate) fn verdict(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Verdict {
+        let is_guilty = |rank: &u32| world_ranks.contains(&self.world_rank(*rank));
+        let blamed: Vec<u32> = self.ranks().filter(is_guilty).collect();
+        Verdict::new(kind, text).blaming(blamed)
     }
 
     /// Fails the communicator for all its ranks and returns the failure that stands: the first one.

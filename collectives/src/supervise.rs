@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use crate::failure::{Failure, FailureKind};
 use crate::layout::P2P_CHANNEL;
-use crate::segment::{Segment, Verdict};
+use crate::segment::Segment;
 
 /// A communicator seen from outside.
 #[derive(Debug)]
@@ -68,21 +68,21 @@ impl Supervised {
     /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
     /// `world_ranks` are to blame.
     pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
-        let failure = self.segment.fail_by(&self.verdict(kind, text, world_ranks));
+        let failure = self.segment.fail_by(&self.segment.verdict(kind, text, world_ranks));
         self.decide();
         failure
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), where not all of its ranks have come; else nothing happens.
     pub fn fail_creation(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
-        self.segment.fail_creation(&self.verdict(kind, text, world_ranks));
+        self.segment.fail_creation(&self.segment.verdict(kind, text, world_ranks));
         self.decide();
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), but its sleeping ranks wake only on [`announce`](Self::announce):
     /// a verdict on several communicators stands in all of them before anybody acts on it in one.
     pub fn fail_quietly(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
-        self.segment.fail_quietly(&self.verdict(kind, text, world_ranks));
+        self.segment.fail_quietly(&self.segment.verdict(kind, text, world_ranks));
     }
 
     /// Wakes the ranks of a communicator that has failed.
@@ -98,12 +98,6 @@ impl Supervised {
         {
             self.segment.decide(&failed);
         }
-    }
-
-    fn verdict(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Verdict {
-        let is_guilty = |rank: &u32| world_ranks.contains(&self.segment.world_rank(*rank));
-        let blamed: Vec<u32> = self.segment.ranks().filter(is_guilty).collect();
-        Verdict::new(kind, text).blaming(blamed)
     }
 
     /// What every timeout of this communicator says from now on about the ranks it waits for: lines that the

@@ -2,10 +2,11 @@
 
 #include <exception>
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <pybind11/pybind11.h>
+
+#include "main_thread.h"
 
 namespace tpurun {
 
@@ -22,9 +23,8 @@ bool is_interpreter_going() {
 }
 
 [[noreturn]] void terminated() {
-  const bool is_main_thread = syscall(SYS_gettid) == getpid();
   const bool is_unwound = std::current_exception() == nullptr;
-  while (is_unwound && !is_main_thread && is_interpreter_going()) {
+  while (is_unwound && !is_main_thread() && is_interpreter_going()) {
     pause();
   }
   before();

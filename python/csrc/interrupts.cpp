@@ -4,20 +4,18 @@
 #include <string_view>
 #include <thread>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <pybind11/pybind11.h>
 
 #include "errors.h"
 #include "gil.h"
+#include "main_thread.h"
 
 namespace tpurun {
 
 namespace {
 
-bool is_main_thread() {
-  thread_local const bool is_main = syscall(SYS_gettid) == getpid();
+bool handles_signals() {
+  thread_local const bool is_main = is_main_thread();
   return is_main && Py_IsInitialized() != 0 && PyGILState_GetThisThreadState() != nullptr;
 }
 
@@ -32,7 +30,7 @@ constexpr std::chrono::milliseconds kPerhaps = 20ms;
 }  // namespace
 
 Interruptible::Interruptible(void* waited, Abort abort)
-    : waited_(waited), abort_(abort), is_active_(is_main_thread()) {
+    : waited_(waited), abort_(abort), is_active_(handles_signals()) {
   if (is_active_) {
     before_ = tpurun_check_while_waiting({&Interruptible::check, this});
   }

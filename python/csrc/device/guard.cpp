@@ -5,12 +5,10 @@
 #include <atomic>
 #include <chrono>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include "../main_thread.h"
 #include "streams.h"
 
 namespace tpurun::device {
@@ -29,7 +27,7 @@ void note_thread() {
   thread_local bool is_noted = false;
   if (!is_noted) {
     is_noted = true;
-    if (syscall(SYS_gettid) != getpid()) {
+    if (!is_main_thread()) {
       is_named_by_threads.store(true, std::memory_order_relaxed);
     }
   }
