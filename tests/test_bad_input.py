@@ -116,20 +116,22 @@ store.wait([f"told/{other}" for other in ranks])
 """
 
 
+@pytest.mark.parametrize("hosts", [1, 2], ids=["one host", "two hosts"])
 @pytest.mark.parametrize(
     ("guilty", "what"),
     [(0, "files"), (2, "files"), (0, "sizes")],
     ids=["files of the first", "files of another", "sizes"],
 )
-def test_who_cannot_make_a_group_is_named_at_once(run, script, guilty: int, what: str):
-    done = run("-n", "4", script(CANNOT_MAKE), str(guilty), what)
+def test_who_cannot_make_a_group_is_named_at_once(run, script, guilty: int, what: str, hosts: int):
+    """Rank 2 is the first one of the second host, where there are two."""
+    done = run("-n", "4", "--hosts", str(hosts), script(CANNOT_MAKE), str(guilty), what)
     assert done.code == 0, done.err
     for rank, (line,) in done.shown_by_rank().items():
         took, told = line.split(" ", 1)
         assert float(took) < 1 * done.patience, line
-        who = rf"\[{guilty}\] rank {guilty} \(host \w+, pid \d+\) " if rank != guilty else r"\[\] "
+        who = rf"\[{guilty}\] rank {guilty} \(host \S+, pid \d+\) " if rank != guilty else r"\[\] "
         assert re.match(
-            rf"{who}cannot (create|join) .*group .*\b(files|file descriptor|File too large)", told
+            rf"{who}cannot (create|join|make) .*\b(files|file descriptor|File too large)", told
         ), line
 
 

@@ -137,10 +137,12 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
     }
 
     fn fetch(&self, _deadline: Instant) -> Result<OwnedFd, Failure> {
-        let value = self.store.get(&self.key("segment", self.host()))?;
-        GivenUp::check(&value)?;
-        let place = value.parse::<Place>()?;
-        place.open(self.rank)
+        let find = || {
+            let value = self.store.get(&self.key("segment", self.host()))?;
+            given_up(&value).map_or_else(|| value.parse::<Place>(), Err)
+        };
+        // Whoever has given up since, and closed it, has said so before.
+        find()?.open(self.rank).or_else(|refused| find().and(Err(refused)))
     }
 
     fn connect(&self, segment: &Arc<Segment>, ears: Ears) -> Result<Crossing, Failure> {
@@ -154,7 +156,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         self.store.set(&self.key("address", me), &network.addresses().to_string())?;
         let addresses = (0..hosts.count()).map(|host| {
             let text = self.store.get(&self.key("address", host))?;
-            GivenUp::check(&text)?;
+            given_up(&text).map_or(Ok(()), Err)?;
             Addresses::parse(&text, rank(host)).ok_or_else(|| {
                 let text = format!("the store's entry for host {} is {text:?}", hosts.name(host));
                 Failure::new(FailureKind::Transport, text)
@@ -167,14 +169,17 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
     }
 
     fn give_up(&self, members: &Membership, failure: &Failure) {
-        let Some(given_up) = GivenUp::of(members, failure) else { return };
         if let Some(agent) = &self.agent {
             agent.give_up(members, failure);
         }
+        self.pass_on(&as_others_learn_it(members, failure));
+    }
+
+    fn pass_on(&self, failure: &Failure) {
         let is_first = self.hosts.get().is_some_and(|hosts| hosts.first(self.host()) == self.rank);
         for what in is_first.then_some(["segment", "address"]).into_iter().flatten() {
             // Where the store does not answer, the others learn as little as without this.
-            let _ = self.store.set(&self.key(what, self.host()), &given_up.to_string());
+            let _ = self.store.set(&self.key(what, self.host()), &instead_of_a_place(failure));
         }
     }
 
@@ -183,41 +188,38 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
     }
 }
 
+/// Whether it is this rank that cannot make a group, or cannot join it: the others know nothing of that yet.
+fn is_its_own(failure: &Failure) -> bool {
+    !matches!(failure.kind(), FailureKind::Timeout | FailureKind::RankLost) && failure.ranks().is_empty()
+}
+
 /// What a rank that cannot make a group, or cannot join it, tells the others.
-struct GivenUp {
-    rank: u32,
-    text: String,
+pub(crate) fn as_others_learn_it(members: &Membership, failure: &Failure) -> Failure {
+    if !is_its_own(failure) {
+        return failure.clone();
+    }
+    let rank = members.world_ranks[members.rank as usize];
+    let (host, pid) = (host_name(), std::process::id());
+    let text = format!("rank {rank} (host {host}, pid {pid}) {}", failure.text());
+    Failure::new(FailureKind::Aborted, text).blaming([rank])
 }
 
-impl GivenUp {
-    /// Begins what the store holds instead of a place; no place does.
-    const MARK: &str = "given up by ";
+/// Begins what the store holds of a rank that has given up; no place does.
+const GIVEN_UP: &str = "given up ";
 
-    /// `None` where the others know, or find out as this rank did.
-    fn of(members: &Membership, failure: &Failure) -> Option<Self> {
-        if failure.kind() == FailureKind::Timeout || !failure.ranks().is_empty() {
-            return None;
-        }
-        let rank = members.world_ranks[members.rank as usize];
-        let (host, pid) = (host_name(), std::process::id());
-        Some(Self { rank, text: format!("rank {rank} (host {host}, pid {pid}) {}", failure.text()) })
-    }
-
-    /// # Errors
-    /// What the rank says that has written this, if it is that.
-    fn check(value: &str) -> Result<(), Failure> {
-        let Some((rank, text)) = value.strip_prefix(Self::MARK).and_then(|rest| rest.split_once(' ')) else {
-            return Ok(());
-        };
-        let failure = Failure::new(FailureKind::Aborted, text);
-        Err(rank.parse().map_or(failure.clone(), |rank: u32| failure.blaming([rank])))
-    }
+/// Its kind, the ranks to blame, and its text.
+fn instead_of_a_place(failure: &Failure) -> String {
+    let ranks: Vec<String> = failure.ranks().iter().map(u32::to_string).collect();
+    format!("{GIVEN_UP}{} {} {}", failure.kind() as u32, ranks.join(","), failure.text())
 }
 
-impl std::fmt::Display for GivenUp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{} {}", Self::MARK, self.rank, self.text)
-    }
+/// Why the rank that has written this has given up, if it has.
+fn given_up(value: &str) -> Option<Failure> {
+    let mut words = value.strip_prefix(GIVEN_UP)?.splitn(3, ' ');
+    let (kind, ranks, text) = (words.next()?, words.next()?, words.next()?);
+    let kind = kind.parse().map_or(FailureKind::Aborted, FailureKind::from_code);
+    let ranks: Vec<u32> = ranks.split(',').filter_map(|rank| rank.parse().ok()).collect();
+    Some(Failure::new(kind, text).blaming(ranks))
 }
 
 /// Whether the launcher says that the ranks of this job are on several hosts, if there is one.
@@ -448,10 +450,12 @@ impl Bootstrap for ControlBootstrap<'_> {
     }
 
     fn give_up(&self, members: &Membership, failure: &Failure) {
-        let Some(given_up) = GivenUp::of(members, failure) else { return };
+        if !is_its_own(failure) {
+            return;
+        }
         let readers = if members.rank == 0 { self.readers } else { 0 };
         // A launcher that is gone ends the job anyway.
-        let _ = self.client.give_up(&self.key, readers, &given_up.text);
+        let _ = self.client.give_up(&self.key, readers, as_others_learn_it(members, failure).text());
     }
 
     fn grace(&self) -> Duration {
@@ -474,6 +478,9 @@ fn refused(error: &ControlError) -> Failure {
 pub(crate) fn survives(value: &str) {
     if let Ok(place) = value.parse::<Place>() {
         assert_eq!(place.to_string().parse(), Ok(place));
+    }
+    if let Some(failure) = given_up(value) {
+        assert_eq!(given_up(&instead_of_a_place(&failure)), Some(failure));
     }
 }
 
@@ -527,5 +534,18 @@ mod tests {
         let elsewhere = Place { machine: "other".to_owned(), ..place };
         let error = elsewhere.open(3).expect_err("another machine").to_string();
         assert!(error.starts_with("rank 3 of the group was told of a segment on another host"), "{error}");
+    }
+
+    #[test]
+    fn who_has_given_up_is_no_place() {
+        for ranks in [vec![], vec![3], vec![0, 12]] {
+            let failure = Failure::new(FailureKind::Aborted, "no room  for\nit").blaming(ranks);
+            let value = instead_of_a_place(&failure);
+            assert_eq!(given_up(&value), Some(failure));
+            assert!(value.parse::<Place>().is_err());
+        }
+        let (_region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
+        let place = Place::of(memory.as_fd()).expect("memory of this process");
+        assert_eq!(given_up(&place.to_string()), None);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A waiter looks this often whether those it waits for still exist, if nothing else wakes it.
@@ -18,6 +18,9 @@ pub(crate) enum Liveness {
     /// /proc cannot tell.
     Unknown,
 }
+
+/// Looks at other processes so far.
+static LOOKS: AtomicU64 = AtomicU64::new(0);
 
 /// Forks that lie between the first process of the program and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -55,6 +58,7 @@ pub(crate) fn liveness(pid: u32, start: u64) -> Liveness {
     if pid == 0 {
         return Liveness::Unknown;
     }
+    LOOKS.fetch_add(1, Ordering::Relaxed);
     match stat(pid) {
         Some(stat) if matches!(stat.state, b'Z' | b'X' | b'x') => Liveness::Gone,
         Some(stat) if start != 0 && stat.start != start => Liveness::Gone,
@@ -62,6 +66,11 @@ pub(crate) fn liveness(pid: u32, start: u64) -> Liveness {
         None if fs::exists("/proc/self/stat").unwrap_or(false) => Liveness::Gone,
         None => Liveness::Unknown,
     }
+}
+
+/// How often this process has looked whether another one is still there.
+pub(crate) fn looks() -> u64 {
+    LOOKS.load(Ordering::Relaxed)
 }
 
 struct Stat {

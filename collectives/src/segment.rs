@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
+use crate::bootstrap::as_others_learn_it;
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
@@ -66,6 +67,11 @@ pub trait Bootstrap {
     /// This rank cannot make the segment, or cannot join it: those who wait for that learn why.
     fn give_up(&self, members: &Membership, failure: &Failure) {
         let (_, _) = (members, failure);
+    }
+
+    /// The segment of this rank has failed before all came: those who come too late to find it learn why.
+    fn pass_on(&self, failure: &Failure) {
+        let _ = failure;
     }
 
     /// Whether a rank that has not come never will; not every bootstrap can tell.
@@ -277,9 +283,12 @@ impl Segment {
         let segment = Arc::new(segment);
         let crossing =
             ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
-                segment.fail_creation(&segment.verdict(failure.kind(), failure.text(), failure.ranks()));
+                let told = as_others_learn_it(segment.members(), failure);
+                segment.fail_creation(&segment.verdict(told.kind(), told.text(), told.ranks()));
+                segment.decide_alone();
+                give_up(failure);
             })?;
-        segment.wait_for_all(bootstrap, deadline, timeout)?;
+        segment.wait_for_all(bootstrap, deadline, timeout).inspect_err(|why| bootstrap.pass_on(why))?;
         // Only now may the descriptor go: others may have opened it through this process.
         drop(fd);
         Ok((segment, crossing))
@@ -292,11 +301,21 @@ impl Segment {
         bootstrap: &dyn Bootstrap,
         deadline: Instant,
     ) -> Result<Self, Failure> {
-        let fd = bootstrap.fetch(deadline)?;
+        let maker = hosts.first(hosts.of(members.rank));
+        // What a process had open is gone with it.
+        let blame = |failure: Failure| match failure.kind() {
+            FailureKind::RankLost if failure.ranks().is_empty() => {
+                failure.blaming([members.world_ranks[maker as usize]])
+            }
+            _ => failure,
+        };
+        let fd = bootstrap.fetch(deadline).map_err(blame)?;
         let mut segment = Self { grace: bootstrap.grace(), hosts, ..Self::join(members.clone(), &fd)? };
         if segment.is_bridged() {
             let word = |at: usize| segment.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
-            segment.bell = Some(Bell::open(word(H_BELL_PID), word(H_BELL))?);
+            let bell = Bell::open(word(H_BELL_PID), word(H_BELL));
+            // Where that rank has given up, it has said so before it let go of its bell.
+            segment.bell = Some(bell.map_err(|none| segment.failure().unwrap_or_else(|| blame(none)))?);
         }
         segment.attach()?;
         Ok(segment)

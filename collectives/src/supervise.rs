@@ -69,14 +69,14 @@ impl Supervised {
     /// `world_ranks` are to blame.
     pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
         let failure = self.segment.fail_by(&self.segment.verdict(kind, text, world_ranks));
-        self.decide();
+        self.segment.decide_alone();
         failure
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), where not all of its ranks have come; else nothing happens.
     pub fn fail_creation(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
         self.segment.fail_creation(&self.segment.verdict(kind, text, world_ranks));
-        self.decide();
+        self.segment.decide_alone();
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), but its sleeping ranks wake only on [`announce`](Self::announce):
@@ -87,17 +87,8 @@ impl Supervised {
 
     /// Wakes the ranks of a communicator that has failed.
     pub fn announce(&self) {
-        self.decide();
+        self.segment.decide_alone();
         self.segment.announce();
-    }
-
-    /// Ranks of several hosts need not wait until these agree: their agents have.
-    fn decide(&self) {
-        if self.segment.says_it_is_bridged()
-            && let Some(failed) = self.segment.candidate()
-        {
-            self.segment.decide(&failed);
-        }
     }
 
     /// What every timeout of this communicator says from now on about the ranks it waits for: lines that the

@@ -2,15 +2,17 @@
 
 mod ranks;
 
+use std::cell::Cell;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use ranks::collectives::{chunk, every_collective, me, summed};
 use ranks::hosts::{Memory, on_hosts, on_hosts_over, some_on_hosts};
 use ranks::{Call, config};
-use tpurun_collectives::bootstrap::Store;
+use tpurun_collectives::bootstrap::{Store, StoreBootstrap};
 use tpurun_collectives::dtype::{Dtype, ReduceOp};
-use tpurun_collectives::network::Bulk;
-use tpurun_collectives::{Config, FailureKind, OpKind, Results};
+use tpurun_collectives::network::{Bulk, Network};
+use tpurun_collectives::{Communicator, Config, Failure, FailureKind, Membership, OpKind, Results};
 use tpurun_topology::Algorithm;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -330,4 +332,50 @@ fn a_mismatch_is_told_alike_on_all_hosts() {
     });
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     assert!(texts[0].contains("(host n0, pid") && texts[0].contains("(host n1, pid"), "{}", texts[0]);
+}
+
+/// A store whose answer about a segment, the first one, is under way until rank 0 has given up.
+struct Held<'g> {
+    memory: Memory,
+    given_up: &'g Barrier,
+    is_held: Cell<bool>,
+}
+
+impl Store for Held<'_> {
+    fn set(&self, key: &str, value: &str) -> Result<(), Failure> {
+        self.memory.set(key, value)
+    }
+
+    fn get(&self, key: &str) -> Result<String, Failure> {
+        let value = self.memory.get(key);
+        if key.starts_with("tpurun/segment/") && self.is_held.replace(false) {
+            self.given_up.wait();
+        }
+        value
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, Failure> {
+        self.memory.add(key, delta)
+    }
+}
+
+/// Who is told of a segment that is closed before it opens it learns why.
+#[test]
+fn who_comes_too_late_for_a_segment_learns_why_it_failed() {
+    let (memory, given_up) = (Memory::default(), Barrier::new(2));
+    let network = Network::new();
+    let create = |rank, timeout, is_held: bool| {
+        let store = Held { memory: memory.clone(), given_up: &given_up, is_held: is_held.into() };
+        let bootstrap = StoreBootstrap::new(store, rank, &network).unwrap();
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![4, 7], epoch: 0 };
+        Communicator::create(members, timeout, config(), &bootstrap, None, 1).map(drop).unwrap_err()
+    };
+    let (first, late) = std::thread::scope(|scope| {
+        let late = scope.spawn(|| create(1, TIMEOUT, true));
+        let first = create(0, Duration::from_millis(50), false);
+        given_up.wait();
+        (first, late.join().unwrap())
+    });
+    assert_eq!((first.kind(), first.ranks()), (FailureKind::Timeout, &[7_u32][..]), "{first}");
+    assert_eq!(late, first);
 }

@@ -290,6 +290,16 @@ impl Segment {
         self.decided().wake(EVERYBODY);
     }
 
+    /// Ranks of several hosts need not wait until these agree on its failure, if it has failed: their agents have, or
+    /// nothing joins the hosts over which they could.
+    pub(crate) fn decide_alone(&self) {
+        if self.says_it_is_bridged()
+            && let Some(failed) = self.candidate()
+        {
+            self.decide(&failed);
+        }
+    }
+
     /// What the hosts have agreed on; `None` when they do not in time.
     pub(super) fn agreed_failure(&self) -> Option<Failure> {
         let deadline = *self.seen_failed.get_or_init(Instant::now) + AGREEMENT;
