@@ -77,6 +77,10 @@ fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 rank
 	@$(PY) -m tests.fault_matrix.endings --out docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix.network --out docs/fault-matrix.md
 
+.PHONY: many-ranks
+many-ranks: $(INSTALLED) ## 64 to 512 ranks: how soon they are there, what they need, how they end; writes docs/many-ranks.md
+	@$(PY) -m tests.many_ranks --out docs/many-ranks.md $(ARGS)
+
 LAUNCHER := tpurun
 DEVICE := cpu
 .PHONY: programs

@@ -326,7 +326,7 @@ def test_the_store_of_the_job_is_missed(asking):
     job.signal(signal.SIGKILL, holder)
     done = job.wait()
     assert done.code == 1
-    killed = "culprit   the store of the job, through which the ranks meet,  was killed by SIGKILL (signal 9)"
+    killed = "culprit   the store of the job, through which the ranks meet, was killed by SIGKILL (signal 9)"
     assert killed in done.err, done.err
 
 
@@ -686,6 +686,66 @@ def test_a_keyboard_interrupt_that_nobody_catches_is_one_line(start, script):
     assert done.err.count("Traceback") == 0 and done.err.count("0-2| KeyboardInterrupt (") == 1, done.err
     assert "Traceback" in done.log(1)
     assert {end.get("signal") for end in done.ends().values()} == {signal.SIGINT}
+
+
+INTERRUPTED_IN_A_CREATION = """
+import os, sys, time
+import torch.distributed as dist
+import tpurun
+
+# Some wait for who makes the group, and he for them.
+late = int(sys.argv[2])
+is_late = int(os.environ["RANK"]) == late
+try:
+    if sys.argv[1] != "world":
+        dist.init_process_group("tpu_dist")
+    print("ready", flush=True)
+    if is_late:
+        time.sleep(1000)
+    elif sys.argv[1] == "world":
+        dist.init_process_group("tpu_dist")
+    elif sys.argv[1] == "group":
+        dist.new_group([0, 1, 2, 3])
+    else:
+        tpurun.shrink()
+except KeyboardInterrupt:
+    print("saved", flush=True)
+"""
+
+
+@pytest.mark.slice(3)
+@pytest.mark.parametrize("options", [[], ["--spawn"], ["--hosts", "2"]], ids=["forked", "spawned", "hosts"])
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("what", ["world", "group", "survivors"])
+def test_ctrl_c_reaches_ranks_that_wait_for_a_group(start, script, what: str, late: int, options: list[str]):
+    if (what, options) == ("world", ["--spawn"]):
+        pytest.skip("torch waits until all have come to the store of rank 0, and nothing interrupts that")
+    if (what, options) == ("survivors", ["--hosts", "2"]):
+        pytest.skip("only groups on one host shrink")
+    job = start(
+        "-n", "4", *options, "--shutdown-timeout", "1h", script(INTERRUPTED_IN_A_CREATION), what, str(late)
+    )
+    job.read_of_all("ready", 4)
+    job.signal(signal.SIGINT)
+    done = job.wait()
+    assert done.code == 128 + signal.SIGINT, done.err
+    assert done.shown_by_rank() == {rank: ["ready", "saved"] for rank in range(4)}
+
+
+def test_ctrl_c_is_not_lost_where_a_call_site_is_looked_up(run, script):
+    """No code of Python runs there, in which it could be raised, from the first time on."""
+    done = run(
+        "-n",
+        "1",
+        script(
+            "import sys\nfrom tpurun import _C\nseen = []\n"
+            "sys.setprofile(lambda frame, event, what: seen.append((event, frame.f_code.co_filename)))\n"
+            "site = _C.call_site()\nsys.setprofile(None)\n"
+            "print(site, [file for event, file in seen if event == 'call'])\n"
+        ),
+    )
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"program.py:5 \[\]\n", done.log(0)), done.log(0)
 
 
 MANY = 256

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::control::{ControlClient, ControlError};
-use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::failure::{Failure, FailureKind, INTERRUPTED, invalid_usage};
 use crate::hosts::{self, Hosts};
 use crate::network::bell::Ears;
 use crate::network::{Addresses, Crossing, Network};
@@ -445,6 +445,7 @@ impl Bootstrap for ControlBootstrap<'_> {
             ControlError::Refused { reason, .. } => {
                 Failure::new(FailureKind::Transport, format!("cannot join {title}: {reason}"))
             }
+            ControlError::Interrupted => interrupted(title),
             error => refused(&error),
         })
     }
@@ -466,9 +467,15 @@ impl Bootstrap for ControlBootstrap<'_> {
 /// The agent tells all ranks within milliseconds; after this long, something is wrong with it.
 const AGENT_GRACE: Duration = Duration::from_secs(3);
 
+/// The program of this rank waits no longer for the group of this title.
+pub(crate) fn interrupted(title: &str) -> Failure {
+    Failure::new(FailureKind::Aborted, format!("stopped creating {title}: {INTERRUPTED}"))
+}
+
 fn refused(error: &ControlError) -> Failure {
     match error {
         ControlError::Failed(failure) => failure.clone(),
+        ControlError::Interrupted => Failure::new(FailureKind::Aborted, INTERRUPTED),
         error => Failure::new(FailureKind::Transport, format!("the launcher's control plane: {error}")),
     }
 }

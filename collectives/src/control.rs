@@ -24,8 +24,9 @@ use rustix::process::Signal;
 
 pub use frames::{AgentFrame, RankFrame};
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, INTERRUPTED};
 use crate::network::authority::Credentials;
+use crate::sync::interrupt;
 use crate::text::head;
 
 /// The variable that carries the number of the inherited descriptor.
@@ -148,6 +149,9 @@ pub enum ControlError {
     /// Nobody will offer it.
     #[error("{0}")]
     Failed(Failure),
+    /// The caller waits no longer.
+    #[error("{INTERRUPTED}")]
+    Interrupted,
     /// The agent is gone: the job is over.
     #[error("the agent closed the control socket")]
     Closed,
@@ -231,7 +235,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// [`ControlError::Timeout`] at the deadline, [`ControlError::Refused`] with the agent's reason,
-    /// [`ControlError::Failed`] when that rank is lost.
+    /// [`ControlError::Failed`] when that rank is lost, [`ControlError::Interrupted`] when the caller's check says so.
     pub fn fetch(&self, key: &str, from: u32, deadline: Instant) -> Result<OwnedFd, ControlError> {
         let want = |request| RankFrame::Want { key: key.to_owned(), request, from };
         match self.ask(want, key, deadline)? {
@@ -290,10 +294,14 @@ impl ControlClient {
             if let Some(error) = &inbox.failed {
                 return Err(error.clone());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if Instant::now() >= deadline {
                 return Err(ControlError::Timeout { key: key.to_owned() });
             }
+            if interrupt::is_stopped() {
+                return Err(ControlError::Interrupted);
+            }
+            let until = interrupt::bound(Some(deadline)).unwrap_or(deadline);
+            let left = until.saturating_duration_since(Instant::now());
             if inbox.reading {
                 let waited = self.arrived.wait_timeout(inbox, left);
                 inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -305,6 +313,11 @@ impl ControlClient {
                 inbox.reading = false;
                 inbox.take_in(arrival);
                 self.arrived.notify_all();
+            }
+            if Instant::now() >= until {
+                drop(inbox);
+                interrupt::check();
+                inbox = self.lock();
             }
         }
     }

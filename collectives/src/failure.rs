@@ -79,6 +79,9 @@ impl Failure {
     }
 }
 
+/// Ends every text of a rank whose program was interrupted while it waited; the shim looks for it.
+pub(crate) const INTERRUPTED: &str = "its program was interrupted";
+
 /// What a panic said, as the text of an `Internal` failure.
 pub(crate) fn bug(panic: &(dyn Any + Send)) -> String {
     let what = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));

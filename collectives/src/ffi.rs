@@ -536,6 +536,22 @@ pub extern "C" fn tpurun_check_while_waiting(check: CCheck) -> CCheck {
     CCheck { function, argument }
 }
 
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_stop_waiting() {
+    interrupt::stop();
+}
+
+/// `tpurun.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_look_while_waiting() -> i32 {
+    if !interrupt::is_set() {
+        return -1;
+    }
+    interrupt::check();
+    i32::from(interrupt::is_stopped())
+}
+
 /// # Safety
 /// `tpurun.h`.
 #[unsafe(no_mangle)]

@@ -15,7 +15,7 @@ use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
 use crate::bootstrap::as_others_learn_it;
 use crate::config::{Matching, Results};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, INTERRUPTED};
 use crate::hosts::Hosts;
 use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
 use crate::looks::share;
@@ -28,7 +28,7 @@ use crate::rank_set::RankSet;
 use crate::region::{Region, is_plain_memory};
 use crate::sync::{
     AtomicU32, AtomicU64, Attendance, Chain, Doorbell, Meeting, Ordering, Progress, Publication, Ring, Run,
-    Settled, Standing, Writer,
+    Settled, Standing, Writer, interrupt,
 };
 use crate::text::head;
 
@@ -548,6 +548,12 @@ impl Segment {
                 Standing::Ended => break,
                 Standing::Waiting(here) => here,
             };
+            if interrupt::is_stopped() {
+                let (who, name) = (self.describe(&[self.rank()]), self.members.title());
+                let text = format!("{who} stopped creating {name}: {INTERRUPTED}");
+                self.fail_creation(&Verdict::new(FailureKind::Aborted, text).blaming([self.rank()]));
+                continue;
+            }
             let (came, missing): (Vec<u32>, Vec<u32>) = self.ranks().partition(|rank| self.pid(*rank) != 0);
             let mut lost = self.lost_among(&came, &came, look);
             lost.extend(missing.iter().copied().filter(|rank| bootstrap.is_gone(*rank)));

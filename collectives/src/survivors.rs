@@ -7,14 +7,14 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{ControlBootstrap, Kind, open_of_process};
+use crate::bootstrap::{ControlBootstrap, Kind, interrupted, open_of_process};
 use crate::control::ControlClient;
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::process::Liveness;
 use crate::rank_set::RankSet;
 use crate::segment::{Bootstrap, Membership, Segment};
 use crate::sync::ballot::{self, Count, Roll};
-use crate::sync::{AtomicU32, AtomicU64, Doorbell, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Doorbell, Ordering, interrupt};
 
 /// How often a survivor looks at its share of those it waits for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -98,6 +98,9 @@ impl<'a> Survivors<'a> {
                 Count::Missing(missing) => missing,
                 Count::Corrupt => return Err(self.corrupt()),
             };
+            if interrupt::is_stopped() && ballot::retract(segment, me, round) {
+                return Err(interrupted(&segment.members().title()));
+            }
             let now = Instant::now();
             if now >= self.deadline {
                 if ballot::retract(segment, me, round) {
@@ -240,6 +243,9 @@ impl Bootstrap for SegmentBootstrap<'_> {
             if self.is_gone(0) {
                 let text = format!("{}: {name} can not be created", self.segment.describe_gone(&[first]));
                 return Err(Failure::new(FailureKind::RankLost, text).blaming(blamed));
+            }
+            if interrupt::is_stopped() {
+                return Err(interrupted(&name));
             }
             if Instant::now() >= deadline {
                 let text = format!("Timed out creating {name}: {who} did not come");

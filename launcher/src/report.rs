@@ -128,7 +128,7 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
     }
     if let Cause::StoreDied(ending) = &verdict.cause {
         return vec![format!(
-            "the store of the job, through which the ranks meet,  {}",
+            "the store of the job, through which the ranks meet, {}",
             in_one_line(*ending, None)
         )];
     }

@@ -29,6 +29,7 @@ void stream_copy(const at::Tensor& to, const at::Tensor& source) {
 
 PYBIND11_MODULE(_C, module) {
   tpurun::stop_threads_that_are_late();
+  tpurun::prepare_call_sites();
   // The bases are bound by torch.
   py::module_::import("torch.distributed");
 

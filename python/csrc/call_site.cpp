@@ -152,6 +152,8 @@ std::string innermost_user_frame() {
 
 }  // namespace
 
+void prepare_call_sites() { code_cache(); }
+
 std::string call_site() { return caller().site; }
 
 Caller caller() {
@@ -160,7 +162,8 @@ Caller caller() {
   }
   const py::gil_scoped_acquire gil;
   const uint32_t threads = count_python_threads();
-  // An exception may be on its way through this thread already; looking around must not disturb it.
+  // An exception may be on its way through this thread already; looking around must not disturb it, and runs
+  // no code of Python, in which Ctrl-C could be raised and be lost.
   const py::error_scope pending;
   try {
     return {innermost_user_frame(), threads};

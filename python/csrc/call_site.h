@@ -14,6 +14,9 @@ struct Caller {
 // Both, for one turn of the interpreter's lock: that is much of what they take.
 Caller caller();
 
+// When the module is imported: to find out where torch is runs code of Python.
+void prepare_call_sites();
+
 // "train.py:28" of the innermost frame of this thread outside torch, or empty on a thread without Python.
 std::string call_site();
 

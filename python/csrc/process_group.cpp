@@ -82,6 +82,12 @@ std::vector<int64_t> rows_per_rank(const at::Tensor& tensor, const std::vector<i
   return splits;
 }
 
+// Of a communicator that is being made.
+void stop_waiting(void* none, const char* reason, uint64_t bytes) {
+  (void)none, (void)reason, (void)bytes;
+  tpurun_stop_waiting();
+}
+
 int64_t checked_timeout(std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(timeout.count() > 0, "expected a timeout above 0, got ", timeout.count(), " ms");
   return timeout.count();
@@ -125,9 +131,11 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
   }
   TpurunComm* comm = nullptr;
   TpurunError error;
+  Interruptible interruptible(nullptr, stop_waiting);
   const auto status = without_gil([&] { return tpurun_comm_create(&config, &comm, &error); });
-  throw_unless_ok(status, error);
   comm_.reset(comm);
+  interruptible.rethrow(status, error);
+  throw_unless_ok(status, error);
   options_->timeout = std::chrono::milliseconds(tpurun_comm_timeout(comm));
   init();
 }
@@ -148,11 +156,13 @@ c10::intrusive_ptr<ProcessGroup> ProcessGroup::survivors(const std::vector<uint3
   const int64_t timeout_ms = checked_timeout(timeout);
   TpurunComm* comm = nullptr;
   TpurunError error;
+  Interruptible interruptible(nullptr, stop_waiting);
   const auto status = without_gil([&] {
     return tpurun_comm_shrink(comm_.get(), lost.data(), lost.size(), timeout_ms, threads, &comm, &error);
   });
-  throw_unless_ok(status, error);
   std::unique_ptr<TpurunComm, FreeComm> owned(comm);
+  interruptible.rethrow(status, error);
+  throw_unless_ok(status, error);
   TpurunMembers members;
   tpurun_comm_members(comm, &members);
   return c10::intrusive_ptr<ProcessGroup>::unsafe_steal_from_new(

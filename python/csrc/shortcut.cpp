@@ -101,7 +101,11 @@ py::object default_group() {
   const auto& names = torch_names();
   PyObject* world = PyDict_GetItemWithError(PyModule_GetDict(names.c10d.ptr()), names.world);
   auto group = py::reinterpret_steal<py::object>(world ? PyObject_GetAttr(world, names.default_pg) : nullptr);
-  if (!group) {
+  if (!group && PyErr_Occurred() != nullptr) {
+    // It is a property, so that Ctrl-C may be raised in it.
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) {
+      throw py::error_already_set();
+    }
     PyErr_Clear();
   }
   return group;

@@ -197,6 +197,12 @@ typedef struct {
   void* argument;
 } TpurunCheck;
 TpurunCheck tpurun_check_while_waiting(TpurunCheck check);
+// For that function, in a thread that makes a communicator or shrinks one, which nothing can abort yet: the
+// thread waits no longer, and the call fails.
+void tpurun_stop_waiting(void);
+// For callbacks that wait on their own, several times a second: runs that function. 0: wait on; 1: fail, it
+// has called tpurun_stop_waiting; -1: this thread has none, and need not ask again.
+int32_t tpurun_look_while_waiting(void);
 
 // Fails every pending and future operation of this communicator, on all its ranks, with AbortedError.
 void tpurun_comm_abort(TpurunComm* comm, const char* reason, uint64_t reason_bytes);

@@ -14,6 +14,8 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import os
+import signal
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -167,6 +169,9 @@ def _finalize_leftovers(without: object = None) -> None:
     # What the interpreter would still take apart, its own types and names, is shared as well.
     if _status >= 0:
         ctypes.PyDLL(None).exit(_status)
+    # As the interpreter ends itself, which it still does where the program has blocked the signal.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _finalize(one: object) -> None:

@@ -9,15 +9,32 @@ pub(crate) type Check = (extern "C" fn(*mut c_void), *mut c_void);
 
 thread_local! {
     static CHECK: Cell<Option<Check>> = const { Cell::new(None) };
+    static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Sets what this thread's sleeps call, and returns what they called before.
 pub(crate) fn set(check: Option<Check>) -> Option<Check> {
+    IS_STOPPED.set(false);
     CHECK.replace(check)
 }
 
+/// Whether there is a check.
+pub(crate) fn is_set() -> bool {
+    CHECK.get().is_some()
+}
+
+/// The check wants the thread to wait no longer for a communicator to be made, which it cannot abort yet.
+pub(crate) fn stop() {
+    IS_STOPPED.set(true);
+}
+
+/// Whether it does.
+pub(crate) fn is_stopped() -> bool {
+    IS_STOPPED.get()
+}
+
 /// Until when this thread may sleep: a signal that comes between two sleeps is found after [`PERIOD`].
-pub(super) fn bound(deadline: Option<Instant>) -> Option<Instant> {
+pub(crate) fn bound(deadline: Option<Instant>) -> Option<Instant> {
     if CHECK.get().is_none() {
         return deadline;
     }
@@ -26,7 +43,7 @@ pub(super) fn bound(deadline: Option<Instant>) -> Option<Instant> {
 }
 
 /// Runs the check, if there is one. A sleep of the check itself runs none.
-pub(super) fn check() {
+pub(crate) fn check() {
     if let Some((function, argument)) = CHECK.take() {
         function(argument);
         CHECK.set(Some((function, argument)));
@@ -55,5 +72,17 @@ mod tests {
         Word::default().sleep(0, None);
         assert_eq!(CALLS.load(Ordering::Relaxed), 1);
         assert!(set(None).is_some(), "the check stays");
+    }
+
+    #[test]
+    fn who_is_stopped_waits_again_with_another_check() {
+        extern "C" fn no_more(_: *mut c_void) {
+            stop();
+        }
+        set(Some((no_more, std::ptr::null_mut())));
+        Word::default().sleep(0, None);
+        assert!(is_stopped() && is_set());
+        set(None);
+        assert!(!is_stopped() && !is_set());
     }
 }

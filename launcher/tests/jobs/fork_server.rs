@@ -243,6 +243,6 @@ fn a_store_that_is_stopped_is_named_and_one_that_is_killed_is_the_culprit() {
     kill_process(pid, Signal::KILL).unwrap();
     let outcome = job.wait();
     let culprit =
-        "culprit   the store of the job, through which the ranks meet,  was killed by SIGKILL (signal 9)";
+        "culprit   the store of the job, through which the ranks meet, was killed by SIGKILL (signal 9)";
     assert!(outcome.code == 1 && outcome.err.contains(culprit), "{outcome:?}");
 }

@@ -1,0 +1,15 @@
+"""The page of many ranks is made of what was measured."""
+
+import re
+
+from many_ranks import main
+
+
+def test_each_size_has_its_row(tmp_path):
+    page = tmp_path / "page.md"
+    assert main(["--sizes", "2", "3", "--jobs", "1", "--out", str(page)]) == 0
+    rows = re.findall(
+        r"^\| (\d+) \| ([\d.]+) s .* \| ([\d.]+) s \([^|]*\) \|$", page.read_text(), re.MULTILINE
+    )
+    assert [int(ranks) for ranks, _, _ in rows] == [2, 3]
+    assert all(0 < float(first) < 60 and 0 < float(ended) < 60 for _, first, ended in rows), rows
