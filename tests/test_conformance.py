@@ -27,7 +27,7 @@ SOME = [
     "test_broadcast_full_group",
     "test_DistributedDataParallelCPU",
     "test_monitored_barrier_gloo_subgroup",
-    "test_new_subgroups_by_enumeration",
+    "test_reduce_full_group_max",
     "test_reduce_group_sum",
     "test_send_recv_any_source",
 ]

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "device/streams.h"
 #include "dtype.h"
 #include "overlap.h"
 
@@ -323,6 +324,9 @@ TpurunOp Operation::record(int rank, const std::string& site, int64_t timeout_ms
 }
 
 void Operation::copy_back() {
+  // The stream waits for this very operation. To take that from it here would be to wait for oneself, for
+  // ever on a callback thread, while the program reads what is not there yet.
+  const device::streams::BringingHome bringing_home;
   // Like the engine's own writes: neither recorded by autograd nor refused for a leaf or an inference tensor.
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -132,6 +132,23 @@ def outputs_between_each_other_are_filled(device: str) -> None:
     assert flat.tolist() == [1.0, 2.0] * 3
 
 
+def results_arrive_while_the_program_is_elsewhere(device: str) -> None:
+    """The stream waits for the operation before it has ended, and nobody uses the stream until it has."""
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    for number in range(20):
+        view = torch._neg_view(torch.tensor([1.0], device=device))
+        if rank == 1:
+            store.wait([f"posted/{number}"])
+        dist.all_reduce(view, async_op=True).wait()
+        if rank == 0:
+            store.set(f"posted/{number}", "")
+            store.wait([f"read/{number}"])
+        assert view.tolist() == [-2.0], number
+        if rank == 1:
+            store.set(f"read/{number}", "")
+
+
 BODIES = [
     results_arrive,
     conjugate_views_get_results_or_are_refused,
@@ -144,3 +161,7 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_views(body, device: str) -> None:
     on_device(2, body, device)
+
+
+def test_results_arrive_while_the_program_is_elsewhere() -> None:
+    on_device(2, results_arrive_while_the_program_is_elsewhere, "tpu")

@@ -55,6 +55,7 @@ void count(Device& device, std::size_t change) {
 }
 
 thread_local std::vector<c10::StreamId> current_ids;
+thread_local bool is_bringing_home = false;
 
 c10::Device concrete(c10::Device device) { return device.has_index() ? device : current_device(); }
 
@@ -151,8 +152,11 @@ void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std:
   then();
 }
 
+BringingHome::BringingHome() : before_(std::exchange(is_bringing_home, true)) {}
+BringingHome::~BringingHome() { is_bringing_home = before_; }
+
 void settle() {
-  if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
+  if (begun_somewhere.load(std::memory_order_relaxed) == 0 || is_bringing_home) {
     return;
   }
   Begun begun;

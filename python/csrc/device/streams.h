@@ -35,6 +35,18 @@ void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std:
 // Waits for what this thread's current streams have begun; every operation does, before it begins. All
 // indices name one memory, so the current streams of all of them count, whichever device is current.
 void settle();
+// While one lives, operations of this thread wait for nothing: they bring a result to where it belongs, for
+// which the streams still wait.
+class BringingHome {
+ public:
+  BringingHome();
+  ~BringingHome();
+  BringingHome(const BringingHome&) = delete;
+  BringingHome& operator=(const BringingHome&) = delete;
+
+ private:
+  bool before_;
+};
 
 bool is_idle(c10::Stream stream);
 void synchronize(c10::Stream stream);
