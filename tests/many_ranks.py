@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .fault_matrix.table import table
+
 SIZES = (64, 128, 256, 512)
 SAMPLE_S = 0.05
 # Memory that grows by less than this in so long is as much as it will be.
@@ -160,14 +162,13 @@ def page(runs: dict[int, list[Run]], command: str) -> str:
         "Ctrl-C is answered",
         "all have ended",
     )
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in [head, ("---",) * len(head), *rows])
     times = len(next(iter(runs.values())))
     return f"""# Many ranks on one host
 
 Made by `{command}` on {os.cpu_count()} cores: {times} jobs of each size,
 in turn; medians, with the least and the most.
 
-{lines}
+{table(head, rows)}
 
 - **to the first all-reduce**: from the command until rank 0 has the result of an all-reduce and a barrier.
 - **memory**: by how much the machine's available memory fell at the most, while the ranks ended, too;

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
-use crate::bootstrap::as_others_learn_it;
+use crate::bootstrap::{as_others_learn_it, interrupted};
 use crate::config::{Matching, Results};
-use crate::failure::{Failure, FailureKind, INTERRUPTED};
+use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
 use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
 use crate::looks::share;
@@ -283,8 +283,7 @@ impl Segment {
         let segment = Arc::new(segment);
         let crossing =
             ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
-                let told = as_others_learn_it(segment.members(), failure);
-                segment.fail_creation(&segment.verdict(told.kind(), told.text(), told.ranks()));
+                segment.give_up_creation(failure);
                 segment.decide_alone();
                 give_up(failure);
             })?;
@@ -549,9 +548,7 @@ impl Segment {
                 Standing::Waiting(here) => here,
             };
             if interrupt::is_stopped() {
-                let (who, name) = (self.describe(&[self.rank()]), self.members.title());
-                let text = format!("{who} stopped creating {name}: {INTERRUPTED}");
-                self.fail_creation(&Verdict::new(FailureKind::Aborted, text).blaming([self.rank()]));
+                self.give_up_creation(&interrupted(&self.members.title()));
                 continue;
             }
             let (came, missing): (Vec<u32>, Vec<u32>) = self.ranks().partition(|rank| self.pid(*rank) != 0);
@@ -876,6 +873,12 @@ impl Segment {
             }
             ended
         });
+    }
+
+    /// The same, because of what has failed on this rank.
+    fn give_up_creation(&self, failure: &Failure) {
+        let told = as_others_learn_it(&self.members, failure);
+        self.fail_creation(&self.verdict(told.kind(), told.text(), told.ranks()));
     }
 
     /// Writes the text, lets `take_effect` decide whether it stands, and tells everybody.
