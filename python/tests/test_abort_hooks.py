@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import ranks
 import tpurun
+from test_device_collectives import on_device
 
 pytestmark = pytest.mark.skipif(
     not hasattr(dist.ProcessGroup, "register_abort_hook"), reason="torch has no abort hooks before 2.15"
@@ -65,6 +66,22 @@ def what_a_hook_raises_is_not_the_failure() -> None:
         store.wait(["told"], ranks.TIMEOUT)
 
 
+def what_a_hook_runs_on_the_device_does_not_wait_for_what_failed() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        x, seen = torch.ones(2, device="tpu"), []
+        dist.group.WORLD.register_abort_hook(1, lambda: seen.append((x + 1).tolist()))
+        dist.distributed_c10d._set_pg_timeout(timedelta(milliseconds=500), dist.group.WORLD)
+        dist.all_reduce(x, async_op=True).wait()
+        error = ranks.failure_of(lambda: x.tolist())
+        assert type(error) is tpurun.CollectiveTimeoutError, error
+        assert seen == [[2.0, 2.0]]
+        assert x.tolist() == [1.0, 1.0]  # the stream has told its error
+        store.set("told", "")
+    else:
+        store.wait(["told"], ranks.TIMEOUT)
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_abort_hooks_run_before_the_failure(async_op: bool) -> None:
     ranks.run(2, called_before_the_failure, async_op)
@@ -72,6 +89,10 @@ def test_abort_hooks_run_before_the_failure(async_op: bool) -> None:
 
 def test_abort_hooks_run_before_an_abort() -> None:
     ranks.run(2, called_by_abort)
+
+
+def test_a_hook_uses_the_device() -> None:
+    on_device(2, what_a_hook_runs_on_the_device_does_not_wait_for_what_failed)
 
 
 def test_a_raising_hook() -> None:

@@ -1,5 +1,7 @@
 """Views with a pending conjugation or negation, and outputs that share memory."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -149,6 +151,22 @@ def results_arrive_while_the_program_is_elsewhere(device: str) -> None:
             store.set(f"read/{number}", "")
 
 
+def threads_share_a_stream(device: str) -> None:
+    """While one thread waits for what the stream has begun, another one that uses it waits, too."""
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    for number in range(20):
+        x = torch.tensor([1.0], device=device)
+        if rank == 1:
+            store.wait([f"both/{number}"])
+        dist.all_reduce(x, async_op=True).wait()
+        with ThreadPoolExecutor(1) as other:
+            first = other.submit(x.tolist)
+            if rank == 0:
+                store.set(f"both/{number}", "")
+            assert [x.tolist(), first.result()] == [[2.0], [2.0]], number
+
+
 BODIES = [
     results_arrive,
     conjugate_views_get_results_or_are_refused,
@@ -163,5 +181,10 @@ def test_views(body, device: str) -> None:
     on_device(2, body, device)
 
 
-def test_results_arrive_while_the_program_is_elsewhere() -> None:
-    on_device(2, results_arrive_while_the_program_is_elsewhere, "tpu")
+@pytest.mark.parametrize(
+    "body",
+    [results_arrive_while_the_program_is_elsewhere, threads_share_a_stream],
+    ids=lambda body: body.__name__,
+)
+def test_streams(body) -> None:
+    on_device(2, body, "tpu")

@@ -56,6 +56,7 @@ void count(Device& device, std::size_t change) {
 
 thread_local std::vector<c10::StreamId> current_ids;
 thread_local bool is_bringing_home = false;
+thread_local std::vector<const Pending*> awaited;  // by this thread, the innermost last
 
 c10::Device concrete(c10::Device device) { return device.has_index() ? device : current_device(); }
 
@@ -63,19 +64,48 @@ c10::Stream stream_of(c10::Device device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, device, id);
 }
 
-void wait_each(const Begun& begun) {
-  for (const auto& pending : begun) {
-    without_gil([&] { pending->wait(); });
+void forget(Device& device, State& state, const std::shared_ptr<Pending>& pending) {
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  const auto found = std::find(state.begun.begin(), state.begun.end(), pending);
+  if (found != state.begun.end()) {
+    state.begun.erase(found);
+    count(device, std::size_t{0} - 1);
   }
 }
 
-// Moves the entries of a stream to `begun`, also those that will fail: an error is told once.
-void take(Device& device, State& state, Begun& begun) {
+Begun copy_of(State& state) {
   const std::lock_guard<std::mutex> lock(state.mutex);
-  count(device, 0 - state.begun.size());
-  begun.insert(begun.end(), std::make_move_iterator(state.begun.begin()),
-               std::make_move_iterator(state.begun.end()));
-  state.begun.clear();
+  return state.begun;
+}
+
+// While one lives, this thread waits for `pending`.
+struct Awaiting {
+  explicit Awaiting(const Pending& pending) { awaited.push_back(&pending); }
+  ~Awaiting() { awaited.pop_back(); }
+  Awaiting(const Awaiting&) = delete;
+  Awaiting& operator=(const Awaiting&) = delete;
+};
+
+// Waits for what a stream has begun. An entry stays until it is over, because another thread may use the
+// stream in the meantime. One that failed is forgotten as its error is told; those behind it stay.
+void drain(Device& device, State& state) {
+  for (const auto& pending : copy_of(state)) {
+    // A failed wait runs abort hooks, which may use the device: they do not wait for it again.
+    if (std::find(awaited.begin(), awaited.end(), pending.get()) != awaited.end()) {
+      continue;
+    }
+    try {
+      const Awaiting awaiting(*pending);
+      without_gil([&] { pending->wait(); });
+    } catch (...) {
+      // Ctrl-C ends a wait, too, and the operation goes on.
+      if (pending->is_done()) {
+        forget(device, state, pending);
+      }
+      throw;
+    }
+    forget(device, state, pending);
+  }
 }
 
 struct Event {
@@ -142,8 +172,9 @@ void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std:
     explicit Borrowed(c10::Stream stream) : stream(stream), before(exchange(stream)) {}
     ~Borrowed() {
       exchange(before);
-      Begun given_back;
-      take(device_of(stream), state_of(stream), given_back);
+      for (const auto& pending : copy_of(state_of(stream))) {
+        forget(device_of(stream), state_of(stream), pending);
+      }
     }
     c10::Stream stream;
     c10::Stream before;
@@ -159,15 +190,13 @@ void settle() {
   if (begun_somewhere.load(std::memory_order_relaxed) == 0 || is_bringing_home) {
     return;
   }
-  Begun begun;
   for (std::size_t index = 0; index < devices->size(); ++index) {
     auto& device = (*devices)[index];
     if (device.begun.load(std::memory_order_relaxed) != 0) {
       const auto id = index < current_ids.size() ? current_ids[index] : kDefault;
-      take(device, device.streams.at(static_cast<std::size_t>(id)), begun);
+      drain(device, device.streams.at(static_cast<std::size_t>(id)));
     }
   }
-  wait_each(begun);
 }
 
 bool is_idle(c10::Stream stream) {
@@ -177,23 +206,17 @@ bool is_idle(c10::Stream stream) {
                      [](const auto& pending) { return pending->is_done(); });
 }
 
-void synchronize(c10::Stream stream) {
-  Begun begun;
-  take(device_of(stream), state_of(stream), begun);
-  wait_each(begun);
-}
+void synchronize(c10::Stream stream) { drain(device_of(stream), state_of(stream)); }
 
 void synchronize_all() {
   if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
     return;
   }
-  Begun begun;
   for (auto& device : *devices) {
     for (auto& state : device.streams) {
-      take(device, state, begun);
+      drain(device, state);
     }
   }
-  wait_each(begun);
 }
 
 void record(void** event, c10::Stream stream) {
@@ -237,7 +260,9 @@ bool is_done(void* event) {
 void synchronize_event(void* event) {
   if (event != nullptr) {
     auto& recorded = *static_cast<Event*>(event);
-    wait_each(recorded.begun);
+    for (const auto& pending : recorded.begun) {
+      without_gil([&] { pending->wait(); });
+    }
     is_done(event);
   }
 }
