@@ -41,6 +41,7 @@ def main() -> None:
     if is_module:
         del arguments[0]
     use_whole_lines()
+    keep_from_children()
     _end.leave(run(arguments[0], arguments[1:], is_module=is_module))
 
 
@@ -49,6 +50,13 @@ def use_whole_lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
+
+
+def keep_from_children() -> None:
+    """Programs that this rank starts do not inherit what the launcher has opened for the rank."""
+    for name in ("TPURUN_CONTROL_FD", "TPURUN_BOARD_FD"):
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            os.set_inheritable(int(os.environ[name]), False)
 
 
 def run(target: str, arguments: list[str], *, is_module: bool) -> int:

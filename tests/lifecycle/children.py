@@ -24,6 +24,10 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         print(pool.submit(work, 3).result().number)
 """,
+    "descriptors that a program inherits which it starts": """
+import subprocess
+print(subprocess.run(["ls", "/proc/self/fd"], close_fds=False, capture_output=True, text=True).stdout)
+""",
     "a manager and shared memory": """
 import multiprocessing
 from multiprocessing import shared_memory
