@@ -18,6 +18,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, kill_process};
@@ -37,6 +38,8 @@ use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::nodes::NodeEvent;
 use crate::output::{Output, Stream};
+use crate::processes::Process;
+use crate::program::Start;
 use crate::rank_set::RankSet;
 use crate::ranks::{Chunk, Ending, Rank};
 use crate::run_dir::RunDir;
@@ -67,6 +70,8 @@ struct Agent {
     screen: Screen,
     control: ControlServer,
     server: Option<ForkServer>,
+    /// Who is asked for a fork server, by its socket.
+    warm: Option<PathBuf>,
     /// Processes beside the ranks that these need.
     helpers: Vec<Helper>,
     ranks: Vec<Rank>,
@@ -335,6 +340,7 @@ impl Agent {
             self.on_signal(Asked::FrontDied);
         }
         self.note_heard();
+        self.look_for_orphans();
         self.look_for_ended_programs(now);
         self.look_at_helpers(now);
         let ranks = &self.ranks;
@@ -348,6 +354,19 @@ impl Agent {
         // As SIGPIPE ends a program that writes to `head`.
         if self.screen.is_broken() && matches!(self.phase, Phase::Running) {
             self.stop(Why::Asked(Signal::PIPE), self.job.failure_grace);
+        }
+    }
+
+    /// Ranks whose fork server has died die with it; as children of another process when that was a warm one's fork.
+    fn look_for_orphans(&mut self) {
+        if self.server.is_some() || self.warm.is_none() {
+            return;
+        }
+        let is_gone = |pid| Process::read(pid).is_none_or(|process| process.is_zombie());
+        for (pid, rank) in self.running() {
+            if self.job.programs.of(rank).start == Start::ForkServer && is_gone(pid) {
+                self.on_end(rank, Ending::Signal(Signal::KILL.as_raw()));
+            }
         }
     }
 
@@ -395,6 +414,8 @@ impl Agent {
 
     async fn on_server(&mut self, event: ServerEvent) {
         match event {
+            ServerEvent::Forked { pid } => self.on_forked(pid),
+            ServerEvent::NotForked { reason } => self.start_cold(&reason).await,
             ServerEvent::Ready { python_ns, torch_ns } => {
                 self.timings.reached_at(Step::PythonStarted, python_ns);
                 self.timings.reached_at(Step::TorchImported, torch_ns);

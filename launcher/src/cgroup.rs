@@ -37,6 +37,11 @@ impl JobCgroup {
         started
     }
 
+    /// Takes in a process that was born elsewhere.
+    pub(crate) fn admit(&mut self, pid: i32) {
+        self.is_usable &= fs::write(self.path.join("cgroup.procs"), pid.to_string()).is_ok();
+    }
+
     /// Kills every process of the group, all at once.
     pub(crate) fn kill(&self) {
         if self.is_usable {

@@ -59,6 +59,9 @@ pub(crate) enum Command {
     /// Measure the collectives, alone or in turn with another backend
     #[command(args_override_self = true, after_help = BENCH_EXAMPLES)]
     Bench(Bench),
+    /// Show the processes that stay after jobs with --warm, or end them
+    #[command(after_help = WARM_EXAMPLES)]
+    Warm(WarmOptions),
     /// Print a new token for the nodes of a job of several hosts
     Token,
     /// Print a completion script for a shell
@@ -85,6 +88,17 @@ pub(crate) struct StatusOptions {
     /// Show it again every 2 seconds, or as often as said, until the job ends
     #[arg(long, value_name = "2s", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub(crate) watch: Option<String>,
+}
+
+/// What `tpurun warm` does.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct WarmOptions {
+    /// Show them, which is what it does unless told otherwise
+    #[arg(long, conflicts_with = "stop")]
+    pub(crate) status: bool,
+    /// End them; jobs that run go on
+    #[arg(long)]
+    pub(crate) stop: bool,
 }
 
 /// What `tpurun trace` writes.
@@ -203,6 +217,9 @@ pub(crate) struct Options {
     /// Modules to import once, before the ranks are forked
     #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "spawn")]
     pub(crate) preload: Vec<String>,
+    /// Fork the ranks from a process that stays for the next job, so that it starts at once: see tpurun warm --help
+    #[arg(long, env = "TPURUN_WARM", hide_env = true, value_parser = words::switch)]
+    pub(crate) warm: bool,
     /// The interpreter [default: $TPURUN_PYTHON, beside tpurun, $VIRTUAL_ENV, PATH]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<String>,
@@ -416,6 +433,16 @@ Examples:
   tpurun status             what the ranks of the newest job do now
   tpurun status --watch=5s  every 5 seconds, until it ends
   tpurun status 7f3a        of the run whose name ends so";
+
+const WARM_EXAMPLES: &str = "\
+Examples:
+  tpurun --warm -n 4 train.py       the first start is as slow as ever, the next ones are not
+  export TPURUN_WARM=1              the same for every tpurun from here on
+  tpurun warm                       what stays: idle or with jobs, since when, how much memory
+  tpurun warm --stop                nothing stays
+A process stays for each interpreter, --preload list, environment, control group and set of limits. It ends after
+10 idle minutes ($TPURUN_WARM_IDLE, as 30m), when memory is short, and when a file of what it has imported has
+changed, and is of use to nobody but the user who has started it.";
 
 const TRACE_EXAMPLES: &str = "\
 Examples:

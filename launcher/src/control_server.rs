@@ -238,7 +238,7 @@ impl ControlServer {
 }
 
 fn is_trusted(sender: Sender, own: u32) -> bool {
-    (sender.uid == own || own == 0) && processes::descends(sender.pid, std::process::id() as i32)
+    (sender.uid == own || own == 0) && processes::is_ours(sender.pid)
 }
 
 async fn read(rank: u32, stream: Arc<UnixDatagram>, events: mpsc::Sender<ControlEvent>) {

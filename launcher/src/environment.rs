@@ -42,6 +42,13 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     named(variables)
 }
 
+/// What modules of `--preload` may read that are imported before there is a job, for all that are like this one.
+pub(crate) fn of_preload(job: &Job) -> Variables {
+    let of_one = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TPURUN_RESTART"];
+    let all = if job.preload.is_empty() { Vec::new() } else { of_job(job, "", 0) };
+    all.into_iter().filter(|(name, _)| !of_one.contains(&name.as_str())).collect()
+}
+
 /// What the start of the job has decided.
 pub(crate) fn of_run(run_dir: &Path) -> Variables {
     let terminal = terminal().map(|path| path.display().to_string()).unwrap_or_default();

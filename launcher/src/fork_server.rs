@@ -5,13 +5,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::io::FdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Resource, getrlimit};
 use serde_json::{Map, Value, json};
-use tokio::io::{AsyncReadExt, Interest};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
@@ -23,6 +24,7 @@ use crate::ranks::RankEnds;
 pub(crate) use crate::server_events::ServerEvent;
 use crate::server_events::take_events;
 use crate::target::{Target, calls_main};
+use crate::warm::{self, Answer, Patience, Silence};
 
 /// The scripts of programs that are forked, from where they lie.
 fn scripts(programs: &Programs) -> Vec<PathBuf> {
@@ -80,6 +82,43 @@ impl ForkServer {
         Ok(ForkServer { socket, pid, forks, is_ready: false })
     }
 
+    /// Asks the warm server at `socket` for one, which answers with [`ServerEvent::Forked`] or
+    /// [`ServerEvent::NotForked`]; until then its number is 0.
+    pub(crate) fn start_warm(
+        job: &Job,
+        variables: &Variables,
+        socket: &Path,
+        events: mpsc::Sender<ServerEvent>,
+    ) -> io::Result<ForkServer> {
+        let (ours, theirs) = StdUnixStream::pair()?;
+        let (warm, patience) = warm::connect(socket)?;
+        let cwd = std::env::current_dir()?;
+        let limit = getrlimit(Resource::Nofile);
+        // What none is, is the most that there can be.
+        let files = [limit.current, limit.maximum].map(|files| files.map_or(-1, |files| files as i64));
+        let targets: Vec<PathBuf> = scripts(&job.programs).iter().map(|path| cwd.join(path)).collect();
+        let request = json!({
+            "op": "job", "fds": 2, "env": server_environment(variables), "cwd": cwd, "open_files": files,
+            "targets": targets,
+        });
+        let output = io::stderr().as_fd().try_clone_to_owned()?;
+        for stream in [&ours, &warm] {
+            stream.set_nonblocking(true)?;
+        }
+        let warm = UnixStream::from_std(warm)?;
+        let (read_half, socket) = UnixStream::from_std(ours)?.into_split();
+        tokio::spawn(async move {
+            match ask(warm, patience, &request, [output, theirs.into()]).await {
+                Ok(pid) => {
+                    let _ = events.send(ServerEvent::Forked { pid }).await;
+                    read_events(read_half, events).await;
+                }
+                Err(reason) => drop(events.send(ServerEvent::NotForked { reason }).await),
+            }
+        });
+        Ok(ForkServer { socket, pid: 0, forks: true, is_ready: false })
+    }
+
     /// Asks for the rendezvous store; answered by [`ServerEvent::Store`].
     pub(crate) async fn start_store(&self, host: &str, port: u16) -> io::Result<()> {
         self.request(&json!({"op": "store", "host": host, "port": port}), &[]).await
@@ -115,23 +154,68 @@ impl ForkServer {
         self.request(&request, &[stdin, stdout, stderr, ends.control.as_fd(), board.as_fd()]).await
     }
 
-    /// The descriptors go with the first bytes; the rest of a long line follows without.
     async fn request(&self, request: &Value, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let line = format!("{request}\n");
-        let mut sent = 0;
-        while sent < line.len() {
-            let fds = if sent == 0 { fds } else { &[] };
-            let rest = &line.as_bytes()[sent..];
-            let stream = self.socket.as_ref();
-            stream.writable().await?;
-            match stream.try_io(Interest::WRITABLE, || Ok(send(stream.as_fd(), rest, fds)?)) {
-                Ok(bytes) => sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+        send_line(self.socket.as_ref(), request, fds).await
+    }
+}
+
+/// The environment of a server, where it is not inherited.
+fn server_environment(variables: &Variables) -> Map<String, Value> {
+    let threads = SERVER_THREADS.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    // Where one is not UTF-8, no warm server was found.
+    let own = std::env::vars().filter(|(name, _)| !PRIVATE.contains(&&**name));
+    let all = own.chain(variables.iter().cloned()).chain(threads);
+    all.map(|(name, value)| (name, value.into())).collect()
+}
+
+/// Asks a warm server, and waits as long as it works; the number of the fork.
+async fn ask(
+    stream: UnixStream,
+    mut patience: Patience,
+    request: &Value,
+    fds: [OwnedFd; 2],
+) -> Result<i32, String> {
+    let [output, socket] = fds.each_ref().map(AsFd::as_fd);
+    let answer = async {
+        send_line(&stream, request, &[output, socket]).await.map_err(|_| Silence::Ended)?;
+        let mut line = Vec::new();
+        BufReader::new(stream).read_until(b'\n', &mut line).await.map_err(|_| Silence::Ended)?;
+        if line.is_empty() { Err(Silence::Ended) } else { Silence::read(&line) }
+    };
+    let mut answer = std::pin::pin!(answer);
+    let answer = loop {
+        tokio::select! {
+            answer = &mut answer => break answer,
+            () = tokio::time::sleep(warm::LOOK_EVERY) => {
+                if let Err(silence) = patience.look() {
+                    break Err(silence);
+                }
             }
         }
-        Ok(())
+    };
+    match answer {
+        Ok(Answer::Forked { pid }) => Ok(pid),
+        Ok(Answer::Refused { reason }) => Err(reason),
+        Ok(_) => Err(format!("the one with pid {} {}", patience.pid, Silence::Nonsense)),
+        Err(silence) => Err(format!("the one with pid {} {silence}", patience.pid)),
     }
+}
+
+/// The descriptors go with the first bytes; the rest of a long line follows without.
+async fn send_line(stream: &UnixStream, request: &Value, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let line = format!("{request}\n");
+    let mut sent = 0;
+    while sent < line.len() {
+        let fds = if sent == 0 { fds } else { &[] };
+        let rest = &line.as_bytes()[sent..];
+        stream.writable().await?;
+        match stream.try_io(Interest::WRITABLE, || Ok(send(stream.as_fd(), rest, fds)?)) {
+            Ok(bytes) => sent += bytes,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {

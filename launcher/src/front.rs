@@ -1,24 +1,28 @@
 //! What the user started: it starts the agent, passes signals on to it and returns its exit code. When the
 //! agent is killed, everything that it leaves behind comes to this process and ends here.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use tpurun_collectives::board::now_ns;
 
+use crate::job::Job;
 use crate::processes::Process;
 use crate::signals::Signals;
-use crate::{cgroup, kill};
+use crate::{cgroup, kill, warm};
 
 /// First argument of the agent's command line; what it must know of this process follows.
 pub(crate) const AGENT: &str = "--agent-of";
 
 /// What the agent must know of its front. Times are CLOCK_MONOTONIC.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Origin {
     /// The process that waits for it.
     pub(crate) front: i32,
@@ -26,42 +30,51 @@ pub(crate) struct Origin {
     pub(crate) begun_ns: u64,
     /// When it was known what to run.
     pub(crate) understood_ns: u64,
+    /// The socket of the warm server that is to fork the job's fork server.
+    pub(crate) warm: Option<PathBuf>,
 }
 
 impl Origin {
     fn here(begun_ns: u64) -> Origin {
-        Origin { front: getpid().as_raw_nonzero().get(), begun_ns, understood_ns: now_ns() }
+        Origin { front: getpid().as_raw_nonzero().get(), begun_ns, understood_ns: now_ns(), warm: None }
     }
 
-    fn to_word(self) -> String {
-        format!("{},{},{}", self.front, self.begun_ns, self.understood_ns)
+    fn to_word(&self) -> OsString {
+        let numbers = format!("{},{},{},", self.front, self.begun_ns, self.understood_ns);
+        let mut word = OsString::from(numbers);
+        word.extend(self.warm.as_deref().map(Path::as_os_str));
+        word
     }
 
     /// Reads it back in the agent.
-    pub(crate) fn parse(word: &str) -> Option<Origin> {
-        let mut numbers = word.split(',');
+    pub(crate) fn parse(word: &OsStr) -> Option<Origin> {
+        let mut parts = word.as_bytes().splitn(4, |byte| *byte == b',');
+        let mut number = || std::str::from_utf8(parts.next()?).ok();
         Some(Origin {
-            front: numbers.next()?.parse().ok()?,
-            begun_ns: numbers.next()?.parse().ok()?,
-            understood_ns: numbers.next()?.parse().ok()?,
+            front: number()?.parse().ok()?,
+            begun_ns: number()?.parse().ok()?,
+            understood_ns: number()?.parse().ok()?,
+            warm: parts.next().filter(|path| !path.is_empty()).map(|path| OsStr::from_bytes(path).into()),
         })
     }
 }
 
 /// Runs the job of this command line, which was started at `begun_ns`, and `more` arguments, and returns its
 /// exit code.
-pub(crate) fn run(more: &[String], begun_ns: u64) -> Result<i32, String> {
-    let origin = Origin::here(begun_ns);
+pub(crate) fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
+    let mut origin = Origin::here(begun_ns);
+    // Before this process adopts what it starts: a warm server outlives it.
+    origin.warm = warm::find(job);
     // Before the agent exists, so that nothing it may leave behind is missed.
     set_child_subreaper(Some(getpid())).map_err(|errno| format!("cannot become a subreaper: {errno}"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent(more, origin)));
+    let ended = runtime.and_then(|runtime| runtime.block_on(accompany_agent(more, &origin)));
     let (agent, status, forwarded) = ended.map_err(|error| format!("cannot run the agent: {error}"))?;
     Ok(clean_up(agent, status, forwarded))
 }
 
 /// Until the agent ends; also returns the last signal that was passed on to it.
-async fn accompany_agent(more: &[String], origin: Origin) -> io::Result<(u32, ExitStatus, Option<Signal>)> {
+async fn accompany_agent(more: &[String], origin: &Origin) -> io::Result<(u32, ExitStatus, Option<Signal>)> {
     let mut signals = Signals::new(handled().into_iter().map(|signal| (signal, signal)))?;
     let mut agent = start_agent(more, origin)?;
     let mut forwarded = None;
@@ -103,7 +116,7 @@ fn tell_stopped(agent: u32) {
 /// Ctrl-Z stops both at once, and fg lets both go on.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 
-fn start_agent(more: &[String], origin: Origin) -> io::Result<Child> {
+fn start_agent(more: &[String], origin: &Origin) -> io::Result<Child> {
     Command::new("/proc/self/exe")
         .arg0("tpurun")
         .arg(AGENT)

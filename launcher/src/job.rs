@@ -47,6 +47,8 @@ pub(crate) struct Job {
     /// Of several programs the one of rank 0 may hold no store, or be done long before the others.
     pub(crate) wants_server: bool,
     pub(crate) preload: Vec<String>,
+    /// Whether the fork server is that of a process which stays for the next job.
+    pub(crate) is_warm: bool,
     /// Whether each rank has a hash seed of its own, whatever PYTHONHASHSEED says here.
     pub(crate) has_own_hash_seeds: bool,
     /// Whether what each rank executes for itself is at random addresses; None when the number of ranks decides.
@@ -244,6 +246,7 @@ impl Job {
             programs,
             python,
             preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            is_warm: options.warm,
             has_own_hash_seeds,
             aslr: options.aslr.as_deref().map(parse_aslr).transpose()?,
             cores,

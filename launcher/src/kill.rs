@@ -1,15 +1,15 @@
-//! Ends everything that descends from this process, whatever it did to get away: both the front and the
-//! agent are subreapers, so a process that is orphaned or starts its own session still is our descendant.
+//! Ends everything that descends from this process, whatever it did to get away: the front, the agent and the
+//! fork server are subreapers, so a process that is orphaned or starts its own session still is our descendant.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group, pidfd_open,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, pidfd_open,
     pidfd_send_signal, wait,
 };
 
 use crate::cgroup::JobCgroup;
-use crate::processes::{Process, descendants};
+use crate::processes::{Process, ours};
 
 /// Asks ranks to end, also those that are stopped. What a rank has started, such as the workers of a data loader, is
 /// its own to end; but a shell only waits for the program, so all that it has started is asked.
@@ -42,7 +42,7 @@ pub(crate) fn kill_group(leader: i32) {
 
 /// Kills all descendants that are there now but one, and spares what that one starts later.
 pub(crate) fn kill_descendants_but(spared: i32) {
-    descendants(own_pid()).into_iter().filter(|process| process.pid != spared).for_each(kill);
+    ours().into_iter().filter(|process| process.pid != spared).for_each(kill);
 }
 
 /// Kills all descendants that are there now.
@@ -50,7 +50,7 @@ pub(crate) fn kill_descendants(cgroup: Option<&JobCgroup>) {
     if let Some(group) = cgroup {
         group.kill();
     }
-    for process in descendants(own_pid()) {
+    for process in ours() {
         kill(process);
     }
 }
@@ -65,7 +65,7 @@ pub(crate) fn end_all_descendants(
     loop {
         kill_descendants(cgroup);
         let has_children = reap(&mut on_reaped);
-        if !has_children && descendants(own_pid()).is_empty() {
+        if !has_children && ours().is_empty() {
             return true;
         }
         if Instant::now() >= deadline {
@@ -96,10 +96,6 @@ fn kill(process: Process) {
     if Process::read(process.pid).is_some_and(|now| now.start_ticks == process.start_ticks) {
         let _ = pidfd_send_signal(fd, Signal::KILL);
     }
-}
-
-fn own_pid() -> i32 {
-    getpid().as_raw_nonzero().get()
 }
 
 const LIMIT: Duration = Duration::from_secs(5);

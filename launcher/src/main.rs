@@ -57,6 +57,7 @@ mod timings;
 mod trace;
 mod verdict;
 mod wait_graph;
+mod warm;
 mod watch;
 
 use std::io::{self, Write};
@@ -86,7 +87,7 @@ fn main_code() -> Result<ExitCode, String> {
         return remote::follow().map(exit_code);
     }
     if first == front::AGENT {
-        let origin = arguments.next().and_then(|word| Origin::parse(word.to_str()?));
+        let origin = arguments.next().and_then(|word| Origin::parse(&word));
         let origin = origin.ok_or("expected to be started by tpurun itself")?;
         return Ok(exit_code(agent::run(Job::new(&cli::words::parse(arguments))?, origin)?));
     }
@@ -94,6 +95,7 @@ fn main_code() -> Result<ExitCode, String> {
     match &cli.command {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),
+        Some(Command::Warm(options)) => warm::run(options),
         Some(Command::Token) => {
             let mut line = Vec::new();
             nodes::print_new(&mut line)?;
@@ -166,11 +168,11 @@ fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
         Some(cluster) if cluster.task > 0 => company::follow(cluster),
         Some(cluster) => {
             let followers = company::lead(cluster)?;
-            let code = front::run(more, begun_ns);
+            let code = front::run(job, more, begun_ns);
             followers.dismiss(code.as_ref().copied().unwrap_or(2));
             code
         }
-        None => front::run(more, begun_ns),
+        None => front::run(job, more, begun_ns),
     }
 }
 

@@ -5,6 +5,7 @@ mod stores;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 use crate::proc_stat::Stat;
 
@@ -34,8 +35,46 @@ impl Process {
     }
 }
 
+/// The fork server that a warm one has forked for this job: no child of ours, but all that it starts is the job's.
+static ADOPTED: Mutex<Option<Process>> = Mutex::new(None);
+
+/// Takes in the process with this number, and all that descends from it, as if we had started it.
+pub(crate) fn adopt(pid: i32) {
+    *ADOPTED.lock().unwrap_or_else(PoisonError::into_inner) = Process::read(pid);
+}
+
+/// The adopted process while it is there.
+fn adopted() -> Option<Process> {
+    let adopted = (*ADOPTED.lock().unwrap_or_else(PoisonError::into_inner))?;
+    Process::read(adopted.pid).filter(|now| now.start_ticks == adopted.start_ticks && !now.is_zombie())
+}
+
+/// Whether a process descends from this one, or from the adopted one.
+pub(crate) fn is_ours(pid: i32) -> bool {
+    descends(pid, own_pid()) || adopted().is_some_and(|adopted| descends(pid, adopted.pid))
+}
+
+/// All that descends from this process, or from the adopted one.
+pub(crate) fn ours() -> Vec<Process> {
+    below(own_pid())
+}
+
+/// All that descends from a process of the job, or from the adopted one.
+pub(crate) fn below(root: i32) -> Vec<Process> {
+    let mut found = descendants(root);
+    if let Some(adopted) = adopted() {
+        found.push(adopted);
+        found.extend(descendants(adopted.pid));
+    }
+    found
+}
+
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
 /// Whether a process is `root`, or its child, or a child's child, and so on.
-pub(crate) fn descends(pid: i32, root: i32) -> bool {
+fn descends(pid: i32, root: i32) -> bool {
     let mut at = pid;
     // The table changes while it is read, so that a chain of parents could close on itself.
     for _ in 0..MOST_GENERATIONS {
@@ -65,7 +104,7 @@ fn catches(status: &str, number: i32) -> bool {
 }
 
 /// Children of `root`, their children and so on, nearest first; not `root` itself.
-pub(crate) fn descendants(root: i32) -> Vec<Process> {
+fn descendants(root: i32) -> Vec<Process> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for process in all() {
         children.entry(process.parent).or_default().push(process);

@@ -31,6 +31,12 @@ pub(crate) enum ServerEvent {
     /// The server is gone.
     #[serde(skip)]
     Closed,
+    /// A warm server has forked it as this process.
+    #[serde(skip)]
+    Forked { pid: i32 },
+    /// No warm server forks it.
+    #[serde(skip)]
+    NotForked { reason: String },
 }
 
 /// Takes the complete lines out of `pending`. What is no event comes from no server of ours.

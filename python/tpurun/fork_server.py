@@ -5,6 +5,7 @@ descriptor is one end of a stream socket that carries one JSON object per line; 
 descriptors. Until it forks, this process keeps a single thread and touches no accelerator, or it refuses and
 the launcher starts interpreters.
 It then still holds the store of a job that wants one, as it does when it is told that nothing is forked.
+With ``--warm`` the process that becomes a fork server is itself forked, by ``warm_server.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def main() -> None:
     # What `tpurun --timings` shows of this process.
     times = {"python_ns": now_ns()}
     _device.is_left_to_ranks = True
-    adopt_orphans(options["agent"])
+    become_subreaper()
+    if os.getppid() != options["agent"]:
+        os._exit(1)
     dispositions = {number: signal.getsignal(number) for number in signal.valid_signals()}
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
@@ -68,13 +71,25 @@ def main() -> None:
         agent.tell(event="ready", **times)
         serve_store(agent)
         return
+    finalizers = share_with_forks()
+    serve(agent, dispositions, times)
+    for finalizer in finalizers:
+        finalizer.atexit = True
+
+
+def share_with_forks() -> list[weakref.finalize]:
+    """What is imported by now is for all forks alike; returns finalizers that are this process's to run."""
+    _device.remember_modules()
     gc.collect()
     finalizers = keep_from_ranks()
     _end.share_modules()
     gc.freeze()
-    Server(agent, options, dispositions).run(times)
-    for finalizer in finalizers:
-        finalizer.atexit = True
+    return finalizers
+
+
+def serve(agent: Agent, dispositions: dict, times: dict[str, int]) -> None:
+    """Forks ranks until the agent closes its end, then sees to it that nothing of them is left."""
+    Server(agent, dispositions).run(times)
     end_children()
     remove_control_group()
 
@@ -87,25 +102,30 @@ class Refusal(Exception):
         self.is_quiet = is_quiet
 
 
-class Agent:
-    """The agent at the other end of the socket."""
+class Peer:
+    """Who speaks to this process over a socket."""
 
-    def __init__(self, fd: int) -> None:
-        self.socket = socket.socket(fileno=fd)
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
         self.socket.set_inheritable(False)
         self._bytes = bytearray()
         self._fds: list[int] = []
 
     def tell(self, **message: object) -> None:
-        """Sends one line. An agent that is gone has no use for it, and its end is the end of this process."""
-        try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            end_children()
-            os._exit(1)
+        """Sends one line."""
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def requests(self) -> list[tuple[dict, list[int]]] | None:
-        """The complete requests that have arrived, each with its descriptors; None at the end."""
+    def close(self) -> None:
+        """Also what has come with a request that was never finished."""
+        self.socket.close()
+        for fd in self._fds:
+            os.close(fd)
+
+    def requests(self, longest: int | None = None) -> list[tuple[dict, list[int]]] | None:
+        """The complete requests that have arrived, each with its descriptors; None at the end.
+
+        An unfinished one that is longer than that is a ValueError.
+        """
         room = array.array("i", bytes(4 * MAX_FDS_PER_REQUEST))
         space = socket.CMSG_SPACE(len(room) * room.itemsize)
         data, ancillary, _flags, _address = self.socket.recvmsg(1 << 16, space)
@@ -118,6 +138,8 @@ class Agent:
             return None
         *lines, rest = bytes(self._bytes + data).split(b"\n")
         self._bytes = bytearray(rest)
+        if longest is not None and len(rest) > longest:
+            raise ValueError(f"expected a request of at most {longest} bytes")
         return [self._with_fds(json.loads(line)) for line in lines]
 
     def _with_fds(self, request: dict) -> tuple[dict, list[int]]:
@@ -128,12 +150,26 @@ class Agent:
         return request, fds
 
 
+class Agent(Peer):
+    """The agent of the job. When it is gone this process ends, and all that it has started."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(socket.socket(fileno=fd))
+
+    def tell(self, **message: object) -> None:
+        """Sends one line, or ends everything."""
+        try:
+            super().tell(**message)
+        except OSError:
+            end_children()
+            os._exit(1)
+
+
 class Server:
     """Forks on request and reports how the children end."""
 
-    def __init__(self, agent: Agent, options: dict, dispositions: dict) -> None:
+    def __init__(self, agent: Agent, dispositions: dict) -> None:
         self.agent = agent
-        self.options = options
         self.dispositions = dispositions
         self.pid = os.getpid()
         self.ranks: dict[int, int] = {}
@@ -295,15 +331,19 @@ def preload(options: dict, times: dict[str, int]) -> None:
         return
     for name in options["preload"]:
         import_or_refuse(name)
-    # In the order in which the programs name them, each once.
-    named = [name for target in options["targets"] for name in torch_modules_of(target)]
-    for name in dict.fromkeys([*named, *OURS]):
-        try:
+    import_quietly([*modules_of(options["targets"]), *OURS])
+
+
+def modules_of(targets: list[str]) -> list[str]:
+    """The modules of torch that these programs name, in their order, each once."""
+    return list(dict.fromkeys(name for target in targets for name in torch_modules_of(target)))
+
+
+def import_quietly(names: list[str]) -> None:
+    """Imports what can be: the program itself will say what is wrong with the others."""
+    for name in names:
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
-        except Exception:
-            # The program itself will say what is wrong with it.
-            continue
-    _device.remember_modules()
 
 
 def now_ns() -> int:
@@ -507,11 +547,9 @@ def set_process_group(pid: int) -> None:
         os.setpgid(pid, pid)
 
 
-def adopt_orphans(agent: int) -> None:
+def become_subreaper() -> None:
     """What a rank leaves behind comes to this process, which outlives the agent for as long as it takes."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if os.getppid() != agent:
-        os._exit(1)
 
 
 def end_children(on_end: Callable[[int, int], None] = lambda pid, status: None) -> None:

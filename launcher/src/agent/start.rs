@@ -30,6 +30,7 @@ use crate::labels::Labels;
 use crate::losses::Losses;
 use crate::nodes::Nodes;
 use crate::output::{Output, OutputConfig, Victim, VictimLookup};
+use crate::processes;
 use crate::program::{Program, Start};
 use crate::ranks::{self, Rank, RankEnds};
 use crate::report;
@@ -128,7 +129,8 @@ impl Agent {
             heard: Default::default(),
             lingering: Default::default(),
             suspected_lingering: Default::default(),
-            timings: Watching::new(&job, origin),
+            timings: Watching::new(&job, &origin),
+            warm: origin.warm,
             host: nodes.as_ref().map_or_else(nodes::own_name, |nodes| nodes.host(nodes.node).to_owned()),
             others: nodes.map(Others::new),
             views_elsewhere: HashMap::new(),
@@ -154,6 +156,14 @@ impl Agent {
         }
         let variables = self.common_variables();
         let (job, events) = (&self.job, self.tx.server.clone());
+        if let Some(socket) = &self.warm {
+            match ForkServer::start_warm(job, &variables, socket, events) {
+                // It says when there is one.
+                Ok(server) => self.server = Some(server),
+                Err(error) => self.start_cold(&error.to_string()).await,
+            }
+            return;
+        }
         let start = || ForkServer::start(job, &variables, events);
         let started = match &mut self.cgroup {
             Some(cgroup) => cgroup.enclose(start),
@@ -161,14 +171,38 @@ impl Agent {
         };
         match started {
             Ok(server) => {
-                self.run_dir.event("fork server started", json!({"pid": server.pid}));
-                self.note_helper(Helper::fork_server(server.pid));
+                self.note_server(server.pid, false);
                 self.server = Some(server);
             }
             Err(error) => {
                 self.say(&format!("no fork server ({error}): starting an interpreter for each rank"));
                 self.fall_back();
             }
+        }
+    }
+
+    fn note_server(&mut self, pid: i32, is_warm: bool) {
+        self.run_dir.event("fork server started", json!({"pid": pid, "warm": is_warm}));
+        self.note_helper(Helper::fork_server(pid));
+    }
+
+    /// A warm server has forked the job's fork server, which is no child of this process.
+    pub(super) fn on_forked(&mut self, pid: i32) {
+        let Some(server) = &mut self.server else { return };
+        server.pid = pid;
+        processes::adopt(pid);
+        if let Some(cgroup) = &mut self.cgroup {
+            cgroup.admit(pid);
+        }
+        self.note_server(pid, true);
+    }
+
+    /// Without the warm server, which the next world does not ask either.
+    pub(super) async fn start_cold(&mut self, reason: &str) {
+        self.say(&format!("no warm fork server ({reason}): this start is a cold one"));
+        (self.warm, self.server) = (None, None);
+        if matches!(self.phase, Phase::Starting) {
+            Box::pin(self.start()).await;
         }
     }
 

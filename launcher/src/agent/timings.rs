@@ -32,7 +32,7 @@ enum State {
 }
 
 impl Watching {
-    pub(super) fn new(job: &Job, origin: Origin) -> Watching {
+    pub(super) fn new(job: &Job, origin: &Origin) -> Watching {
         let mut moments = Moments::new(origin.begun_ns, job.ranks);
         moments.reached(Step::Understood, Some(origin.understood_ns));
         Watching { moments, state: State::Waiting { next_look: Instant::now() }, done: job.here.start }

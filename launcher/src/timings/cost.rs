@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
 use crate::proc_stat::{Schedstat, Stat};
-use crate::processes::{Process, descendants};
+use crate::processes::{Process, below};
 
 /// Until the last rank had its first collective done.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +87,7 @@ fn measure(front: i32, ranks: &[i32]) -> Cost {
 
 /// Parents first: a child that ends meanwhile is not counted twice.
 fn all(front: i32) -> Vec<Process> {
-    Process::read(front).into_iter().chain(descendants(front)).collect()
+    Process::read(front).into_iter().chain(below(front)).collect()
 }
 
 fn cpu_of(front: i32, processes: &[Process]) -> u64 {
