@@ -29,6 +29,8 @@ use crate::text::head;
 use crate::traffic::Traffic;
 use crate::work::{OnDone, Outcome, Work};
 
+/// `TPURUN_ABI_VERSION`: what the shim was compiled for and what it is linked with are of one build.
+const ABI_VERSION: u32 = 1;
 /// A word for each of some ten thousand ranks.
 const STORE_VALUE_BYTES: usize = 64 << 10;
 const ERROR_TEXT_BYTES: usize = 8184;
@@ -178,13 +180,14 @@ impl CError {
     }
 }
 
-// The C++ side asserts the same numbers.
+// The header asserts the same numbers, and a test below that they are.
 const _: () = assert!(size_of::<CError>() == 12288);
 const _: () = assert!(size_of::<CSpan>() == 16);
 const _: () = assert!(size_of::<CStore>() == 32);
 const _: () = assert!(size_of::<CConfig>() == 88);
 const _: () = assert!(size_of::<CMembers>() == 40);
 const _: () = assert!(size_of::<COp>() == 136);
+const _: () = assert!(size_of::<CCheck>() == 16);
 const _: () = assert!(size_of::<Traffic>() == 24);
 
 /// `TpurunWork`: keeps its communicator, which a waiting thread may have to drive.
@@ -456,13 +459,14 @@ unsafe fn spans(spans: *const CSpan, chunks: u32, per_chunk: u32) -> Spans {
     unsafe { Spans::new(pieces, per_chunk as usize) }
 }
 
-/// The C callback with its context, which the header lets any thread use.
+/// The C callback with its context.
 struct Callback {
     done: CDone,
     ctx: *mut c_void,
 }
 
-// SAFETY: `tpurun.h` says that `done` is called from the engine's thread.
+// SAFETY: `tpurun.h` (`TpurunDone`): `done` is called with `done_ctx` on whichever thread ends the operation, so the caller
+// has promised that both may be used there. `call` takes `self`, so they are used once, by one thread.
 unsafe impl Send for Callback {}
 
 impl Callback {
@@ -520,7 +524,7 @@ pub unsafe extern "C" fn tpurun_work_abort(work: *const CWork, reason: *const u8
     guarded_void(|| work.communicator.abort(&reason));
 }
 
-/// The check of one thread.
+/// `TpurunCheck`: the check of one thread.
 #[repr(C)]
 pub struct CCheck {
     function: Option<extern "C" fn(*mut c_void)>,
@@ -694,6 +698,12 @@ pub extern "C" fn tpurun_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
+/// `tpurun.h`: the version of the interface that this build has.
+#[unsafe(no_mangle)]
+pub extern "C" fn tpurun_abi_version() -> u32 {
+    ABI_VERSION
+}
+
 impl Store for CStore {
     fn set(&self, key: &str, value: &str) -> Result<(), Failure> {
         // SAFETY: the header's contract; both strings live through the call.
@@ -772,4 +782,41 @@ unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
 unsafe fn text(data: *const u8, bytes: u64) -> String {
     // SAFETY: the caller's promise.
     String::from_utf8_lossy(unsafe { slice(data, bytes as usize) }).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = include_str!("../../python/csrc/tpurun.h");
+
+    /// The number behind `before`, which stands in the header once.
+    fn number(before: &str) -> usize {
+        let (_, rest) = HEADER.split_once(before).unwrap_or_else(|| panic!("the header has no {before:?}"));
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap_or_else(|_| panic!("no number stands behind {before:?}"))
+    }
+
+    #[test]
+    fn the_header_is_of_this_version() {
+        assert_eq!(number("#define TPURUN_ABI_VERSION "), tpurun_abi_version() as usize);
+    }
+
+    #[test]
+    fn the_header_has_these_sizes() {
+        let sizes = [
+            ("TpurunSpan", size_of::<CSpan>()),
+            ("TpurunStore", size_of::<CStore>()),
+            ("TpurunCommConfig", size_of::<CConfig>()),
+            ("TpurunError", size_of::<CError>()),
+            ("TpurunMembers", size_of::<CMembers>()),
+            ("TpurunOp", size_of::<COp>()),
+            ("TpurunCheck", size_of::<CCheck>()),
+            ("TpurunTraffic", size_of::<Traffic>()),
+        ];
+        for (name, size) in sizes {
+            assert_eq!(number(&format!("static_assert(sizeof({name}) == ")), size, "{name}");
+        }
+        assert_eq!(HEADER.matches("static_assert(sizeof(").count(), sizes.len());
+    }
 }

@@ -1,4 +1,6 @@
 // The extension module `tpurun._C`.
+#include <string>
+
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -25,9 +27,20 @@ void stream_copy(const at::Tensor& to, const at::Tensor& source) {
   tpurun_stream_copy(to.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
 }
 
+// An engine of another build reads other fields than this extension writes.
+void check_abi() {
+  const uint32_t engine = tpurun_abi_version();
+  if (engine != TPURUN_ABI_VERSION) {
+    throw py::import_error("tpurun: expected an engine of ABI version " + std::to_string(TPURUN_ABI_VERSION) +
+                           ", which this extension was compiled for, given one of version " +
+                           std::to_string(engine) + "; build both anew with `make clean build`");
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
+  check_abi();
   tpurun::stop_threads_that_are_late();
   tpurun::prepare_call_sites();
   // The bases are bound by torch.

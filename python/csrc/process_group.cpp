@@ -225,7 +225,7 @@ uint64_t ProcessGroup::getSequenceNumberForGroup() { return tpurun_comm_seq(comm
 
 c10d::ErrorType ProcessGroup::getError() {
   TpurunError error;
-  switch (tpurun_comm_failure(comm_.get(), &error)) {
+  switch (without_gil([&] { return tpurun_comm_failure(comm_.get(), &error); })) {
     case TPURUN_OK:
       return c10d::ErrorType::SUCCESS;
     case TPURUN_TIMEOUT:

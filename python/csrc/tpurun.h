@@ -2,13 +2,26 @@
 //
 // Every pointer argument is borrowed for the duration of the call, except the spans and `done_ctx` of an
 // asynchronous op: the memory the spans point at must stay valid until `done` was called (the span arrays
-// themselves are copied). No function needs the GIL, none may be called with it held if it can block
-// (tpurun_comm_create, tpurun_post of a synchronous op, tpurun_work_wait, tpurun_comm_shutdown).
+// themselves are copied).
+//
+// Every call below says which thread may call it, and whether it blocks:
+//   any thread   any thread of the process, and several threads at the same time.
+//   blocks       the call may wait for another rank or another thread. The calling thread must not hold the
+//                GIL. While the call waits, it runs the thread's check (tpurun_check_while_waiting).
+//   never blocks the call waits for no rank; it takes only locks of this process that are held for a moment,
+//                and may be made with the GIL held.
+// No call needs the GIL. A fork of the rank has no part in its groups: there, calls that post or wait return
+// TPURUN_INVALID_USAGE, and calls that end something do nothing.
 // The Rust side is collectives/src/ffi.rs; both sides assert the sizes below.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
+
+// Of this header and of runtime.h. It grows with every change that code built before that change would get
+// wrong: a struct, the arguments of a function, the meaning of a number. The engine has its own copy of the
+// number (ABI_VERSION in collectives/src/ffi.rs), and the shim compares the two when it is loaded.
+#define TPURUN_ABI_VERSION 1
 
 #ifdef __cplusplus
 extern "C" {
@@ -84,7 +97,8 @@ typedef struct {
 } TpurunSpan;
 
 // What the Store of torch.distributed offers to the bootstrap; each returns 0 on success. `get` blocks until
-// the key exists or the store's own timeout; it fails when the value is larger than `capacity`.
+// the key exists or the store's own timeout; it fails when the value is larger than `capacity`. All three are
+// called by tpurun_comm_create alone, on its thread and before it returns.
 typedef struct {
   void* ctx;
   int32_t (*set)(void* ctx, const char* key, uint64_t key_bytes, const void* value, uint64_t value_bytes);
@@ -126,7 +140,10 @@ typedef struct {
 } TpurunMembers;
 
 // `error` is null on success, else valid during the call. `source` is the rank a receive matched, else -1.
-// Called exactly once, from the engine's thread: it may not block and may not take the GIL.
+// Called exactly once, on whichever thread ends the op: a thread of the engine, or a thread that is inside
+// tpurun_post, tpurun_work_wait, tpurun_comm_shutdown or tpurun_comm_free of the same communicator. That may
+// be the thread that posts the op, before its tpurun_post has returned. The engine may hold locks meanwhile:
+// `done` may not block, may not take the GIL, and may call no function of this header.
 typedef void (*TpurunDone)(void* ctx, const TpurunError* error, int32_t source);
 
 enum { TPURUN_ASYNC = 1, TPURUN_LAZY = 2 };
@@ -145,7 +162,7 @@ typedef struct {
   uint32_t collective;  // TpurunCollective
   uint32_t dtype;       // TpurunDtype
   uint32_t reduce_op;   // TpurunReduceOp
-  uint32_t flags;       // TPURUN_ASYNC: return at once, and call `done` at the end, on any thread; with
+  uint32_t flags;       // TPURUN_ASYNC: return at once, and call `done` at the end (see TpurunDone); with
                         // TPURUN_LAZY as well, that may be as late as tpurun_work_wait or _attend
   int32_t root;         // root, or the peer of send and recv (-1: any source), else -1; ranks of this group
   int32_t tag;          // send and recv
@@ -170,51 +187,69 @@ typedef struct {
 } TpurunOp;
 
 // Creates this rank's end of a communicator; returns when all ranks have attached or the timeout passed.
+// Any thread. Blocks.
 TpurunStatus tpurun_comm_create(const TpurunCommConfig* config, TpurunComm** comm, TpurunError* error);
 
 // Posts one operation. Synchronous: returns when it is done, *work is null, and its status is returned.
-// Asynchronous: returns at once with a work to free; `done` is called later (also on failure, also when
-// the communicator is aborted or shut down) unless this call itself did not return TPURUN_OK.
+// Asynchronous: returns at once with a work to free; `done` is called exactly once (also on failure, also
+// when the communicator is aborted or shut down) unless this call itself did not return TPURUN_OK. Any
+// thread; the order in which threads post is the order of the collectives. Blocks: a synchronous op until it
+// is done, an asynchronous one while 1024 others are pending, and any for a moment where the communicator has
+// failed (as tpurun_comm_failure).
 TpurunStatus tpurun_post(TpurunComm* comm, const TpurunOp* op, TpurunWork** work, TpurunError* error);
 
 // Waits at most timeout_ms (<= 0: the op's own deadline). A timeout here alone does not fail the op: it
 // returns TPURUN_TIMEOUT and the work may be waited for again. `python_threads` as in TpurunOp.
+// Any thread. Blocks, unless tpurun_work_is_done has returned 1. The thread may run other ops of the
+// communicator meanwhile, and call their `done`.
 TpurunStatus tpurun_work_wait(TpurunWork* work, int64_t timeout_ms, uint32_t python_threads,
                               TpurunError* error);
-int32_t tpurun_work_is_done(
-    const TpurunWork* work);  // 1 when finished, successfully or not, and in a fork of the rank
-void tpurun_work_attend(const TpurunWork* work);  // a lazy op ends from now on though nobody waits for it
+// 1 when finished, successfully or not, and in a fork of the rank. Any thread. Never blocks.
+int32_t tpurun_work_is_done(const TpurunWork* work);
+// A lazy op ends from now on though nobody waits for it. Any thread. Never blocks.
+void tpurun_work_attend(const TpurunWork* work);
+// The op's number among those of its communicator. Any thread. Never blocks.
 uint64_t tpurun_work_seq(const TpurunWork* work);
-// As tpurun_comm_abort, of the communicator that the operation belongs to.
+// As tpurun_comm_abort, of the communicator that the operation belongs to. Any thread. Blocks for a moment.
 void tpurun_work_abort(const TpurunWork* work, const char* reason, uint64_t reason_bytes);
-void tpurun_work_free(TpurunWork* work);  // does not cancel the op
+// Does not cancel the op, and does not wait for it. Any thread, once, after every other call with this work
+// has returned; the communicator may have been freed before. Never blocks.
+void tpurun_work_free(TpurunWork* work);
 
 // What the calling thread runs while it waits in this library: soon after a signal has interrupted its sleep,
 // and several times a second. It may abort the communicator, which ends the wait, and must post nothing
 // there. Returns the check before; no function: none.
+// Any thread, for itself alone: each thread has a check of its own. Never blocks.
 typedef struct {
   void (*function)(void* argument);
   void* argument;
 } TpurunCheck;
 TpurunCheck tpurun_check_while_waiting(TpurunCheck check);
 // For that function, in a thread that makes a communicator or shrinks one, which nothing can abort yet: the
-// thread waits no longer, and the call fails.
+// thread waits no longer, and the call fails. Only the thread that waits, from its check. Never blocks.
 void tpurun_stop_waiting(void);
 // For callbacks that wait on their own, several times a second: runs that function. 0: wait on; 1: fail, it
 // has called tpurun_stop_waiting; -1: this thread has none, and need not ask again.
+// Only the thread that waits, from a TpurunStore. Blocks as long as the check does.
 int32_t tpurun_look_while_waiting(void);
 
 // Fails every pending and future operation of this communicator, on all its ranks, with AbortedError.
+// Any thread, also from a check. Blocks for a moment: it waits for no rank, but, as tpurun_comm_failure,
+// until it is known which failure is the first.
 void tpurun_comm_abort(TpurunComm* comm, const char* reason, uint64_t reason_bytes);
-// Frees every waiter of this rank, and joins the engine's threads. Collectives that all ranks have posted end
-// as they would have; all others, and pending messages, fail with AbortedError for this rank alone.
+// Frees every waiter of this rank, and joins the communicator's progress threads. Collectives that all ranks
+// have posted end as they would have; all others, and pending messages, fail with AbortedError for this rank
+// alone. Any thread, but not from `done` and not from a check. Blocks until those collectives have ended, and
+// on the first rank of a host at most 10 s more until the other hosts know.
 void tpurun_comm_shutdown(TpurunComm* comm);
 // Makes the communicator of the ranks that are left, of a later epoch; all of them must call this, within
 // `timeout_ms`. `lost` are ranks of the world that are not waited for, besides those whose processes are gone
 // and those that the failure names as lost. `comm` fails first, if it has not yet.
+// Any thread. Blocks.
 TpurunStatus tpurun_comm_shrink(TpurunComm* comm, const uint32_t* lost, uint64_t lost_count,
                                 int64_t timeout_ms, uint32_t python_threads, TpurunComm** survivors,
                                 TpurunError* error);
+// Any thread. Never blocks.
 void tpurun_comm_members(const TpurunComm* comm, TpurunMembers* members);
 
 // Bytes that this rank has moved for collectives of the communicator so far.
@@ -223,21 +258,44 @@ typedef struct {
   uint64_t written;
   uint64_t staged;  // of both, what went through windows and rings
 } TpurunTraffic;
+// Any thread. Never blocks.
 void tpurun_comm_traffic(const TpurunComm* comm, TpurunTraffic* traffic);
-void tpurun_comm_free(TpurunComm* comm);  // shuts down first when that was not done
+// Shuts down first when that was not done. Any thread, once, after every other call with this communicator
+// has returned; its works may outlive it. Blocks as tpurun_comm_shutdown.
+void tpurun_comm_free(TpurunComm* comm);
+// Of operations posted from now on. Any thread. Never blocks.
 void tpurun_comm_set_timeout(TpurunComm* comm, int64_t timeout_ms);
-int64_t tpurun_comm_timeout(const TpurunComm* comm);  // ms; TPURUN_TIMEOUT_MS may have replaced the config's
-uint64_t tpurun_comm_seq(const TpurunComm* comm);     // collectives posted so far
+// In ms; TPURUN_TIMEOUT_MS may have replaced the config's. Any thread. Never blocks.
+int64_t tpurun_comm_timeout(const TpurunComm* comm);
+// Collectives posted so far. Any thread. Never blocks.
+uint64_t tpurun_comm_seq(const TpurunComm* comm);
 // The sticky failure of the communicator; TPURUN_OK when it is healthy.
+// Any thread. Blocks for a moment where it has just failed: at most half a second while a rank writes why,
+// and a second more until several hosts agree on it.
 TpurunStatus tpurun_comm_failure(const TpurunComm* comm, TpurunError* error);
-// TPURUN_INVALID_USAGE in a fork of the rank, which has no part in its groups.
+// TPURUN_INVALID_USAGE in a fork of the rank, which has no part in its groups. Any thread. Never blocks.
 TpurunStatus tpurun_comm_check_process(const TpurunComm* comm, TpurunError* error);
 
-// Copies bytes as large collectives do: past the caches. The memory must be apart.
+// Copies bytes as large collectives do: past the caches. The memory must be apart. Any thread. Never blocks,
+// but takes as long as the copy does.
 void tpurun_stream_copy(void* to, const void* from, uint64_t bytes);
 
-const char* tpurun_version(void);  // NUL-terminated, static
+// NUL-terminated, static. Any thread. Never blocks.
+const char* tpurun_version(void);
+// The TPURUN_ABI_VERSION that the engine was built with. Any thread. Never blocks.
+uint32_t tpurun_abi_version(void);
 
 #ifdef __cplusplus
 }
+#endif
+
+#ifdef __cplusplus
+static_assert(sizeof(TpurunSpan) == 16, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunStore) == 32, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunCommConfig) == 88, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunError) == 12288, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunMembers) == 40, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunOp) == 136, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunCheck) == 16, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunTraffic) == 24, "collectives/src/ffi.rs says the same");
 #endif
