@@ -1,4 +1,4 @@
-//! The arena: memory of one process that the other ranks of its host map and read in place (contract C7).
+//! The arena: memory of one process that the other ranks of its host map and read in place.
 //!
 //! A process has up to two: that of device `tpu`, and that of CPU tensors which are to be shared.
 //!

@@ -2,8 +2,8 @@
 //!
 //! It has two lanes that never wait for each other, one for collectives and one for messages. A blocking
 //! collective runs on the caller's own thread; an asynchronous one on the thread that waits for it, or on the
-//! lane's progress thread, which exists from the first such operation on. Communicators share nothing, so what
-//! happens on one can not delay another (contract C1).
+//! lane's progress thread, which exists from the first such operation on. No operation
+//! of one communicator waits for another communicator (law I10 of `docs/invariants.md`).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

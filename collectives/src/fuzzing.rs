@@ -1,4 +1,4 @@
-//! Hostile bytes for everything that reads what another process wrote (contract C8).
+//! Hostile bytes for everything that reads what another process wrote (law I4 of `docs/invariants.md`).
 //!
 //! Each target is a function of bytes that must return, whatever they are: no panic, no access outside of
 //! what is mapped, no wait. `collectives/fuzz` runs them under libFuzzer with AddressSanitizer; the tests

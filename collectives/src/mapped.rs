@@ -1,5 +1,4 @@
-//! Collectives of tensors that all lie in arenas: ranks read and write them in place (contract C7). Nothing is
-//! staged.
+//! Collectives of tensors that all lie in arenas: ranks read and write them in place. Nothing is staged.
 //!
 //! Either the last to arrive and who helps it do everything before the meeting opens, or every rank does its
 //! share and all meet again. With more ranks than cores the helpers change, and each in turn would have all

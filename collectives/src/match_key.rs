@@ -1,4 +1,5 @@
-//! Match keys: what every rank says about its operation before any byte moves (contract C2).
+//! Match keys: what every rank says about its operation before any byte of a
+//! tensor is written (law I2 of `docs/invariants.md`).
 //!
 //! A rank writes its key and the details a message needs into its slot, then arrives. The last to arrive
 //! reads one cache line per rank; only when keys differ are the details read, to say who did what where.

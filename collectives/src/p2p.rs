@@ -452,7 +452,7 @@ impl Messages {
         }
     }
 
-    /// A message must be what its receive expects (contract C2).
+    /// A message must be what its receive expects, before it is written (law I2 of `docs/invariants.md`).
     fn agree(&self, from: u32, header: &Header, receive: &Pending) -> Result<(), Failure> {
         let segment = &self.segment;
         let expected = Header::of(&receive.op, segment.members().epoch);

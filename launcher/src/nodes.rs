@@ -2,7 +2,7 @@
 //!
 //! Node 0 listens; the others connect to it over QUIC and stay connected. Both ends prove that they know the job's
 //! token, over this very connection (`token.rs`); before that nothing is believed and nothing told. Node 0 numbers
-//! the ranks, and is the authority whose certificates ranks show to each other (C8). Everything between two nodes
+//! the ranks, and is the authority whose certificates ranks show to each other. Everything between two nodes
 //! goes through node 0: a star is enough for what agents have to say, and gives it one order.
 
 mod admission;

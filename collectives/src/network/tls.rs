@@ -1,4 +1,4 @@
-//! Who may connect: processes of the job, and nobody else (contract C8).
+//! Who may connect: processes of the job, and nobody else (law I14 of `docs/invariants.md`).
 //!
 //! Under the launcher the job has an authority, and who connects proves to be a rank by a certificate of it that has
 //! the rank's name. Elsewhere each process makes a certificate of its own, which others learn from the store of the
