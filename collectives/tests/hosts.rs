@@ -92,6 +92,40 @@ fn large_operations_follow_each_other() {
     }
 }
 
+/// Floats are not associative: each order of a sum has bits of its own. Small tensors are summed in the order of ranks,
+/// large ones over the ranks of each host first, on every host alike and whoever comes last.
+#[test]
+fn floats_are_summed_in_one_order() {
+    let value = |rank: u32, index: usize| {
+        let mixed = (index as u32).wrapping_mul(0x9e37_79b9).wrapping_add(rank.wrapping_mul(0x85eb_ca6b));
+        (mixed >> 8) as f32 / 3.0 * [1.0, -1000.0, 1e-3][rank as usize % 3]
+    };
+    let words = |values: &dyn Fn(usize) -> f32, count: usize| -> Vec<i64> {
+        let bits = |index| u64::from(values(index).to_bits());
+        (0..count).map(|word| (bits(2 * word) | bits(2 * word + 1) << 32).cast_signed()).collect()
+    };
+    let hosts = [0, 1, 1, 2, 0, 2];
+    let on_host = |host: usize| (0_u32..).zip(hosts).filter(move |(_, of)| *of == host).map(|(rank, _)| rank);
+    let in_order = |ranks: &mut dyn Iterator<Item = f32>| ranks.reduce(|sum, next| sum + next).expect("some");
+    let of_ranks = |index| in_order(&mut (0..6).map(|rank| value(rank, index)));
+    let of_host = |host, index| in_order(&mut on_host(host).map(|rank| value(rank, index)));
+    let of_hosts = |index| in_order(&mut (0..3).map(|host| of_host(host, index)));
+    assert!((0..99).any(|index| of_ranks(index) != of_hosts(index)), "the two orders can be told apart");
+    // The last one is more than a window.
+    let orders: [(usize, &dyn Fn(usize) -> f32); 4] =
+        [(9, &of_ranks), (1000, &of_ranks), (3000, &of_hosts), (530_001, &of_hosts)];
+    let expected = orders.map(|(count, sum)| words(sum, count));
+    on_hosts(&hosts, &config(), TIMEOUT, |communicator| {
+        let (rank, _) = me(communicator);
+        for expected in &expected {
+            let own = words(&|index| value(rank, index), expected.len());
+            let sum = Call::new(OpKind::AllReduce, vec![own], vec![vec![0; expected.len()]]);
+            let got = Call { dtype: Dtype::F32, ..sum }.run(communicator).unwrap();
+            assert!(got == std::slice::from_ref(expected), "{} words", expected.len());
+        }
+    });
+}
+
 /// What hosts send each other of small floats is wider than these, so that a result is rounded once.
 #[test]
 fn small_floats_are_rounded_once() {
