@@ -17,7 +17,7 @@ use crate::bootstrap::{as_others_learn_it, interrupted};
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
-use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
+use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, LINE, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
 use crate::looks::share;
 use crate::network::Crossing;
 use crate::network::bell::{Bell, Ears};
@@ -500,6 +500,11 @@ impl Segment {
             return foreign("a window of bytes", MOST_WINDOW as u64, window as u64);
         }
         let layout = Layout::new(members.size(), header.word(H_HOSTS), window);
+        // An operation that addresses each rank apart puts a line for each of them into a window.
+        let least = LINE * members.size() as usize;
+        if layout.wide_bytes() < least {
+            return foreign("a window of bytes", least as u64, window as u64);
+        }
         if layout.total() != header.bytes {
             return foreign("bytes", layout.total() as u64, header.bytes as u64);
         }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::{Input, Target};
-use crate::layout::{Layout, MAGIC, VERSION};
+use crate::layout::{LINE, Layout, MAGIC, VERSION};
 use crate::region::Region;
 use crate::segment::{Membership, Segment};
 use crate::supervise::Supervised;
@@ -30,6 +30,7 @@ fn run(bytes: &[u8]) {
     };
     let Some(fd) = descriptor(&mut input, ranks) else { return };
     if let Ok(segment) = Segment::join(members, &fd) {
+        assert!(segment.layout().wide_bytes() >= LINE * ranks as usize, "a window has a line for each rank");
         look_around(&segment, &mut input);
     }
     if let Ok(seen) = Supervised::open(&fd, 64) {
