@@ -316,4 +316,15 @@ proptest! {
             prop_assert_eq!(Addresses::parse(&addresses.to_string(), 7), Some(addresses));
         }
     }
+
+    #[test]
+    fn any_bytes_are_a_greeting_or_are_refused(bytes: [u8; 16], is_one: bool) {
+        let mut bytes = bytes;
+        if is_one {
+            bytes[..4].copy_from_slice(b"TPNB");
+        }
+        let greeting = greeting::Greeting::decode(&bytes);
+        prop_assert_eq!(greeting.is_some(), bytes.starts_with(b"TPNB"));
+        prop_assert_eq!(greeting.map_or(bytes, greeting::Greeting::encode), bytes);
+    }
 }

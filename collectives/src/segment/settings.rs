@@ -43,3 +43,23 @@ impl fmt::Display for Settings {
 const BRIDGED_WINDOW: usize = 4 << 20;
 /// Of any rank, whatever another process says.
 pub(super) const MOST_WINDOW: usize = 1 << 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whoever can write the store can write anything there.
+        #[test]
+        fn any_text_is_settings_or_is_refused(text in "[0-9]{1,20}( [0-9-]{1,11}){2,4}|.{0,20}") {
+            if let Some(settings) = Settings::parse(&text) {
+                prop_assert!(settings.window_bytes <= MOST_WINDOW);
+                let again = Settings::parse(&settings.to_string()).expect("what is written is read");
+                prop_assert_eq!(again.to_string(), settings.to_string());
+            }
+        }
+    }
+}
