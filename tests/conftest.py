@@ -1,16 +1,17 @@
 """Every test starts its jobs through `start` or `run`; none of them can leave a process behind."""
 
+import json
+import os
 import resource
 import signal
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import slices
 from jobs import TPURUN, Finished, Job
-from scale import FULL
 
 # A rank that dies of a signal on purpose leaves no core file.
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -23,11 +24,11 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves what takes long to `make full`: all that is marked `full`, and of the variants of a test that is
-    marked `slice(n)` all but one in n. Which ones differs from test to test, so that what two tests have in
-    common, as how ranks are started, is tried in each of its ways by one of them.
+    """Leaves what takes long to `make full`: all that is marked `full`, of the variants of a test that is
+    marked `slice(n)` all but one in n, and unless somebody has said which tests to run, what is not in the
+    slice of this commit.
     """
-    if FULL:
+    if slices.FULL:
         return
     variants = defaultdict(list)
     for item in items:
@@ -36,10 +37,52 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item in items if item.get_closest_marker("full")}
     for name, all_of_it in variants.items():
         every = all_of_it[0].get_closest_marker("slice").args[0]
-        first = zlib.crc32(name.encode()) % min(every, len(all_of_it))
+        first = slices.place(slices.NAME, name) % min(every, len(all_of_it))
         left_out |= {*all_of_it} - {*all_of_it[first::every]}
+    rest = [item for item in items if item not in left_out]
+    is_named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
+    if slices.NAME != slices.ALL and not is_named:
+        seconds = slices.durations([item.nodeid for item in rest], slices.known())
+        chosen = slices.chosen(slices.NAME, seconds)
+        left_out |= {item for item in rest if item.nodeid not in chosen}
+        took, of = sum(seconds[test] for test in chosen), sum(seconds.values())
+        config.get_terminal_writer().line(
+            f"slice {slices.NAME}: {len(chosen)} of {len(rest)} tests, about {took:.0f} s of {of:.0f} s "
+            f"(again: TPURUN_TEST_SLICE={slices.NAME}; more: TPURUN_TEST_SLICE={slices.ALL}, make full)"
+        )
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module")
+def selected(request: pytest.FixtureRequest) -> Callable[[str], list]:
+    """The values of a parameter in the selected tests of a module, for which what they share is made."""
+
+    def of(test: str, name: str) -> list:
+        same = (item for item in request.session.items if item.path == request.path)
+        return [item.callspec.params[name] for item in same if item.originalname == test]
+
+    return of
+
+
+_took: dict[str, list[float]] = defaultdict(list)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Adds up what `make durations` writes down."""
+    if report.when == "setup":
+        _took[report.nodeid.partition("[")[0]].append(0.0)
+    _took[report.nodeid.partition("[")[0]][-1] += report.duration
+
+
+def pytest_sessionfinish() -> None:
+    """Writes how long each test took, where TPURUN_TEST_DURATIONS says."""
+    if path := os.environ.get("TPURUN_TEST_DURATIONS"):
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        for test, all_of_it in _took.items():
+            file, _, function = test.partition("::")
+            found[file][function] = max(round(sum(all_of_it) / len(all_of_it), 1), 0.1)
+        Path(path).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scale import some
+from slices import some
 
 _numbers = itertools.count()
 

@@ -12,7 +12,7 @@ from conformance import start
 from conformance.page import page
 from conformance.plan import FAILED, PASSED, SKIPPED, Outcome, Plan, together
 from conformance.results import Result, Run, read_all
-from scale import FULL, some
+from slices import FULL, some
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 280

@@ -14,7 +14,7 @@ from differential.order import POST, WAIT, actions
 from differential.program import Program, Step
 from differential.shrink import shrunk
 from jobs import Finished, Job
-from scale import FULL, some
+from slices import FULL, some
 
 ROOT = Path(__file__).parents[1]
 FIRST = 1_000_000

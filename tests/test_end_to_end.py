@@ -4,34 +4,33 @@ import pytest
 
 from programs.case import FAMILIES
 from programs.start import LAUNCHERS, Verdict, all_programs, run
-from scale import FULL, some
+from slices import FULL, some
 
 PROGRAMS = {program.name: program for program in all_programs()}
 ON_TPU = {program.name: program for program in all_programs(device="tpu")}
-# With every change each of them runs on one of the two, where it can.
-SOME = [name for name in PROGRAMS if name in some([*PROGRAMS], 2) or name not in ON_TPU]
-SOME_ON_TPU = [name for name in ON_TPU if FULL or name not in SOME]
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, Verdict]:
+def verdicts(selected) -> dict[str, Verdict]:
     """Of one job for all of them: to start it costs more than most of the programs."""
-    return {verdict.program.name: verdict for verdict in run([PROGRAMS[name] for name in SOME])}
+    names = selected("test_it_computes_what_one_process_computes", "name")
+    return {verdict.program.name: verdict for verdict in run([PROGRAMS[name] for name in names])}
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_it_computes_what_one_process_computes(verdicts: dict[str, Verdict], name: str):
     problems = verdicts[name].problems
     assert not problems, "\n".join(problems)
 
 
 @pytest.fixture(scope="module")
-def verdicts_on_tpu() -> dict[str, Verdict]:
-    found = run([ON_TPU[name] for name in SOME_ON_TPU], device="tpu")
+def verdicts_on_tpu(selected) -> dict[str, Verdict]:
+    names = selected("test_it_does_on_device_tpu", "name")
+    found = run([ON_TPU[name] for name in names], device="tpu")
     return {verdict.program.name: verdict for verdict in found}
 
 
-@pytest.mark.parametrize("name", SOME_ON_TPU)
+@pytest.mark.parametrize("name", ON_TPU)
 def test_it_does_on_device_tpu(verdicts_on_tpu: dict[str, Verdict], name: str):
     problems = verdicts_on_tpu[name].problems
     assert not problems, "\n".join(problems)

@@ -7,7 +7,7 @@ import pytest
 from fault_matrix import endings, start
 from fault_matrix.cells import FAULTS, OPS, Cell, cells
 from fault_matrix.oracle import MEANINGLESS, expected
-from scale import FULL, some
+from slices import FULL, some
 
 AXES = ("fault", "op", "mode")
 # With every change one cell of so many, on one of the two sizes.

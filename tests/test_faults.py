@@ -15,7 +15,7 @@ import pytest
 
 from fault_matrix.patience import Clock
 from jobs import Finished, Job
-from scale import FULL
+from slices import FULL
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys, time

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,13 @@ import pytest
 from jobs import TPURUN
 from lifecycle.programs import PROGRAMS
 from lifecycle.starts import as_ranks, plainly, written_by
-from scale import some
+from slices import some
 
 # The ranks of each program, the options, how many programs are ranks of one job at a time (its start costs
 # more than most of them), and of how many one is run with every change.
 STARTS = {
     "forked": (1, [], 60, 3),
+    "warm": (1, ["--warm"], 60, 3),
     "spawned": (1, ["--spawn"], 10, 10),
     "four forked": (4, [], 15, 13),
 }
@@ -31,6 +34,16 @@ def jobs(names: list[str], most: int) -> list[list[str]]:
     return [group[start : start + most] for group in alike for start in range(0, len(group), most)]
 
 
+@pytest.fixture
+def warm_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those that a test starts are its own, and end with it."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    yield
+    subprocess.run([TPURUN, "warm", "--stop"], check=True)
+
+
+@pytest.mark.usefixtures("warm_servers")
 @pytest.mark.parametrize("start", STARTS)
 def test_a_rank_is_an_interpreter(tmp_path: Path, start: str):
     ranks, options, most, every = STARTS[start]

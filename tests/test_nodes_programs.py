@@ -9,7 +9,6 @@ from jobs import Finished
 from namespaces import NotAllowed
 from nodes import commands, plugged
 from programs.start import Verdict, all_programs, run
-from scale import some
 
 HOSTS, EACH = 4, 4
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
@@ -31,13 +30,13 @@ PROGRAMS = [
     "pipeline/one_forward_one_backward",
     "pipeline/interleaved",
 ]
-CHOSEN = some(PROGRAMS, 2)
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, Verdict]:
+def verdicts(selected) -> dict[str, Verdict]:
     """Of one job for all of them."""
-    chosen = [program for program in all_programs() if program.name in CHOSEN]
+    names = selected("test_programs_compute_what_one_process_computes", "name")
+    chosen = [program for program in all_programs() if program.name in names]
     try:
         found = run(chosen, launcher="nodes", each=HOSTS * EACH)
     except NotAllowed as why:
@@ -45,7 +44,7 @@ def verdicts() -> dict[str, Verdict]:
     return {verdict.program.name: verdict for verdict in found}
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compute_what_one_process_computes(verdicts: dict[str, Verdict], name: str):
     problems = verdicts[name].problems
     assert not problems, "\n".join(problems)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from scale import FULL
+from slices import FULL
 
 SOAK = Path(__file__).with_name("soak.py")
 # Said of a rank: none of it is true of one that is slow. A suspect is no alarm: who sleeps or computes alone
