@@ -4,6 +4,8 @@
 #   PYTHON=python3.12   the interpreter to build for (3.11 or newer)
 #   ARGS=...            what `make demo`, `make bench`, `make conformance` and the tests pass on
 #   SECONDS=...         how long `make soak` goes on
+#   SLICE=NAME          another slice of the Python tests than the commit's (`all` of them)
+#   PROFILE=edit        an engine that compiles in seconds and runs slower (`make build PROFILE=edit`)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,6 +14,11 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 SECONDS ?= 300
+PROFILE ?= release
+# Another slice of the tests than the commit's; `all` is all but what takes longest.
+ifdef SLICE
+export TPURUN_TEST_SLICE := $(SLICE)
+endif
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -21,14 +28,17 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # Stamps live in what they vouch for: who deletes .venv deletes them, too.
 VENV_READY := $(VENV)/.tpurun-venv
 PACKAGES_READY := $(VENV)/.tpurun-packages
-INSTALLED := $(VENV)/.tpurun-installed
+INSTALLED := $(VENV)/.tpurun-installed-$(PROFILE)
+LINKED := $(VENV)/.tpurun-linked
 PLOTS_READY := $(VENV)/.tpurun-plots
 # Apart, so that nothing else can come to need it.
 RAY := $(CURDIR)/.cache/ray
 RAY_READY := $(RAY)/.tpurun-ray
 
-SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives runtime launcher python \
-	-type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so')
+# What has to be compiled, and what an interpreter reads as it is.
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives runtime launcher \
+	python/csrc python/CMakeLists.txt -type f -not -path '*/tests/*' -not -name '*.so')
+MODULES := $(shell find python/tpurun -not -path '*/__pycache__*' -not -name '*.so')
 
 export CARGO_HOME := $(CURDIR)/.cache/cargo
 export PIP_NO_CACHE_DIR := 1
@@ -46,19 +56,20 @@ ifeq ($(origin CXX),default)
 export CXX := g++
 endif
 
+PARTS := $(PYTHON) .ci/parts.py
 # With the time, as each of them takes minutes.
 say = @printf "%(%T)T tpurun: %s\n" -1 "$(1)"
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 .PHONY: build
-build: $(INSTALLED) ## set up everything: .venv with torch and tpurun (.venv/bin/tpurun)
+build: $(LINKED) ## set up everything: .venv with torch and tpurun (.venv/bin/tpurun); PROFILE=edit: in seconds
 	$(call say,ready: . .venv/bin/activate && tpurun -n 8 your_script.py)
 
 .PHONY: demo
-demo: $(INSTALLED) ## train a small GPT on 64 ranks
+demo: $(LINKED) ## train a small GPT on 64 ranks
 	$(call say,training on 64 ranks: tpurun -n 64 examples/train.py $(ARGS))
 	@tpurun -n 64 examples/train.py $(ARGS)
 
@@ -68,52 +79,46 @@ bench: $(INSTALLED) $(PLOTS_READY) bench-tools ## everything beside Gloo and MPI
 	@$(MAKE) --no-print-directory overhead ARGS=
 
 .PHONY: overhead
-overhead: $(INSTALLED) ## what device tpu costs beside CPU tensors; writes docs/overhead.md
+overhead: $(LINKED) ## what device tpu costs beside CPU tensors; writes docs/overhead.md
 	@$(PY) tests/overhead.py --out docs/overhead.md $(ARGS)
 
 .PHONY: fault-matrix
-fault-matrix: $(INSTALLED) ## every fault in every operation on 2, 8 and 64 ranks, and (as root) of the network; writes docs/fault-matrix.md
+fault-matrix: $(LINKED) ## every fault in every operation on 2, 8 and 64 ranks, and (as root) of the network; writes docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix --backend both --out docs/fault-matrix.md $(ARGS)
 	@$(PY) -m tests.fault_matrix.endings --out docs/fault-matrix.md
 	@$(PY) -m tests.fault_matrix.network --out docs/fault-matrix.md
 
 .PHONY: many-ranks
-many-ranks: $(INSTALLED) ## 64 to 512 ranks: how soon they are there, what they need, how they end; writes docs/many-ranks.md
+many-ranks: $(LINKED) ## 64 to 512 ranks: how soon they are there, what they need, how they end; writes docs/many-ranks.md
 	@$(PY) -m tests.many_ranks --out docs/many-ranks.md $(ARGS)
 
 LAUNCHER := tpurun
 DEVICE := cpu
 .PHONY: programs
-programs: $(INSTALLED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn|hosts|nodes DEVICE=cpu|tpu|tpu:rank)
+programs: $(LINKED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (LAUNCHER=tpurun|torchrun|spawn|hosts|nodes DEVICE=cpu|tpu|tpu:rank)
 	@cd tests && $(PY) -m programs --launcher $(LAUNCHER) --device $(DEVICE) $(ARGS)
 
-SEED := 0
-PROGRAMS := 300
+SEED ?= 0
+PROGRAMS ?= 300
 .PHONY: differential
-differential: $(INSTALLED) ## PROGRAMS=300 random programs of collectives against numpy, from SEED=0 on (ARGS=--help)
+differential: $(LINKED) ## PROGRAMS=300 random programs of collectives against numpy, from SEED=0 on (ARGS=--help)
 	@$(PY) -m tests.differential --seed $(SEED) --programs $(PROGRAMS) $(ARGS)
 
 # Others than the night before; what fails says how to repeat it.
 .PHONY: op-programs
-op-programs: $(INSTALLED) ## PROGRAMS=300 random programs of operations on device tpu against the CPU, from SEED=0 on
+op-programs: $(LINKED) ## PROGRAMS=300 random programs of operations on device tpu against the CPU, from SEED=0 on
 	@cd tests && TPURUN_DEVICE=1 $(PY) -m op_programs --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
 
 # Of what takes long, `make test` runs a slice.
 .PHONY: full
-full: $(INSTALLED) ## every test to its full extent, and counted instructions, about an hour; then make nightly
-	@TPURUN_TEST_FULL=1 $(MAKE) --no-print-directory test test-instructions
-	@$(MAKE) --no-print-directory planted-bugs
-	@$(MAKE) --no-print-directory nightly
+full: $(LINKED) ## every test to its full extent, counted instructions, planted bugs, a busy machine; then make nightly
+	@TPURUN_TEST_FULL=1 $(PARTS) test-rust test-loom test-python test-instructions planted-bugs test-under-load nightly
 
 .PHONY: nightly
 nightly: ## 10,000 random programs and networks, other ones every day; Slurm and Ray
-	@$(MAKE) --no-print-directory differential PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
-	@$(MAKE) --no-print-directory op-programs PROGRAMS=10000 SEED=$$(date +%Y%m%d)0000
-	@$(MAKE) --no-print-directory simulation NETWORKS=10000 SEED=$$(date +%Y%m%d)0000
-	@$(MAKE) --no-print-directory slurm
-	@$(MAKE) --no-print-directory ray
+	@PROGRAMS=10000 NETWORKS=10000 SEED=$$(date +%Y%m%d)0000 $(PARTS) differential op-programs simulation slurm ray
 
-NETWORKS := 500
+NETWORKS ?= 500
 .PHONY: simulation
 simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, from SEED=0 on
 	@TPURUN_TEST_SEED=$(SEED) TPURUN_TEST_SEEDS=$(NETWORKS) cargo test --locked -p tpurun-collectives --lib \
@@ -121,7 +126,7 @@ simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, fro
 
 # As root: it installs Debian's packages where they are missing.
 .PHONY: slurm
-slurm: $(INSTALLED) ## jobs under a real Slurm of four nodes on this machine
+slurm: $(LINKED) ## jobs under a real Slurm of four nodes on this machine
 	@command -v slurmctld > /dev/null || apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd munge
 	@$(PY) -m pytest tests/test_slurm.py $(ARGS)
 
@@ -132,24 +137,39 @@ ray: $(INSTALLED) $(RAY_READY) ## Ray Train on the backend, under a real Ray of 
 
 # ARGS come last, so that they may choose other suites and start methods.
 .PHONY: conformance
-conformance: $(INSTALLED) ## PyTorch's own test suites on this backend; writes docs/conformance.md
+conformance: $(LINKED) ## PyTorch's own test suites on this backend; writes docs/conformance.md
 	@$(PY) -m tests.conformance --starts all --out docs $(ARGS)
 	@$(PY) -m tests.conformance --suites c10d,helpers --debug DETAIL --out docs
 
 # One process, which takes half an hour; the page is of the same command.
 .PHONY: conformance-ops
-conformance-ops: $(INSTALLED) ## every operation, module and optimizer of device tpu against the CPU's; writes docs/conformance-ops.md
+conformance-ops: $(LINKED) ## every operation, module and optimizer of device tpu against the CPU's; writes docs/conformance-ops.md
 	@$(PY) -m tests.conformance.ops --out docs $(ARGS)
 
 .PHONY: soak
-soak: $(INSTALLED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
+soak: $(LINKED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
 	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) test-rust test-loom test-python ## run every test, of those that take long a slice
+test: $(LINKED) ## Rust, models, Python and whole jobs: what is quick, and of the rest what the commit's hash chooses
+	@$(PARTS) test-rust test-loom test-python
+
+.PHONY: quick
+quick: $(LINKED) ## lints, the launcher's and the planner's tests, and a minute of Python: before each commit
+	@TPURUN_TEST_BUDGET_S=60 $(PARTS) check-python check-cpp test-units test-python
+
+.PHONY: durations
+durations: $(LINKED) ## measure how long each Python test takes, which `make test` chooses by; writes tests/durations.json
+	@TPURUN_TEST_SLICE=all TPURUN_TEST_DURATIONS=tests/durations.json $(PY) -m pytest
+
+TIMES ?= 10
+.PHONY: test-under-load
+test-under-load: $(LINKED) ## the tests TIMES=10 times beside eight busy processes: none of them may fail
+	@$(PY) .ci/under_load.py $(TIMES)
 
 .PHONY: check
-check: check-rust check-python check-cpp ## format, lints, documentation, licences
+check: ## format, lints, documentation, licences
+	@$(PARTS) check-rust check-python check-cpp
 
 .PHONY: clean
 clean: ## remove everything that was built or fetched
@@ -211,15 +231,25 @@ bench-tools:
 
 $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
 	$(call say,compiling the engine and the launcher)
-	@cargo build --release --locked --package tpurun-runtime --package tpurun-launcher
+	@cargo build --profile $(PROFILE) --locked --package tpurun-runtime --package tpurun-launcher
 	$(call say,compiling the torch extension and installing tpurun into .venv (about 2 minutes the first time))
-	@$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall .
+	@$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall -Ccmake.define.PROFILE=$(PROFILE) .
+	@rm -f $(VENV)/.tpurun-installed-* $(LINKED)
+	@touch $@
+
+$(LINKED): $(INSTALLED) $(MODULES)
+	@$(PY) .ci/link_package.py
 	@touch $@
 
 # --- tests ------------------------------------------------------------------------------------------------
 
+.PHONY: test-units
+test-units: | tools ## the tests of the launcher and the planner, without the engine's
+	@if cargo nextest --version > /dev/null 2>&1; then runner="nextest run"; else runner=test; fi; \
+	cargo $$runner --locked -p tpurun-topology -p tpurun-launcher --lib --bins
+
 .PHONY: test-rust
-test-rust: | tools
+test-rust: | tools ## the crates
 	$(call say,testing the crates)
 	@if cargo nextest --version > /dev/null 2>&1; then \
 		cargo nextest run --workspace --locked --no-fail-fast && cargo test --workspace --locked --doc; \
@@ -228,7 +258,7 @@ test-rust: | tools
 # Optimised, because a model is run for every interleaving, but not for the last tenth, which takes minutes to compile;
 # apart, because its flags would rebuild the rest.
 .PHONY: test-loom
-test-loom: | tools
+test-loom: | tools ## the models of the concurrent parts, in every order of their steps
 	$(call say,checking the models of the concurrent parts)
 	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
 		CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 \
@@ -236,7 +266,7 @@ test-loom: | tools
 
 # The same on a busy machine, where times are not.
 .PHONY: test-instructions
-test-instructions: | tools
+test-instructions: | tools ## count instructions of the hot paths, and compare them with those that are known
 	$(call say,counting instructions)
 	@$(PYTHON) .ci/instructions.py
 
@@ -246,7 +276,7 @@ planted-bugs: | tools ## plant bugs in the concurrent parts, one at a time: the 
 	@$(PYTHON) .ci/planted_bugs.py $(ARGS)
 
 .PHONY: test-python
-test-python: $(INSTALLED)
+test-python: $(LINKED) ## the backend, the device and whole jobs
 	$(call say,testing the backend and whole programs)
 	@$(PY) -m pytest $(ARGS)
 
@@ -269,7 +299,7 @@ bench-matching: | tools ## what comparing the operations of all ranks costs (ARG
 # --- checks -----------------------------------------------------------------------------------------------
 
 .PHONY: check-rust
-check-rust: | tools
+check-rust: | tools ## format, clippy, rustdoc, licences
 	$(call say,checking Rust)
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -278,12 +308,12 @@ check-rust: | tools
 	else $(PYTHON) .ci/check_crates.py; fi
 
 .PHONY: check-python
-check-python: $(PACKAGES_READY)
+check-python: $(PACKAGES_READY) ## ruff
 	$(call say,checking Python)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
 .PHONY: check-cpp
-check-cpp: $(PACKAGES_READY)
+check-cpp: $(PACKAGES_READY) ## clang-format
 	$(call say,checking C++)
 	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h python/csrc/stacks/*.cpp tests/performance/*.[ch]

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         took, of = sum(seconds[test] for test in chosen), sum(seconds.values())
         config.get_terminal_writer().line(
             f"slice {slices.NAME}: {len(chosen)} of {len(rest)} tests, about {took:.0f} s of {of:.0f} s "
-            f"(again: TPURUN_TEST_SLICE={slices.NAME}; more: TPURUN_TEST_SLICE={slices.ALL}, make full)"
+            f"(again: make test-python SLICE={slices.NAME}; all: SLICE={slices.ALL})"
         )
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]

@@ -22,7 +22,7 @@ KNOWN = Path(__file__).with_name("durations.json")
 FULL = os.environ.get("TPURUN_TEST_FULL") == "1"
 # The name of the slice that has all of them but what is left to `make full`.
 ALL = "all"
-BUDGET_S = 420.0
+BUDGET_S = float(os.environ.get("TPURUN_TEST_BUDGET_S", "420"))
 QUICK_S = 0.25
 # Of a test that nobody has measured.
 USUAL_S = 2.0
