@@ -37,7 +37,7 @@ pub struct Config {
     pub staging_bytes: Option<usize>,
     /// `TPURUN_MATCH`: `normal` (default) or `strict`.
     pub matching: Matching,
-    /// `TPURUN_VERIFY_RESULTS`: `0` (default) or `1`, which costs one more meeting and a hash of the result
+    /// `TPURUN_VERIFY_RESULTS`, a [`switch`]: off by default; on costs one more meeting and a hash of the result
     /// per all_reduce, all_gather and broadcast.
     pub results: Results,
     /// `TPURUN_ALGORITHM`: force one algorithm instead of the cheapest (`flat`, `ring`, `bucket`).
@@ -76,7 +76,11 @@ impl Config {
         Self::read(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
+    /// Reads variables that have these values; an empty one must be `None`.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let mut config = Self::default();
         if let Some(bytes) = variable("TPURUN_STAGING_BYTES") {
             let parsed = bytes.parse().ok().filter(|bytes| (256 << 10..=4 << 30).contains(bytes));
@@ -91,11 +95,8 @@ impl Config {
             };
         }
         if let Some(verify) = variable("TPURUN_VERIFY_RESULTS") {
-            config.results = match verify.as_str() {
-                "0" => Results::Trusted,
-                "1" => Results::Verified,
-                _ => return Err(bad("TPURUN_VERIFY_RESULTS", "0 or 1", &verify)),
-            };
+            let is_on = switch(&verify).map_err(|error| invalid_usage!("TPURUN_VERIFY_RESULTS: {error}"))?;
+            config.results = if is_on { Results::Verified } else { Results::Trusted };
         }
         if let Some(algorithm) = variable("TPURUN_ALGORITHM") {
             let parsed = algorithm.parse();
@@ -108,14 +109,38 @@ impl Config {
             config.topology = Some(parsed);
         }
         if let Some(timeout) = variable("TPURUN_TIMEOUT_MS") {
-            let ms = timeout.parse::<u64>().ok().filter(|ms| *ms > 0);
-            let ms =
-                ms.ok_or_else(|| bad("TPURUN_TIMEOUT_MS", "a number of milliseconds above 0", &timeout))?;
+            let parsed = parse_timeout_ms(&timeout);
+            let ms = parsed.map_err(|error| invalid_usage!("TPURUN_TIMEOUT_MS: {error}"))?;
             config.timeout = Some(Duration::from_millis(ms));
         }
         Ok(config)
     }
 }
+
+/// Whether the value of a variable that is a switch turns it on, for the launcher and for a rank. The table
+/// `tests/variables/switches.json` holds `python/tpurun/_variables.py` to the same answers.
+///
+/// # Errors
+/// What was expected and given.
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" => Ok(true),
+        "" | "0" | "false" | "off" | "no" => Ok(false),
+        _ => Err(format!("expected 1, true, on or yes, or 0, false, off or no, given {text:?}")),
+    }
+}
+
+/// The value of `TPURUN_TIMEOUT_MS`.
+///
+/// # Errors
+/// What was expected and given.
+pub fn parse_timeout_ms(text: &str) -> Result<u64, String> {
+    let ms = text.parse().ok().filter(|ms| (1..=MOST_TIMEOUT_MS).contains(ms));
+    ms.ok_or_else(|| format!("expected a number of milliseconds from 1 to {MOST_TIMEOUT_MS}, given {text:?}"))
+}
+
+/// A year, about: a longer timeout is a mistake. The bound of `tpurun --timeout`, too.
+const MOST_TIMEOUT_MS: u64 = 32_000_000_000;
 
 /// The affinity mask, or less where a cgroup grants less.
 pub(crate) fn usable_cpus() -> u32 {
@@ -156,12 +181,23 @@ mod tests {
         );
         assert_eq!(
             text("TPURUN_TIMEOUT_MS", "0"),
-            "TPURUN_TIMEOUT_MS: expected a number of milliseconds above 0, given \"0\""
+            "TPURUN_TIMEOUT_MS: expected a number of milliseconds from 1 to 32000000000, given \"0\""
         );
         assert_eq!(
-            text("TPURUN_VERIFY_RESULTS", "yes"),
-            "TPURUN_VERIFY_RESULTS: expected 0 or 1, given \"yes\""
+            text("TPURUN_VERIFY_RESULTS", "maybe"),
+            "TPURUN_VERIFY_RESULTS: expected 1, true, on or yes, or 0, false, off or no, given \"maybe\""
         );
         assert!(text("TPURUN_TOPOLOGY", "4xx").starts_with("TPURUN_TOPOLOGY: "));
+        for timeout in ["5s", "-1", "1.5", "99999999999"] {
+            assert!(text("TPURUN_TIMEOUT_MS", timeout).contains(timeout));
+        }
+    }
+
+    #[test]
+    fn switches_have_few_words() {
+        for (text, is_on) in [("1", true), ("true", true), ("Yes", true), ("off", false), ("", false)] {
+            assert_eq!(switch(text), Ok(is_on), "{text}");
+        }
+        ["2", "y", " 1", "maybe"].iter().for_each(|text| assert!(switch(text).is_err(), "{text}"));
     }
 }

@@ -114,7 +114,7 @@ pub use buffer::Spans;
 #[cfg(not(tpurun_loom))]
 pub use communicator::{Communicator, Mode};
 #[cfg(not(tpurun_loom))]
-pub use config::{Config, Matching, Results};
+pub use config::{Config, Matching, Results, parse_timeout_ms, switch};
 #[cfg(not(tpurun_loom))]
 pub use failure::{Failure, FailureKind};
 #[cfg(not(tpurun_loom))]

@@ -324,7 +324,7 @@ impl Running {
         let link: Option<Link> = setting(LINK, str::parse)?;
         let (connections, bulk) = match given {
             Some(given) => given,
-            None => (self::connections(link)?, given_bulk(link)?),
+            None => (self::connections(link)?, bulk_beside(link, setting(BULK, str::parse)?)?),
         };
         // They share the one there is.
         let link = link.map(|link| Link { rate: link.rate.div_ceil(connections as u64), ..link });
@@ -414,9 +414,14 @@ fn connections(link: Option<Link>) -> Result<usize, Failure> {
 }
 
 /// What is said, or TCP, unless the link is a pretended one: that is one of datagrams.
-fn given_bulk(link: Option<Link>) -> Result<Bulk, Failure> {
-    let given = setting(BULK, str::parse)?;
-    Ok(if link.is_some() { Bulk::Quic } else { given.unwrap_or(Bulk::Tcp) })
+fn bulk_beside(link: Option<Link>, given: Option<Bulk>) -> Result<Bulk, Failure> {
+    match (link, given) {
+        (Some(_), Some(Bulk::Tcp)) => {
+            Err(invalid_usage!("{BULK}: expected quic beside {LINK}, which is one of datagrams, given tcp"))
+        }
+        (Some(_), _) => Ok(Bulk::Quic),
+        (None, given) => Ok(given.unwrap_or(Bulk::Tcp)),
+    }
 }
 
 /// What this variable of the environment says, unless it says nothing.

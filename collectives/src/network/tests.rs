@@ -328,3 +328,16 @@ proptest! {
         prop_assert_eq!(greeting.map_or(bytes, greeting::Greeting::encode), bytes);
     }
 }
+
+#[test]
+fn a_pretended_link_is_one_of_datagrams() {
+    let link: Option<Link> = Some("loss=1%".parse().expect("a link"));
+    let of = |link, bulk| bulk_beside(link, bulk).map_err(|error| error.to_string());
+    assert_eq!(of(None, None), Ok(Bulk::Tcp));
+    assert_eq!(of(None, Some(Bulk::Quic)), Ok(Bulk::Quic));
+    assert_eq!((of(link, None), of(link, Some(Bulk::Quic))), (Ok(Bulk::Quic), Ok(Bulk::Quic)));
+    assert_eq!(
+        of(link, Some(Bulk::Tcp)).unwrap_err(),
+        "TPURUN_BULK: expected quic beside TPURUN_LINK, which is one of datagrams, given tcp"
+    );
+}
