@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use tpurun_collectives::board::BOARD_FD_VAR;
-use tpurun_collectives::control::CONTROL_FD_VAR;
+use tpurun_collectives::control::{CONTROL_FD_VAR, STACK_SIGNAL_VAR};
 
 use crate::job::Job;
 use crate::nodes::TOKEN;
@@ -129,10 +129,10 @@ pub(crate) fn of_rank(job: &Job, rank: u32, error_file: &Path) -> Variables {
 /// Whether a rank would not be what it is if its program chose the value of this variable.
 pub(crate) fn is_ours(name: &str) -> bool {
     let prefixes = ["MASTER_", "TORCHELASTIC_", "GROUP_", "ROLE_"];
-    OURS.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+    OURS.contains(&name) || PRIVATE.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 24] = [
+const OURS: [&str; 25] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -157,6 +157,7 @@ const OURS: [&str; 24] = [
     BOARD_FD_VAR,
     CONTROL_FD_VAR,
     "TPURUN_PYTHON",
+    STACK_SIGNAL_VAR,
 ];
 
 fn named(variables: Vec<(&str, String)>) -> Variables {
@@ -188,6 +189,8 @@ mod tests {
         let others: Vec<String> =
             all.into_iter().map(|(name, _)| name).filter(|name| !is_ours(name)).collect();
         assert!(others.iter().all(|name| name == "OMP_NUM_THREADS"), "{others:?}");
+        // What ranks do not inherit no program can give them, and the launcher counts on their signal.
+        assert!([TOKEN, PLACE, STACK_SIGNAL_VAR].into_iter().all(is_ours));
         let value = |name: &str| &of_rank.iter().find(|(own, _)| own == name).unwrap().1;
         assert_eq!((value("RANK").as_str(), value("ROLE_RANK").as_str()), ("2", "1"));
         assert_eq!((value("LOCAL_RANK").as_str(), value("GROUP_RANK").as_str()), ("0", "1"));

@@ -40,9 +40,12 @@ def register() -> None:
 
 
 def signal_number() -> int:
-    """TPURUN_STACK_SIGNAL: a real-time signal from 36 to 63, 0 for none; the default for anything else."""
+    """TPURUN_STACK_SIGNAL: a real-time signal from 36 to 63, 0 for none, as the launcher reads it, too.
+
+    The launcher refuses other texts before it starts a rank.
+    """
     text = os.environ.get("TPURUN_STACK_SIGNAL", "")
-    number = int(text) if text.isdecimal() else -1
+    number = int(text) if text.isascii() and text.isdigit() else -1
     return number if number == 0 or 36 <= number <= 63 else DEFAULT_SIGNAL
 
 
