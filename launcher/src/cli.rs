@@ -1,5 +1,6 @@
 //! The command line as people type it. What it means is decided in `job.rs`.
 
+pub(crate) mod variables;
 pub(crate) mod words;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::job_file::JobFile;
+use variables::Variables;
 
 /// Runs a program as many ranks on this host, joined by checked collectives.
 #[derive(Clone, Debug, Parser)]
@@ -37,6 +39,21 @@ pub(crate) struct Cli {
     /// What `--job` names.
     #[arg(skip)]
     pub(crate) job_file: Option<JobFile>,
+    /// What the environment gave.
+    #[arg(skip)]
+    pub(crate) variables: Variables,
+}
+
+impl Cli {
+    /// Says of what is wrong with an option where it comes from, if that is not the command line.
+    pub(crate) fn locate(&self, error: String) -> String {
+        let named = self.variables.name(&error);
+        let is_variables = named.split(' ').next() != error.split(' ').next();
+        match &self.job_file {
+            Some(file) if !is_variables => file.locate(named),
+            _ => named,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -218,10 +235,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "spawn")]
     pub(crate) preload: Vec<String>,
     /// Fork the ranks from a process that stays for the next job, so that it starts at once: see tpurun warm --help
-    #[arg(long, env = "TPURUN_WARM", hide_env = true, value_parser = words::switch)]
+    #[arg(long, env = "TPURUN_WARM", hide_env = true)]
     pub(crate) warm: bool,
-    /// The interpreter [default: $TPURUN_PYTHON, beside tpurun, $VIRTUAL_ENV, PATH]
-    #[arg(long, value_name = "PATH")]
+    /// The interpreter [default: beside tpurun, in $VIRTUAL_ENV, PATH]
+    #[arg(long, env = "TPURUN_PYTHON", hide_env = true, value_name = "PATH")]
     pub(crate) python: Option<String>,
     /// Run directory for logs, events and the report [default: a new one in ./tpurun-runs or $TPURUN_RUNS]
     #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", hide_env = true, value_name = "DIR")]
@@ -249,10 +266,10 @@ pub(crate) struct Options {
     #[arg(long, env = "TPURUN_ALGORITHM", hide_env = true, value_name = "flat|ring|bucket")]
     pub(crate) algorithm: Option<String>,
     /// Compare results that must be equal on all ranks after every collective: finds memory written by others
-    #[arg(long)]
+    #[arg(long, env = "TPURUN_VERIFY_RESULTS", hide_env = true)]
     pub(crate) verify_results: bool,
     /// Give every rank device tpu, or none, whether or not its program names it [default: when it does]
-    #[arg(long, value_name = "tpu|cpu")]
+    #[arg(long, env = "TPURUN_DEVICE", hide_env = true, value_name = "tpu|cpu")]
     pub(crate) device: Option<String>,
     /// Serve groups that a program asks Gloo for, or no backend, as those of tpu_dist: checked, and faster [default: leave them to Gloo]
     #[arg(long, env = "TPURUN_BACKEND_FOR", hide_env = true, value_name = "gloo")]
@@ -260,8 +277,8 @@ pub(crate) struct Options {
     /// Memory of device tpu that each rank may use, as 512MiB or 16GiB [default: all that the host has]
     #[arg(long, env = "TPURUN_HBM", hide_env = true, value_name = "16GiB")]
     pub(crate) hbm: Option<String>,
-    /// Longest wait in a collective whose group sets none of its own, as 500ms, 30s or 10m
-    #[arg(long, value_name = "30s")]
+    /// Longest wait in a collective, whatever timeout its group has, as 500ms, 30s or 10m [default: that of the group]
+    #[arg(long, env = "TPURUN_TIMEOUT_MS", hide_env = true, value_name = "30s")]
     pub(crate) timeout: Option<String>,
     /// After Ctrl-C or SIGTERM, time for the ranks to end by themselves [default: 30s]
     #[arg(
@@ -273,7 +290,7 @@ pub(crate) struct Options {
     )]
     pub(crate) shutdown_timeout: Option<String>,
     /// File with the token that all nodes of --nnodes share [default: $TPURUN_TOKEN]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "TPURUN_TOKEN", hide_env = true, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// How long the nodes wait for each other [default: 10m]
     #[arg(long, value_name = "10m")]
@@ -285,13 +302,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ssh -p 2222")]
     pub(crate) ssh: Option<String>,
     /// What the network between hosts does to what this one sends: delay, jitter, loss, duplicate, rate
-    #[arg(long, value_name = "delay=2ms,loss=1%")]
+    #[arg(long, env = "TPURUN_LINK", hide_env = true, value_name = "delay=2ms,loss=1%")]
     pub(crate) link: Option<String>,
-    /// Connections between each two hosts, each with a thread at both ends [default: up to 4, by the cores, or $TPURUN_CONNECTIONS]
-    #[arg(long, value_name = "4")]
+    /// Connections between each two hosts, each with a thread at both ends [default: up to 4, by the cores]
+    #[arg(long, env = "TPURUN_CONNECTIONS", hide_env = true, value_name = "4")]
     pub(crate) connections: Option<String>,
-    /// What large tensors go over between hosts: TLS over TCP, or QUIC as all else, where TCP is closed [default: tcp, or $TPURUN_BULK]
-    #[arg(long, value_name = "tcp|quic")]
+    /// What large tensors go over between hosts: TLS over TCP, or QUIC as all else, where TCP is closed [default: tcp]
+    #[arg(long, env = "TPURUN_BULK", hide_env = true, value_name = "tcp|quic")]
     pub(crate) bulk: Option<String>,
     /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
     #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
@@ -303,7 +320,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Show when each step from the command to the first collective was reached, and what it took
-    #[arg(long, env = "TPURUN_TIMINGS", hide_env = true, value_parser = words::switch)]
+    #[arg(long, env = "TPURUN_TIMINGS", hide_env = true)]
     pub(crate) timings: bool,
     #[command(flatten, next_help_heading = "Options of torchrun")]
     pub(crate) torchrun: TorchrunOptions,
@@ -406,7 +423,9 @@ const EXAMPLES: &str = r#"Examples:
   tpurun bench --ranks 8 --against gloo   measure the collectives
 
 A program that is called like a command is run with its path: ./doctor
-Options of torchrun are taken with dashes, underscores, or from PET_<OPTION>.
+Options of torchrun are taken with dashes, underscores, or from PET_<OPTION>; many others from
+TPURUN_<OPTION>, which docs/configuration.md lists. The command line beats a variable, and that
+beats the [job] of a job file.
 
 Several programs:
 After a word `:` of its own, the next program: -n, -m, --no-python and --role are its own, all other

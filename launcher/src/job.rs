@@ -94,10 +94,7 @@ impl Job {
     /// # Errors
     /// One line: what was expected and what was given.
     pub(crate) fn new(cli: &Cli) -> Result<Job, String> {
-        Job::decide(cli).map_err(|error| match &cli.job_file {
-            Some(file) => file.locate(error),
-            None => error,
-        })
+        Job::decide(cli).map_err(|error| cli.locate(error))
     }
 
     /// What can be checked only when it is known how many ranks the other nodes have.
@@ -209,20 +206,7 @@ impl Job {
         let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
         let is_spread =
             nodes.is_some() || remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
-        let of_several =
-            [("--link", &options.link), ("--connections", &options.connections), ("--bulk", &options.bulk)];
-        if let Some((flag, _)) = of_several.iter().find(|(_, given)| !is_spread && given.is_some()) {
-            return Err(format!("{flag}: expected several hosts, of --hosts or --nnodes, given one"));
-        }
-        let link = options.link.as_deref().map(|text| said("--link", text.parse())).transpose()?;
-        let connections = options.connections.as_deref().map(parse_connections);
-        let connections = connections.map(|read| said("--connections", read)).transpose()?;
-        let bulk = options.bulk.as_deref().map(|text| said("--bulk", text.parse())).transpose()?;
-        if link.is_some() && bulk == Some(Bulk::Tcp) {
-            return Err(
-                "--bulk: expected quic beside --link, which is one of datagrams, given tcp".to_owned()
-            );
-        }
+        let BetweenHosts { link, connections, bulk } = parse_between_hosts(cli, &options, is_spread)?;
         let (reader, most) = (options.stdin_rank, if nodes.is_some() { MAX_RANKS } else { ranks });
         if reader >= most {
             return Err(format!("--stdin-rank: expected a rank below {most}, given {reader}"));
@@ -266,7 +250,7 @@ impl Job {
             verify_results: options.verify_results,
             algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
             device: options.device.as_deref().map(parse_device).transpose()?,
-            serves_gloo: options.backend_for.as_deref().map_or(Ok(false), parse_backend_for)?,
+            serves_gloo: options.backend_for.as_deref().map(parse_backend_for).transpose()?.is_some(),
             hbm: options.hbm.as_deref().map(|text| parse_size("--hbm", text)).transpose()?,
             timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
             policy,
@@ -448,6 +432,34 @@ fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
     Ok(if count == 1 { Hosts::default() } else { Hosts::pretended(count, ranks) })
 }
 
+/// What is said of the network between hosts.
+#[derive(Default)]
+struct BetweenHosts {
+    link: Option<Link>,
+    connections: Option<usize>,
+    bulk: Option<Bulk>,
+}
+
+fn parse_between_hosts(cli: &Cli, options: &Options, is_spread: bool) -> Result<BetweenHosts, String> {
+    let given = [("link", &options.link), ("connections", &options.connections), ("bulk", &options.bulk)];
+    // A variable may be there for other jobs of the same shell.
+    let is_asked = |(id, text): &&(&str, &Option<String>)| text.is_some() && !cli.variables.give(id);
+    if let Some((id, _)) = given.iter().find(is_asked).filter(|_| !is_spread) {
+        return Err(format!("--{id}: expected several hosts, of --hosts or --nnodes, given one"));
+    }
+    let link = options.link.as_deref().map(|text| said("--link", text.parse())).transpose()?;
+    let connections = options.connections.as_deref().map(parse_connections);
+    let connections = connections.map(|read| said("--connections", read)).transpose()?;
+    let bulk = options.bulk.as_deref().map(|text| said("--bulk", text.parse())).transpose()?;
+    match (link, bulk) {
+        _ if !is_spread => Ok(BetweenHosts::default()),
+        (Some(_), Some(Bulk::Tcp)) => {
+            Err("--bulk: expected quic beside --link, which is one of datagrams, given tcp".to_owned())
+        }
+        _ => Ok(BetweenHosts { link, connections, bulk }),
+    }
+}
+
 fn said<T>(flag: &str, read: Result<T, impl std::fmt::Display>) -> Result<T, String> {
     read.map_err(|error| format!("{flag}: {error}"))
 }
@@ -538,12 +550,10 @@ pub(crate) fn parse_duration(flag: &str, text: &str) -> Result<Duration, String>
     if (1.0..=3.2e10).contains(&millis) { Ok(Duration::from_millis(millis as u64)) } else { Err(wrong()) }
 }
 
-/// `gloo`, or the empty value of a variable.
-fn parse_backend_for(text: &str) -> Result<bool, String> {
+fn parse_backend_for(text: &str) -> Result<(), String> {
     match text {
-        "gloo" => Ok(true),
-        "" => Ok(false),
-        _ => Err(format!("--backend-for (or TPURUN_BACKEND_FOR): expected gloo, given {text}")),
+        "gloo" => Ok(()),
+        _ => Err(format!("--backend-for: expected gloo, given {text}")),
     }
 }
 
@@ -657,7 +667,7 @@ mod tests {
         assert!(job("tpurun --backend-for gloo true").unwrap().serves_gloo);
         assert_eq!(
             job("tpurun --backend-for nccl true").unwrap_err(),
-            "--backend-for (or TPURUN_BACKEND_FOR): expected gloo, given nccl"
+            "--backend-for: expected gloo, given nccl"
         );
     }
 

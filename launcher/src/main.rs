@@ -67,7 +67,7 @@ use std::process::{self, ExitCode};
 use clap::CommandFactory;
 use tpurun_collectives::board::now_ns;
 
-use cli::{Bench, Cli, Command, Options};
+use cli::{Bench, Cli, Command};
 use doctor::DoctorOptions;
 use front::Origin;
 use job::Job;
@@ -101,13 +101,16 @@ fn main_code() -> Result<ExitCode, String> {
             nodes::print_new(&mut line)?;
             print(&line)
         }
-        Some(Command::Doctor { ranks, json }) => examine(&cli.options, ranks.as_deref(), *json),
+        Some(Command::Doctor { ranks, json }) => examine(&cli, ranks.as_deref(), *json),
         Some(Command::Status(options)) => status::run(options),
-        Some(Command::Trace(options)) => trace::run(options, cli.options.python.as_deref()),
+        Some(Command::Trace(options)) => {
+            trace::run(options, cli.options.python.as_deref()).map_err(|error| cli.locate(error))
+        }
         Some(Command::Bench(bench)) => {
             let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map_or("2,8", String::as_str);
             let counts: Vec<&str> = given.split(',').collect();
-            counts.iter().try_for_each(|count| job::parse_ranks(count).map(drop))?;
+            let checked = counts.iter().try_for_each(|count| job::parse_ranks(count).map(drop));
+            checked.map_err(|error| cli.locate(error))?;
             for count in counts {
                 let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
                 let one = Cli { command: Some(Command::Bench(bench)), ..cli.clone() };
@@ -176,8 +179,10 @@ fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
     }
 }
 
-fn examine(options: &Options, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
-    let ranks = job::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))?;
+fn examine(cli: &Cli, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
+    let options = &cli.options;
+    let ranks = job::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))
+        .map_err(|error| cli.locate(error))?;
     // One that is missing is a finding, too.
     let python = target::find_python(options.python.as_deref()).unwrap_or_else(|_| "python3".into());
     doctor::run(&DoctorOptions { ranks, python, json }).map_err(|error| format!("{error:#}"))

@@ -85,14 +85,11 @@ pub(crate) fn calls_main(module: &str) -> String {
     format!("{LEAVE_DIRECTORY}; from {module} import main; sys.exit(main())")
 }
 
-/// `--python`, $TPURUN_PYTHON, beside tpurun, $VIRTUAL_ENV, PATH: the first that is there.
+/// `--python`, beside tpurun, $VIRTUAL_ENV, PATH: the first that is there.
 pub(crate) fn find_python(option: Option<&str>) -> Result<PathBuf, String> {
-    let named = option.map(|path| ("--python", path.to_owned()));
-    let named =
-        named.or_else(|| Some(("TPURUN_PYTHON", env::var("TPURUN_PYTHON").ok().filter(|p| !p.is_empty())?)));
-    if let Some((source, path)) = named {
-        return find_executable(&path)
-            .ok_or_else(|| format!("{source}: {}", no_such("an interpreter", &path, Path::new(&path))));
+    if let Some(path) = option {
+        return find_executable(path)
+            .ok_or_else(|| format!("--python: {}", no_such("an interpreter", path, Path::new(path))));
     }
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let venv = env::var_os("VIRTUAL_ENV").map(|dir| Path::new(&dir).join("bin"));

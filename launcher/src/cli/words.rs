@@ -6,6 +6,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use super::Cli;
+use super::variables::{Lookup, Variables, command};
 use crate::job_file::JobFile;
 
 /// Why there is nothing to run.
@@ -33,27 +34,41 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Cli {
 /// # Errors
 /// What clap refuses, and what only the combination of several programs makes wrong.
 pub(crate) fn read(words: &[OsString]) -> Result<Cli, Refusal> {
+    read_with(words, &|variable| std::env::var_os(variable))
+}
+
+/// The same where variables have other values.
+pub(crate) fn read_with(words: &[OsString], lookup: Lookup<'_>) -> Result<Cli, Refusal> {
     let mut programs = words.split(|word| word == SEPARATOR);
     let first = programs.next().unwrap_or_default();
-    let matches = matches(&[], first).map_err(Refusal::Clap)?;
-    let mut cli = Cli::from_arg_matches(&matches).map_err(Refusal::Clap)?;
+    let line = matches(&[], first).map_err(Refusal::Clap)?;
+    let typed = Cli::from_arg_matches(&line).map_err(Refusal::Clap)?;
     let others: Vec<&[OsString]> = programs.collect();
-    if let (false, Some(command)) = (others.is_empty(), matches.subcommand_name()) {
+    if let (false, Some(command)) = (others.is_empty(), line.subcommand_name()) {
         return Err(Refusal::Line(not_a_program(1, command)));
     }
-    if cli.options.job.is_some() {
-        return with_job_file(&cli, &matches, first, others.first().copied());
+    let variables = Variables::read(&line, lookup).map_err(Refusal::Line)?;
+    if typed.options.job.is_some() {
+        return with_job_file(&typed, &line, first, others.first().copied(), variables);
     }
+    let mut cli = with_more(&variables.words, first)
+        .map_err(|error| Refusal::Line(variables.name(&one_line(&error))))?;
     cli.others = (2..).zip(others).map(|(number, words)| later(number, words)).collect::<Result<_, _>>()?;
+    cli.variables = variables;
     Ok(cli)
 }
 
 fn matches(before: &[OsString], words: &[OsString]) -> Result<ArgMatches, clap::Error> {
     let name = [OsString::from("tpurun")];
-    Cli::command().try_get_matches_from(name.iter().chain(before).chain(words))
+    command().try_get_matches_from(name.iter().chain(before).chain(words))
 }
 
-/// A program after a `:`; torchrun's variables speak of the first one.
+/// A command line that was fine by itself, with words before it that were not typed.
+fn with_more(before: &[OsString], words: &[OsString]) -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&matches(before, words)?)
+}
+
+/// A program after a `:`; variables speak of the first one.
 fn later(number: usize, words: &[OsString]) -> Result<Cli, Refusal> {
     let refused = |line: String| Refusal::Line(format!("program {number}: {line}"));
     let matches = matches(&[], words).map_err(|error| match error.use_stderr() {
@@ -69,41 +84,34 @@ fn later(number: usize, words: &[OsString]) -> Result<Cli, Refusal> {
             "{option}: expected before the first program, as an option of the whole job, given after `:`"
         )));
     }
-    let mut cli = Cli::from_arg_matches(&matches).map_err(Refusal::Clap)?;
-    let is_typed = |id| typed(&matches, |other| other == id).is_some();
-    let options = &mut cli.options;
-    options.ranks = options.ranks.take().filter(|_| is_typed("ranks"));
-    options.module &= is_typed("module");
-    options.no_python &= is_typed("no_python");
-    options.torchrun.role = options.torchrun.role.take().filter(|_| is_typed("role"));
-    Ok(cli)
+    Cli::from_arg_matches(&matches).map_err(Refusal::Clap)
 }
 
-/// The command line overrides the file, and so do variables.
+/// The command line overrides variables, and these override the file.
 fn with_job_file(
     cli: &Cli,
-    matches: &ArgMatches,
+    line: &ArgMatches,
     words: &[OsString],
     other: Option<&[OsString]>,
+    variables: Variables,
 ) -> Result<Cli, Refusal> {
     let path = cli.options.job.as_deref().expect("only called with one");
     let shown = path.display();
     let given =
-        other.map(|_| SEPARATOR).or(matches.subcommand_name()).or(cli.program.first().map(|word| &**word));
+        other.map(|_| SEPARATOR).or(line.subcommand_name()).or(cli.program.first().map(|word| &**word));
     if let Some(given) = given {
         let line = format!("--job: expected no program beside those of {shown}, given {given}");
         return Err(Refusal::Line(line));
     }
-    if let Some(option) = typed(matches, |id| OF_PROGRAM.contains(&id)) {
+    if let Some(option) = typed(line, |id| OF_PROGRAM.contains(&id)) {
         let line = format!("{option}: expected in a [[program]] of {shown}, given on the command line");
         return Err(Refusal::Line(line));
     }
     let mut file = JobFile::read(path).map_err(Refusal::Line)?;
-    let options = file.options(|id| is_given(matches, id)).map_err(Refusal::Line)?;
-    let both = self::matches(&options, words)
-        .map_err(|error| Refusal::Line(format!("{shown}: [job]: {}", one_line(&error))))?;
-    let mut cli = Cli::from_arg_matches(&both).map_err(Refusal::Clap)?;
-    cli.job_file = Some(file);
+    let options = file.options(|id| is_typed(line, id) || variables.give(id)).map_err(Refusal::Line)?;
+    let mut cli = with_more(&[&variables.words[..], &options].concat(), words)
+        .map_err(|error| Refusal::Line(format!("{shown}: [job]: {}", variables.name(&one_line(&error)))))?;
+    (cli.job_file, cli.variables) = (Some(file), variables);
     Ok(cli)
 }
 
@@ -111,13 +119,12 @@ fn with_job_file(
 fn typed(matches: &ArgMatches, wanted: impl Fn(&str) -> bool) -> Option<String> {
     let command = Cli::command();
     let mut options = command.get_arguments().filter(|option| wanted(option.get_id().as_str()));
-    let option =
-        options.find(|option| source(matches, option.get_id().as_str()) == Some(ValueSource::CommandLine))?;
+    let option = options.find(|option| is_typed(matches, option.get_id().as_str()))?;
     Some(option.get_long().map_or_else(|| option.get_id().to_string(), |long| format!("--{long}")))
 }
 
-fn is_given(matches: &ArgMatches, id: &str) -> bool {
-    matches!(source(matches, id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+pub(super) fn is_typed(matches: &ArgMatches, id: &str) -> bool {
+    source(matches, id) == Some(ValueSource::CommandLine)
 }
 
 /// Help and version end the parsing: they have no source.
@@ -129,15 +136,6 @@ fn not_a_program(number: usize, command: &str) -> String {
     format!(
         "program {number}: expected a program, given the command {command} (a program is run with its path: ./{command})"
     )
-}
-
-/// The value of a variable that stands for an option without one.
-pub(super) fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "true" => Ok(true),
-        "" | "0" | "false" => Ok(false),
-        _ => Err("expected 1 or 0".into()),
-    }
 }
 
 pub(super) fn one_line(error: &clap::Error) -> String {
