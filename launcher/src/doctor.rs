@@ -22,8 +22,8 @@ use serde::Serialize;
 pub(crate) struct DoctorOptions {
     /// How many ranks the machine shall run.
     pub(crate) ranks: u32,
-    /// The interpreter that ranks would run in.
-    pub(crate) python: PathBuf,
+    /// The interpreter that ranks would run in, or why there is none.
+    pub(crate) python: Result<PathBuf, String>,
     /// One JSON object per finding instead of text.
     pub(crate) json: bool,
 }
@@ -33,15 +33,30 @@ pub(crate) struct DoctorOptions {
 /// # Errors
 /// Only if the report can not be written.
 pub(crate) fn run(options: &DoctorOptions) -> anyhow::Result<ExitCode> {
-    let mut out = io::stdout().lock();
+    let findings = CHECKS.iter().flat_map(|check| check(options));
+    let worst = report_all(findings, options.json, &mut io::stdout().lock());
+    let worst = worst.context("can not write the report")?;
+    Ok(if worst == Level::Fail { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The worst level, which is known also where the reader leaves early, as `head` does.
+fn report_all(
+    findings: impl Iterator<Item = Finding>,
+    json: bool,
+    out: &mut impl Write,
+) -> io::Result<Level> {
     let mut worst = Level::Ok;
-    for check in CHECKS {
-        for finding in check(options) {
-            worst = worst.max(finding.level);
-            report(&finding, options.json, &mut out).context("can not write the report")?;
+    let mut is_read = true;
+    for finding in findings {
+        worst = worst.max(finding.level);
+        if is_read {
+            match report(&finding, json, out) {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => is_read = false,
+                reported => reported?,
+            }
         }
     }
-    Ok(if worst == Level::Fail { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(worst)
 }
 
 /// In the order in which a person would ask.
@@ -50,7 +65,10 @@ const CHECKS: [fn(&DoctorOptions) -> Vec<Finding>; 13] = [
     |options| vec![limits::memory(options.ranks)],
     |options| vec![limits::open_files(options.ranks)],
     |options| vec![limits::processes(options.ranks)],
-    |options| python::all(&options.python),
+    |options| match &options.python {
+        Ok(python) => python::all(python),
+        Err(error) => vec![python::missing(error)],
+    },
     |_| vec![kernel::memfd()],
     |_| vec![kernel::proc_fd()],
     |_| vec![kernel::futex()],
@@ -154,6 +172,18 @@ mod tests {
             {"level":"FAIL","name":"python","finding":"not found","advice":"install it"}
         "#]]
         .assert_eq(&reported(true));
+    }
+
+    #[test]
+    fn a_reader_that_leaves_changes_nothing_about_the_answer() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        drop(reader);
+        let findings =
+            || [Finding::ok("cores", "2"), Finding::fail("memory", "none", "buy some")].into_iter();
+        assert_eq!(report_all(findings(), false, &mut writer).unwrap(), Level::Fail);
+        // Other errors are told.
+        let full = &mut [0; 3][..];
+        assert!(report_all(findings(), false, &mut &mut *full).is_err());
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn examine(cli: &Cli, ranks: Option<&str>, json: bool) -> Result<ExitCode, Strin
     let ranks = job::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))
         .map_err(|error| cli.locate(error))?;
     // One that is missing is a finding, too.
-    let python = target::find_python(options.python.as_deref()).unwrap_or_else(|_| "python3".into());
+    let python = target::find_python(options.python.as_deref()).map_err(|error| cli.locate(error));
     doctor::run(&DoctorOptions { ranks, python, json }).map_err(|error| format!("{error:#}"))
 }
 

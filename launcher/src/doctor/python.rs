@@ -47,6 +47,13 @@ enum Forked {
     Failed(String),
 }
 
+/// That there is no interpreter to ask.
+pub(super) fn missing(error: &str) -> Finding {
+    Finding::fail("python", error, ADVICE)
+}
+
+const ADVICE: &str = "activate the environment, or pass --python";
+
 /// All findings about this interpreter; fewer where one makes the others meaningless.
 pub(super) fn all(python: &Path) -> Vec<Finding> {
     // As the fork server is started; otherwise the linear algebra libraries start threads at import.
@@ -57,9 +64,7 @@ pub(super) fn all(python: &Path) -> Vec<Finding> {
     let name = python.display();
     let failed = |finding: String, advice: &str| vec![Finding::fail("python", finding, advice)];
     match output {
-        Err(ProbeError::NotStarted(error)) => {
-            failed(format!("{name} does not start: {error}"), "activate the environment, or pass --python")
-        }
+        Err(ProbeError::NotStarted(error)) => failed(format!("{name} does not start: {error}"), ADVICE),
         Err(ProbeError::TooSlow) => failed(
             format!("{name} gave no answer in {} s", LIMIT.as_secs()),
             "run `python -c 'import torch'`",
@@ -231,6 +236,17 @@ mod tests {
                 ok   hash seed: PYTHONHASHSEED=0, so a set of names has the same order on all ranks, with --spawn, too; --hash-seed per-rank gives each one of its own
             "#]],
         );
+    }
+
+    #[test]
+    fn an_interpreter_that_was_not_found() {
+        let finding = missing("TPURUN_PYTHON: expected an interpreter, given /no: no such file");
+        let mut out = Vec::new();
+        report(&finding, false, &mut out).unwrap();
+        expect![[r#"
+            FAIL python: TPURUN_PYTHON: expected an interpreter, given /no: no such file -> activate the environment, or pass --python
+        "#]]
+        .assert_eq(&String::from_utf8(out).unwrap());
     }
 
     #[test]
