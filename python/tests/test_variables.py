@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tpurun import stacks
+
+from interpreters import python
+from tpurun import _chip_rules, _device, _variables, stacks
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "variables"
 
@@ -24,3 +26,53 @@ def test_the_signal_of_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in signals["refused"]:
         monkeypatch.setenv("TPURUN_STACK_SIGNAL", text)
         assert stacks.signal_number() == stacks.DEFAULT_SIGNAL, text
+
+
+def test_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> tuple[bool, bool]:
+        return _device._is_off(), _chip_rules.are_on()
+
+    switches = table("switches")
+    for variable in (_device.SWITCH, _chip_rules.VARIABLE):
+        monkeypatch.setenv(variable, "")
+        assert _variables.switch(variable) is None
+    assert answers() == (False, False)
+    for text in switches["on"]:
+        monkeypatch.setenv(_device.SWITCH, text)
+        monkeypatch.setenv(_chip_rules.VARIABLE, text)
+        assert answers() == (False, True), text
+    for text in filter(None, switches["off"]):
+        monkeypatch.setenv(_device.SWITCH, text)
+        monkeypatch.setenv(_chip_rules.VARIABLE, text)
+        assert answers() == (True, False), text
+        assert f"switched off by {_device.SWITCH}={text}; " in _device._why_refused()
+    for text in switches["refused"]:
+        for variable, read in ((_device.SWITCH, _device._is_off), (_chip_rules.VARIABLE, _chip_rules.are_on)):
+            monkeypatch.setenv(variable, text)
+            with pytest.raises(RuntimeError) as refused:
+                read()
+            expected = "1, true, on or yes, or 0, false, off or no"
+            assert str(refused.value) == f"tpurun: {variable}: expected {expected}, given {text!r}"
+
+
+def test_an_import_of_torch_tells_a_bad_switch_in_one_line() -> None:
+    code = "import sys; sys.stderr = sys.stdout; import torch; print('goes on')"
+    line, last = python(code, TPURUN_DEVICE="maybe").splitlines()
+    assert line.startswith("tpurun: TPURUN_DEVICE: expected 1, true, on or yes, or 0, ") and last == "goes on"
+    assert python("import torch; print(torch.tpu.is_available())", TPURUN_DEVICE="false") == "False"
+    assert python("import torch; print(torch.accelerator.current_accelerator())", TPURUN_DEVICE="on") == "tpu"
+
+
+def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = table("sizes")
+    for text, size in sizes["accepted"].items():
+        monkeypatch.setenv("TPURUN_HBM", text)
+        assert _device._memory_bytes() == size, text
+    for text in sizes["refused"]:
+        monkeypatch.setenv("TPURUN_HBM", text)
+        with pytest.raises(RuntimeError, match=r"^tpurun: TPURUN_HBM: expected a size of 1MiB to 16TiB "):
+            _device._memory_bytes()
+    monkeypatch.delenv("TPURUN_HBM")
+    of_host = _device._memory_bytes()
+    monkeypatch.setenv("TPURUN_HBM", "")
+    assert _device._memory_bytes() == of_host >= 2**20

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
+from tpurun import _variables
+
 VARIABLE = "TPURUN_CHIP_RULES"
 # TorchTPU's own: with it, functions that are the framework's can be called by programs.
 LEGACY = "TORCH_TPU_ALLOW_LEGACY_DEVICE_APIS"
@@ -229,7 +231,7 @@ _chosen: bool | None = None
 
 def are_on() -> bool:
     """Whether this process is as strict as chips."""
-    return os.environ.get(VARIABLE, "") not in ("", "0") if _chosen is None else _chosen
+    return bool(_variables.switch(VARIABLE)) if _chosen is None else _chosen
 
 
 def refuse(name: str, call: str, expected: str, given: str) -> Exception:

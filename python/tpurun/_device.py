@@ -25,7 +25,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tpurun import _chip_rules, _torch_tpu
+from tpurun import _chip_rules, _torch_tpu, _variables
 
 SWITCH = "TPURUN_DEVICE"
 # As many as torch can count.
@@ -50,8 +50,12 @@ def announce() -> None:
     placeholder = _Unclaimed("torch.tpu")
     torch.tpu = placeholder
     sys.modules.setdefault("torch.tpu", placeholder)
-    if os.environ.get(SWITCH, "") not in ("", "0"):
+    if _variables.switch(SWITCH):
         claim()
+
+
+def _is_off() -> bool:
+    return _variables.switch(SWITCH) is False
 
 
 def claim_if_named(arguments: list[str], text: str | None = None) -> None:
@@ -59,7 +63,7 @@ def claim_if_named(arguments: list[str], text: str | None = None) -> None:
 
     Its ``text`` is that of the file that runs as ``__main__``, unless given.
     """
-    if os.environ.get(SWITCH) == "0" or _is_claimed or is_left_to_ranks or not _is_built():
+    if _is_off() or _is_claimed or is_left_to_ranks or not _is_built():
         return
     from tpurun._uses import Program
 
@@ -136,7 +140,7 @@ class _OwnImports(importlib.abc.MetaPathFinder):
         return spec
 
     def _read(self, path: str) -> None:
-        if not _is_claimed and os.environ.get(SWITCH) != "0" and _uses_device(self._program, _text_in(path)):
+        if not _is_claimed and not _is_off() and _uses_device(self._program, _text_in(path)):
             claim()
         if _is_claimed and self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -156,10 +160,8 @@ def claim() -> None:
     global _is_claimed
     if _is_claimed:
         return
-    if os.environ.get(SWITCH) == "0":
-        raise RuntimeError(
-            f"tpurun: device tpu is switched off by {SWITCH}=0; unset it, or use --device tpu, to have it"
-        )
+    if _is_off():
+        raise RuntimeError(_why_off())
     if _torch_tpu.is_in_the_way():
         raise RuntimeError(_torch_tpu.why_in_the_way())
     import torch
@@ -225,7 +227,7 @@ def _can_be_had() -> bool:
     import torch
 
     is_free = torch._C._get_privateuse1_backend_name() == "privateuseone"
-    return os.environ.get(SWITCH) != "0" and is_free and _is_built()
+    return not _is_off() and is_free and _is_built()
 
 
 def _nothing(_device: Any = None) -> None:
@@ -281,12 +283,20 @@ def note_on_refusal(error: BaseException) -> str | None:
 def _why_refused() -> str:
     if _torch_tpu.is_in_the_way():
         return _torch_tpu.why_in_the_way()
-    if os.environ.get(SWITCH) == "0":
-        return f"tpurun: device tpu is switched off by {SWITCH}=0; unset it, or use --device tpu, to have it"
+    try:
+        if _is_off():
+            return _why_off()
+    except RuntimeError as error:  # no value of a switch
+        return str(error)
     return (
         f"tpurun: nothing in the program showed that it uses device tpu; start it with --device tpu, or with "
         f"{SWITCH}=1, to have it"
     )
+
+
+def _why_off() -> str:
+    said = f"{SWITCH}={os.environ[SWITCH]}"
+    return f"tpurun: device tpu is switched off by {said}; unset it, or use --device tpu, to have it"
 
 
 class _Unclaimed(ModuleType):
@@ -345,20 +355,10 @@ def _named_devices() -> int:
     return int(given)
 
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
 def _memory_bytes() -> int:
     """What TPURUN_HBM says ("16GiB"), else all the memory of the host."""
-    given = os.environ.get("TPURUN_HBM")
-    if given is None:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", given)
-    if match is None or (size := int(float(match[1]) * _UNITS[match[2]])) < 2**20:
-        raise RuntimeError(
-            f"tpurun: expected TPURUN_HBM (--hbm) as a size of at least 1MiB like 16GiB, got {given!r}"
-        )
-    return size
+    given = _variables.size("TPURUN_HBM")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if given is None else given
 
 
 def _is_built() -> bool:
