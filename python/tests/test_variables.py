@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interpreters import python
-from tpurun import _chip_rules, _device, _variables, stacks
+from tpurun import _backend, _chip_rules, _device, _variables, stacks
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "variables"
 
@@ -76,3 +77,18 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     of_host = _device._memory_bytes()
     monkeypatch.setenv("TPURUN_HBM", "")
     assert _device._memory_bytes() == of_host >= 2**20
+
+
+def test_the_place_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPURUN_RANK_PID", str(os.getpid()))
+    monkeypatch.setenv("TPURUN_JOB", "3/8 h0:/my runs/20261129-030352-474b")
+    assert _backend._place_in_job() == (3, 8, "h0:/my runs/20261129-030352-474b")
+    for text in ("3/8", "3 of 8", "x/8 id", ""):
+        monkeypatch.setenv("TPURUN_JOB", text)
+        with pytest.raises(ValueError, match=r"^TPURUN_JOB: expected RANK/RANKS ID as tpurun sets it "):
+            _backend._place_in_job()
+    monkeypatch.delenv("TPURUN_JOB")
+    with pytest.raises(ValueError, match="given ''; keep it in the environment"):
+        _backend._place_in_job()
+    monkeypatch.setenv("TPURUN_RANK_PID", str(os.getppid()))
+    assert _backend._place_in_job() is None

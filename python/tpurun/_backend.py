@@ -239,9 +239,12 @@ def _place_in_job() -> tuple[int, int, str] | None:
     # A process that a rank forked has the same variables, but is not the rank.
     if os.environ.get("TPURUN_RANK_PID") != str(os.getpid()):
         return None
-    numbers, _, job = os.environ["TPURUN_JOB"].partition(" ")
-    rank, _, size = numbers.partition("/")
-    return int(rank), int(size), job
+    given = os.environ.get("TPURUN_JOB", "")
+    # The name has the path of the run directory in it.
+    if (match := re.fullmatch(r"([0-9]+)/([0-9]+) (.+)", given, re.DOTALL)) is None:
+        expected = "RANK/RANKS ID as tpurun sets it for each rank"
+        raise ValueError(f"TPURUN_JOB: expected {expected}, given {given!r}; keep it in the environment")
+    return int(match[1]), int(match[2]), match[3]
 
 
 def _is_store_of_job(store: Any) -> bool:
