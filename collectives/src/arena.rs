@@ -3,8 +3,8 @@
 //! A process has up to two: that of device `tpu`, and that of CPU tensors which are to be shared.
 //!
 //! A sealed memfd of fixed size; pages take memory once they are touched. Its owner hands out an [`Export`],
-//! 32 bytes that say where it is found, and [`PeerArena`] is the other side. What lies where in it is for
-//! the allocator to know (`runtime/`); ranks tell each other ranges by their offsets.
+//! 32 bytes that say where it is found, and [`PeerArena`] is the other side. The allocator (`runtime/`) decides what
+//! lies where in it; ranks tell each other ranges by their offsets.
 //!
 //! ```text
 //! data        `bytes` bytes
@@ -31,7 +31,7 @@ use crate::region::Region;
 const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-a");
 const PAGE: u64 = 4096;
 const HEADER_BYTES: usize = 32;
-/// What a process can address, with room for the arenas of others.
+/// Most bytes of an arena's data: as many as a process can address, with room for the arenas of others.
 const MAX_BYTES: u64 = 1 << 44;
 
 /// The arena of this process.
@@ -98,7 +98,7 @@ impl Arena {
     /// Gives the memory of whole pages back to the host: they read as zeroes again.
     ///
     /// # Errors
-    /// Of the host.
+    /// The refusal of the host.
     pub fn discard(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
         let pages = offset as usize / HUGE_PAGE..(offset + bytes).div_ceil(HUGE_PAGE as u64) as usize;
         self.lent[pages.start.min(self.lent.len())..pages.end.min(self.lent.len())]
@@ -108,8 +108,9 @@ impl Arena {
         Ok(rustix::fs::fallocate(&self.fd, hole, offset, bytes)?)
     }
 
-    /// Other ranks are going to use a range where it is. What is large comes to lie in huge pages, once: all of them
-    /// would have hundreds of entries in their page tables for each, which takes longer to make than to copy it.
+    /// Prepares a range that other ranks are going to use where it is. Memory that is large comes to lie in huge
+    /// pages, once: otherwise each rank would have hundreds of entries in its page tables for every such page, which
+    /// take longer to make than the copy of the page.
     pub(crate) fn lend(&self, offset: u64, bytes: u64) {
         let (offset, bytes) = (offset as usize, bytes as usize);
         for page in offset.div_ceil(HUGE_PAGE)..(offset + bytes) / HUGE_PAGE {
@@ -137,7 +138,7 @@ impl Arena {
     }
 }
 
-/// What lies in an arena.
+/// The tensors that lie in an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ArenaKind {
     /// Tensors of device `tpu`.
@@ -188,7 +189,7 @@ fn size(bytes: u64) -> Option<usize> {
     fits.then(|| bytes.next_multiple_of(PAGE) + PAGE).and_then(|size| usize::try_from(size).ok())
 }
 
-/// What the page behind the data begins with.
+/// Returns the bytes that the page behind the data begins with.
 fn header(export: &Export) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC.to_le_bytes());

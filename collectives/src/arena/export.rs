@@ -1,10 +1,10 @@
-//! What a rank says about its arena to the others of its host.
+//! The words of a rank about its arena, for the others of its host.
 
 /// Where an arena is found: descriptor `fd` of process `pid`; what is there must be this large and carry this
 /// id. Travels as 32 bytes, little endian: pid, fd, bytes, id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Export {
-    /// Of the process, in the pid namespace of both sides.
+    /// The number of the process, in the pid namespace of both sides.
     pub pid: u32,
     /// The number of the descriptor there.
     pub fd: u32,
