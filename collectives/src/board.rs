@@ -39,7 +39,7 @@ pub const MAX_DIMS: usize = 6;
 pub const NAME_BYTES: usize = 32;
 /// Bytes kept of a call site.
 pub const SITE_BYTES: usize = 96;
-/// So long a look at the board asks for what other hosts know.
+/// Nanoseconds for which a look at the board asks for what other hosts know.
 const WATCHED_NS: u64 = 300_000_000;
 /// Ranks that one board can hold.
 pub const MAX_RANKS: u32 = 65_536;
@@ -58,7 +58,7 @@ pub struct RankWriter {
     rank: u32,
 }
 
-/// What the board says about one rank.
+/// The state of one rank, as the board shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankView {
     /// 0 until the rank has created its first communicator.
@@ -119,7 +119,7 @@ impl Board {
 
     /// Whether somebody has asked for that a while ago at most.
     pub fn is_watched(&self, now_ns: u64) -> bool {
-        // Whatever is written there, it is over soon.
+        // A watch is over soon, whatever is written there.
         self.load(HEADER_WATCHED).checked_sub(now_ns).is_some_and(|left| (1..=WATCHED_NS).contains(&left))
     }
 
@@ -137,7 +137,7 @@ impl Board {
         RankWriter { board: self.clone(), rank }
     }
 
-    /// What `rank` has written so far; empty for a rank outside the world.
+    /// Reads what `rank` has written so far; empty for a rank outside the world.
     pub fn read(&self, rank: u32) -> RankView {
         if rank >= self.world {
             return RankView::default();

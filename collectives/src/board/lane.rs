@@ -22,7 +22,7 @@ pub struct Lane {
     closed: AtomicBool,
 }
 
-/// What the board says about one communicator of one rank.
+/// The state of one communicator of one rank, as the board shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneView {
     /// The same number on all ranks of the communicator.
@@ -86,7 +86,7 @@ impl RankWriter {
         (index < LANES).then(|| lane_at(self.rank, index))
     }
 
-    /// What a closed communicator left is kept while there is room.
+    /// Takes the lane of a closed communicator, which is kept while there is room.
     fn closed_lane(&self) -> Option<usize> {
         let is_closed = |at: &usize| {
             let state = self.board.word(at + STATE);

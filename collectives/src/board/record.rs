@@ -200,7 +200,7 @@ impl Board {
                 return None;
             }
             let view = self.copy_record(at, before);
-            // Pairs with the release store in `posted`: whoever sees a later word sees a later generation.
+            // Pairs with the release store in `posted`: a reader that sees a later word sees a later generation.
             std::sync::atomic::fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.load(at) == before {
                 return Some(view);

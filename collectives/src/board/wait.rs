@@ -9,7 +9,7 @@ use crate::sync::Ordering;
 /// Threads of a rank that can be shown as waiting; more of them are not accounted for.
 pub(super) const WAITS: usize = 8;
 
-/// What a thread waits for.
+/// The event that a thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitKind {
     /// Collective number `seq` of the communicator.
@@ -31,12 +31,12 @@ pub enum WaitKind {
     Creation,
 }
 
-/// What a thread says before it sleeps.
+/// The entry that a thread writes before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wait {
-    /// Of the communicator.
+    /// The number of the communicator.
     pub comm_id: u64,
-    /// What for.
+    /// The event that the thread waits for.
     pub kind: WaitKind,
     /// Python threads of the process when this one began to wait; 0 when it is none itself.
     pub python_threads: u32,
@@ -49,7 +49,7 @@ pub struct WaitView {
     pub token: u64,
     /// CLOCK_MONOTONIC.
     pub since_ns: u64,
-    /// What the thread said.
+    /// The entry that the thread wrote.
     pub wait: Wait,
 }
 
@@ -75,9 +75,9 @@ impl RankWriter {
         board.store(at + SEQ, seq);
         board.store(at + THREADS, u64::from(wait.python_threads));
         let tokens = board.word(slot_at(self.rank) + SLOT_TOKENS);
-        // Whoever has the board can have spoilt the count: what is written is a token all the same.
+        // A process that has the board can have spoilt the count: the written value is a token all the same.
         let token = tokens.fetch_add(1, Ordering::Relaxed).wrapping_add(FIRST_TOKEN).max(FIRST_TOKEN);
-        // Release: whoever sees the token sees the words above.
+        // Release: a reader that sees the token sees the words above.
         board.word(at).store(token, Ordering::Release);
         Waiting { entry: Some((board.clone(), at)) }
     }
@@ -111,7 +111,7 @@ impl Board {
                 python_threads: self.load(at + THREADS) as u32,
             },
         };
-        // Pairs with the release stores: whoever reads a word of a later wait sees another token.
+        // Pairs with the release stores: a reader of a word of a later wait sees another token.
         std::sync::atomic::fence(Ordering::Acquire);
         (self.load(at) == token).then_some(view)
     }
