@@ -52,7 +52,7 @@ pub(crate) struct Bridge {
     heard: Option<Failed>,
 }
 
-/// What has become of the failure of the communicator.
+/// The state of the communicator's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdicts {
     None,
@@ -84,22 +84,22 @@ struct Known {
 struct Peer {
     /// Rounds that its ranks have arrived at here.
     arrived: u64,
-    /// They have come to these, too, whose pieces come over so many connections; but the round before the first of
-    /// them is not open here yet, or pieces are missing.
+    /// The rounds that they have come to after these, by the number of connections that their pieces come over. The
+    /// round before the first of them is not open here yet, or pieces are missing.
     ahead: VecDeque<usize>,
     is_lost: bool,
 }
 
-/// What is to be sent, by host.
+/// The frames that are to be sent, by host.
 pub(crate) type Outbox = Vec<Parcel>;
 
-/// What another host sent that can not be.
+/// Says why something that another host sent can not be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Wrong(&'static str);
 
 impl Bridge {
-    /// Those of one host, for so many connections to every other one.
+    /// Makes the bridges of one host, one for each connection to every other host.
     pub(crate) fn all(segment: &Arc<Segment>, shares: Shares) -> Vec<Self> {
         Stripe::all(shares).map(|stripe| Self::new(segment.clone(), stripe)).collect()
     }
@@ -132,7 +132,7 @@ impl Bridge {
         self.look_at(|now, told| (now.left, now.lost) != (told.left, told.lost))
     }
 
-    /// The same, and how far all ranks here are: for who waits for them.
+    /// The same, and how far all ranks here are: for ranks that wait for them.
     pub(crate) fn look_closely(&mut self) -> Outbox {
         self.look_at(|now, told| now != told)
     }
@@ -265,7 +265,7 @@ impl Bridge {
         }
     }
 
-    /// What `from` has put into its ring since the last look.
+    /// Sends the bytes that `from` has put into its ring since the last look.
     fn carry_out(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
         let segment = &self.segment;
         let filled = segment.ring(channel, from, to).readable()?;
@@ -286,7 +286,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// What `to` has taken out of the ring since the last look.
+    /// Tells how much `to` has taken out of the ring since the last look.
     fn tell_taken(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
         let Some(carried) = self.rings.get_mut(&(channel, from, to)) else { return Ok(()) };
         let left = self.segment.ring(channel, from, to).readable()?.bytes;
@@ -337,7 +337,7 @@ impl Bridge {
         if is_ring { Ok(()) } else { Err(Wrong("a ring that is none")) }
     }
 
-    /// What the ranks here have written for the round that all of them have come to.
+    /// Sends what the ranks here have written for the round that all of them have come to.
     fn send_round(&mut self, out: &mut Outbox) {
         let (segment, round) = (self.segment.clone(), self.sent);
         self.send(round, pieces(&small(&segment, round), MOST_BYTES), out);
@@ -423,7 +423,8 @@ impl Bridge {
                     segment.decide(&failed);
                     self.heard = Some(failed.clone());
                 }
-                // Unless it has failed here already. What was proposed is decided on at the next look.
+                // The communicator fails here, unless it has failed already. A proposed failure is decided on at the
+                // next look.
                 let kind = FailureKind::from_code(failed.kind);
                 segment.fail_here(&Verdict::new(kind, failed.text).blaming(failed.blamed));
                 Ok(())
@@ -467,7 +468,8 @@ impl Bridge {
             return Err(Wrong("a piece that does not fit where it belongs"));
         }
         self.segment.region().write(at + offset, payload);
-        // A window is larger than the caches of a core: who only copies would wait for its lines one by one.
+        // A window is larger than the caches of a core: a thread that only copies would wait for its lines one by
+        // one.
         let next = offset + payload.len();
         self.segment.region().prefetch(at + next, payload.len().min(room - next));
         Ok(())
@@ -493,8 +495,8 @@ impl Bridge {
         peer.ahead.pop_front();
     }
 
-    /// A host will say no more over this connection. Over the first one it has said before who has left; what has not
-    /// come by then over another one will be missed.
+    /// A host will say no more over this connection. Over the first one it has said before which ranks have left;
+    /// frames that have not come by then over another one will be missed.
     pub(crate) fn end(&mut self, host: u32) {
         if self.stripe.is_first() {
             return self.lose(host);
@@ -527,7 +529,7 @@ impl Bridge {
         segment.fail_here(&Verdict::new(FailureKind::RankLost, text).blaming(blamed));
     }
 
-    /// What is large can not be sent to a host.
+    /// Fails the communicator here: large rounds can not be sent to a host.
     pub(crate) fn cut_off(&self, host: u32, why: &str) {
         let segment = &self.segment;
         let text = format!(
@@ -538,7 +540,7 @@ impl Bridge {
         segment.fail_here(&Verdict::new(FailureKind::Transport, text).blaming([first]));
     }
 
-    /// What a host sent can not be: the communicator can not go on.
+    /// Fails the communicator here, as it can not go on: something that a host sent can not be.
     pub(crate) fn refuse(&self, host: u32, wrong: Wrong) {
         let segment = &self.segment;
         let first = segment.hosts().first(host);
@@ -547,7 +549,7 @@ impl Bridge {
     }
 }
 
-/// What a rank has written somewhere, for other hosts.
+/// Bytes that a rank has written somewhere, for other hosts.
 #[derive(Clone, Copy)]
 struct Stretch {
     kind: Kind,
@@ -560,7 +562,7 @@ struct Stretch {
     to: Option<u32>,
 }
 
-/// What comes with every round.
+/// Returns the stretches that come with every round.
 fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
     let parity = (round % 2) as usize;
     let of_rank = |rank: &u32| {
@@ -575,7 +577,7 @@ fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
     segment.ranks_here().iter().flat_map(of_rank).collect()
 }
 
-/// What has been staged and folded for it.
+/// Returns the stretches that have been staged and folded for a round.
 fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
     let (parity, layout) = ((round % 2) as usize, segment.layout());
     let own_ranks = segment.ranks_here();
@@ -621,7 +623,8 @@ fn turn(round: u64) -> usize {
     (round % TURNS as u64) as usize
 }
 
-/// That all ranks here have come to a round, whose pieces go over so many connections.
+/// Returns the header that says that all ranks here have come to a round, and that its pieces go over `of`
+/// connections.
 fn arrival(segment: &Segment, round: u64, of: usize) -> Header {
     Header { round: round as u32, offset: of as u32, ..about(Kind::Arrived, segment.rank(), 0) }
 }
@@ -648,7 +651,7 @@ fn area(segment: &Segment, kind: Kind, rank: u32, round: u64) -> (usize, usize) 
 pub(crate) struct Frames {
     /// The beginning of a frame that is not whole yet.
     begun: Vec<u8>,
-    /// What is left of a piece.
+    /// The rest of a piece that has not come yet.
     piece: Option<Header>,
 }
 

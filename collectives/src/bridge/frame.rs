@@ -1,5 +1,5 @@
-//! What the hosts of a communicator tell each other: a fixed header, little-endian, and its payload. It is trusted
-//! in nothing. docs/wire.md describes it for others.
+//! Frames between the hosts of a communicator: a fixed header, little-endian, and its payload. A frame is trusted in
+//! nothing. docs/wire.md describes frames for others.
 //!
 //! | bytes | field                                             |
 //! |-------|---------------------------------------------------|
@@ -10,7 +10,7 @@
 //! | 12-15 | offset of the payload in its area of that rank    |
 //! | 16-19 | bytes of the payload, which follow                |
 
-/// What a frame carries.
+/// The content of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::frame::Header;
 use crate::segment::Segment;
 
-/// What is smaller is copied.
+/// Bytes of the smallest piece that is shared; a smaller one is copied.
 const LEAST_SHARED: usize = 8 << 10;
 
 /// Frames for one host.
@@ -19,7 +19,7 @@ pub(crate) struct Parcel {
     open: Vec<u8>,
 }
 
-/// What ranks have written, of one place.
+/// Bytes that ranks have written, of one place.
 pub(super) enum Piece {
     Copied(Vec<u8>),
     Shared(Bytes),
@@ -38,8 +38,8 @@ impl Piece {
 
 /// Bytes of a segment, which nobody writes until the other hosts have received them: the ranks here write there
 /// again two rounds later, or four where they are ahead by one, and for that all hosts have come to a round between,
-/// and so have received this one. What QUIC sends once more after that is thrown away at the other end, whatever it
-/// says then.
+/// and so have received this one. Bytes that QUIC sends once more after that are thrown away at the other end,
+/// whatever they say then.
 struct Stretch {
     segment: Arc<Segment>,
     at: usize,

@@ -10,11 +10,11 @@ const LEAST_STRIPED: usize = 256 << 10;
 /// Rounds that a host may have pieces of on the way at a time: it comes to one when it has seen the one before open.
 const MOST_ROUNDS: usize = 2;
 
-/// So many connections, and which of them the pieces of large rounds go over.
+/// The number of connections, and which of them the pieces of large rounds go over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shares {
     All(usize),
-    /// So many beside the first one.
+    /// This many connections beside the first one.
     AllButFirst(usize),
 }
 
@@ -43,7 +43,7 @@ struct Common {
 /// A bit for each.
 type Bridges = u32;
 
-/// What has become of the pieces of a round on the other connections.
+/// The state of a round's pieces on the other connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pieces {
     Missing,
@@ -69,7 +69,8 @@ impl Stripe {
         self.index == 0
     }
 
-    /// Over how many connections a round of so many bytes goes, be it that one says only that all others have it.
+    /// The number of connections that a round of `bytes` bytes goes over, be it that one says only that all others
+    /// have it.
     pub(super) fn of_round(&self, bytes: usize) -> usize {
         if bytes < LEAST_STRIPED { 1 } else { self.count }
     }
