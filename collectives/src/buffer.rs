@@ -22,7 +22,7 @@ pub struct Spans {
     pieces: Pieces,
     /// Which of `pieces` these spans are.
     range: Range<usize>,
-    /// Of all of them; small operations ask often.
+    /// The bytes of all of them together; small operations ask for that often.
     bytes: usize,
     per_chunk: usize,
 }

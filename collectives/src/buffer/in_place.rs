@@ -7,12 +7,12 @@ use crate::arena::{Arena, PeerArena};
 use crate::reduce::{self, Copying, Reduction, Sources};
 use crate::region::Region;
 
-/// What stays in the first-level cache while it goes to all that want it.
+/// Bytes of a tile, which stays in the first-level cache while it goes to all that want it.
 const TILE: usize = 16 << 10;
-/// What the tiles of all sources take together at most: they stay in the second-level cache until they are
+/// Bytes that the tiles of all sources take together at most: they stay in the second-level cache until they are
 /// written.
 const ALL_TILES: usize = 128 << 10;
-/// As short as a tile may be: each begins with the first lines of pages that are not in the TLB any more.
+/// Bytes of the shortest tile: each begins with the first lines of pages that are not in the TLB any more.
 const LEAST_TILE: usize = 2 << 10;
 
 impl Spans {

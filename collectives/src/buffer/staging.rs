@@ -33,7 +33,7 @@ pub(crate) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// What of it is in one piece with its beginning, and the rest.
+    /// Splits off the bytes that are in one piece with its beginning; returns them, and the rest.
     fn split(self, region: &Region) -> (Beside, Self) {
         let (offset, bytes) = self.place;
         let chunk = self.to.chunk(0);
@@ -52,7 +52,7 @@ impl Fetch<'_> {
     }
 }
 
-/// What is folded before the next is looked at: it stays in a first-level cache.
+/// Bytes that are folded before the next are looked at: they stay in a first-level cache.
 const TILE: usize = 8 << 10;
 
 /// A tile of elements that are in no memory of others; nobody pays for one that is not used.
@@ -122,7 +122,7 @@ impl Spans {
         });
     }
 
-    /// As [`fetch`](Self::fetch), for who reads these bytes alone.
+    /// As [`fetch`](Self::fetch), for a rank that reads these bytes alone.
     pub(crate) fn fetch_alone(
         &self,
         how: Copying,
@@ -256,8 +256,8 @@ impl Spans {
     }
 }
 
-/// Folds `bytes` bytes from `at` on of what is at `sources` of a region, and of `own` where one is nowhere there. `out`
-/// says where the result of so many bytes from a place in them on goes.
+/// Folds `bytes` bytes from `at` on of the data at `sources` of a region, and of `own` where a source is nowhere
+/// there. `out` says where the result of a number of bytes from a place in them on goes.
 ///
 /// # Safety
 /// `own` is readable for so many bytes, and `out` writable; the two are the same memory or apart.
