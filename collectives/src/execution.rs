@@ -53,13 +53,13 @@ pub struct Operation {
 pub struct Transmit<'a> {
     /// The receiver.
     pub to: u32,
-    /// What to send first.
+    /// The header, which is sent first.
     pub header: Header,
-    /// What to send after it.
+    /// The payload, which is sent after the header.
     pub payload: &'a [u8],
 }
 
-/// What became of a segment that arrived.
+/// The outcome for a segment that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// It was used; take the next.
@@ -81,28 +81,28 @@ pub enum ExecutionError {
     /// The schedule makes no sense for this rank.
     #[error("schedule is broken: block {block} {problem}")]
     Schedule {
-        /// Of this block.
+        /// The block that the schedule is wrong about.
         block: Block,
-        /// What is wrong with it.
+        /// The problem with the block.
         problem: &'static str,
     },
     /// A piece of memory does not hold whole elements.
     #[error("a piece of {bytes} bytes does not hold elements of {element_bytes} bytes")]
     Piece {
-        /// Of the piece.
+        /// The size of the piece.
         bytes: usize,
-        /// Of one element.
+        /// The size of one element.
         element_bytes: usize,
     },
     /// The numbers of input and output chunks are not those of the collective.
     #[error("{given:?} input and output chunks, expected {expected:?}")]
     Chunks {
-        /// What the buffers have.
+        /// The numbers that the buffers have.
         given: (usize, usize),
-        /// What the collective has.
+        /// The numbers that the collective has.
         expected: (usize, usize),
     },
-    /// What this rank keeps of its input has another size where it goes.
+    /// The input that this rank keeps has another size than the place where it goes.
     #[error("{ours} elements of input are kept in {room} elements of output")]
     Sizes {
         /// In the input.
@@ -118,11 +118,11 @@ pub enum ExecutionError {
     Stale {
         /// The sender.
         from: u32,
-        /// Of the segment.
+        /// The epoch of the segment.
         epoch: u32,
-        /// Of the segment.
+        /// The seq of the segment.
         seq: u64,
-        /// What is running here.
+        /// The operation that is running here.
         ours: Operation,
     },
     /// A segment that no step waits for.
@@ -130,9 +130,9 @@ pub enum ExecutionError {
     Unexpected {
         /// The sender.
         from: u32,
-        /// What it says about itself.
+        /// The header that the segment came with.
         found: Header,
-        /// What the next step that receives from this rank waits for, if there is one.
+        /// The header that the next step that receives from this rank waits for, if there is one.
         expected: Option<Header>,
     },
     /// A header and a payload that do not belong together.
@@ -140,7 +140,7 @@ pub enum ExecutionError {
     Length {
         /// The sender.
         from: u32,
-        /// Of the payload.
+        /// The size of the payload.
         found: usize,
         /// In the header.
         expected: u32,
@@ -191,7 +191,7 @@ impl Execution {
         Ok(execution)
     }
 
-    /// What a whole run moves.
+    /// Returns what a whole run moves.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
@@ -305,7 +305,8 @@ impl Execution {
             Form::Whole => self.reduction.dtype().size(),
             Form::Partial => self.reduction.wide().size(),
         };
-        // Of another length only: the sender may cut its segments differently.
+        // The header may differ from the expected one in its length only: the sender may cut its segments
+        // differently.
         let fits = !bytes.is_empty() && bytes.len() <= left && bytes.len().is_multiple_of(element_bytes);
         if (Header { bytes: expected.bytes, ..*header }) != expected || !fits {
             return Err(unexpected(Some(expected)));
@@ -339,7 +340,7 @@ struct Channel {
     tasks: Vec<Task>,
     /// The first task that was not begun.
     position: usize,
-    /// Of the task at `position`, if that is a receive.
+    /// Bytes that have come of the task at `position`, if that is a receive.
     received: usize,
     /// Sends that were begun, at most one to each rank.
     sends: Vec<Sending>,

@@ -5,12 +5,12 @@ use tpurun_topology::{Block, Collective, Schedule};
 use super::ExecutionError;
 use crate::buffer::Spans;
 
-/// What one operation reads and what it writes, as the C ABI lays out each collective.
+/// The memory that one operation reads and writes, as the C ABI lays out each collective.
 #[derive(Clone, Debug)]
 pub struct Buffers {
-    /// What this rank contributes.
+    /// The data that this rank contributes.
     pub input: Spans,
-    /// What this rank ends with; may be the memory of what it replaces.
+    /// The data that this rank ends with; it may be in the memory of the data that it replaces.
     pub output: Spans,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Placement<'a> {
         if given != (inputs, outputs) {
             return Err(ExecutionError::Chunks { given, expected: (inputs, outputs) });
         }
-        // What this rank keeps of its own input must fit where it goes.
+        // The part of its own input that this rank keeps must fit where it goes.
         let own = |starts: &[usize], chunk| starts[chunk + 1] - starts[chunk];
         let (ours, room) = match self.schedule.collective {
             Collective::AllReduce => (own(&self.input, 0), own(&self.output, 0)),

@@ -1,5 +1,5 @@
 //! A schedule with everything resolved that can be before the first segment: sizes, places, and what each
-//! arrival does. What remains while segments move is counting.
+//! arrival does. Only counting remains while segments move.
 
 use std::collections::HashMap;
 
@@ -40,9 +40,9 @@ pub(super) enum Act {
     Send(Place),
     /// Send this input as partial results.
     SendWidened(Place),
-    /// What arrives replaces what lies there.
+    /// Put what arrives in place of what lies there.
     Store(Place),
-    /// What arrives is folded in.
+    /// Fold in what arrives.
     Fold(Fold),
 }
 
@@ -71,10 +71,10 @@ pub(super) struct Kept {
     pub(super) count: usize,
 }
 
-/// What this rank holds of a block.
+/// The data that this rank holds of a block.
 #[derive(Clone, Copy)]
 enum Holding {
-    /// What it began with: its input, or nothing.
+    /// The data that the rank began with: its input, or nothing.
     Untouched,
     Partial(Place),
     Whole(Place),
@@ -107,7 +107,7 @@ impl Program {
         Ok(program)
     }
 
-    /// What all of it moves; rings are what is staged.
+    /// Returns what the whole program moves; the bytes through rings are those that count as staged.
     pub(super) fn traffic(&self, reduction: Reduction, reduces: bool) -> Traffic {
         let (size, wide) = (reduction.dtype().size() as u64, reduction.wide().size() as u64);
         let mut total = Traffic::default();
@@ -228,7 +228,7 @@ impl Compiler<'_> {
                         });
                     }
                 };
-                // Whatever arrives later replaces it: then this is not the result yet.
+                // Data that arrives later replaces it: then this is not the result yet.
                 let result = output.filter(|_| last);
                 let holding = result.map_or(Holding::Partial(partial), Holding::Whole);
                 (Form::Partial, Act::Fold(Fold { own, partial, result }), holding)

@@ -8,9 +8,9 @@ use super::program::{Act, Place, Task};
 
 /// Gives every scratch place of the tasks of one channel its offset, from `base` on; returns the end.
 ///
-/// A slot is free again when its block is not needed any more. What was sent may wait for its receiver, so it
-/// is needed until the next send to the same rank, which begins when nothing to that rank is left: reusing a
-/// slot never waits for anything that the schedule does not wait for anyway.
+/// A slot is free again when its block is not needed any more. A block that was sent may wait for its receiver, so it
+/// is needed until the next send to the same rank, which begins when nothing to that rank is left: reusing a slot
+/// never waits for anything that the schedule does not wait for anyway.
 pub(super) fn assign(tasks: &mut [Task], base: usize) -> usize {
     let last_use = last_uses(tasks);
     let scratch = tasks.iter().filter(|task| scratch_place(&task.act));

@@ -105,7 +105,7 @@ fn in_place_is_the_same() {
     });
 }
 
-/// What is being sent stays as it is until it is sent, however early its replacement comes.
+/// A block that is being sent stays as it is until it is sent, however early its replacement comes.
 #[test]
 fn a_block_under_way_is_not_replaced() {
     let block = |chunk| Block { chunk, part: 0 };

@@ -62,7 +62,7 @@ pub(super) fn number(dtype: Dtype, number: i8) -> Vec<u8> {
     }
 }
 
-/// What a reduction of these is.
+/// Returns the reduction of `sources`.
 pub(super) fn fold(reduction: Reduction, sources: &[Vec<u8>]) -> Vec<u8> {
     let pointers: Vec<_> = sources.iter().map(|source| source.as_ptr()).collect();
     let mut out = vec![0; sources[0].len()];

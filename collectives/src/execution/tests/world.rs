@@ -168,7 +168,7 @@ fn inputs(case: &Case, network: &Network, elements: usize) -> Vec<Vec<Vec<u8>>> 
     };
     let chunks = |rank: usize| match case.collective {
         Collective::AllReduce => vec![chunk(elements)],
-        // Of different sizes.
+        // The chunks have different sizes.
         Collective::AllGather => vec![chunk(elements + rank)],
         Collective::ReduceScatter => (0..ranks).map(|to| chunk(elements / 2 + to)).collect(),
         Collective::Broadcast { root } if root as usize != rank => vec![],
