@@ -1,4 +1,4 @@
-//! What another process says about its arena, and what is found there.
+//! The export of another process's arena, and the memory that is found there.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -32,7 +32,7 @@ fn run(bytes: &[u8]) {
     }
 }
 
-/// Of an arena's size with some header, of any size, or no memory at all.
+/// Opens memory of an arena's size with some header, memory of any size, or something that is no memory at all.
 fn descriptor(input: &mut Input<'_>, data: u64) -> Option<OwnedFd> {
     let header = data.next_multiple_of(PAGE);
     let size = match input.below(4) {

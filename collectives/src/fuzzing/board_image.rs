@@ -30,7 +30,7 @@ fn run(bytes: &[u8]) {
             read_all(&again);
         }
     }
-    // Who has it open already does not look at the header again.
+    // A process that has the board open already does not look at the header again.
     read_all(&board);
     write_some(&board);
 }

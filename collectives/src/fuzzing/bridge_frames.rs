@@ -1,4 +1,4 @@
-//! What another host sends: frames that are anything, in any order, of ranks that are somewhere else.
+//! Frames of another host that are anything, in any order, of ranks that are somewhere else.
 
 use super::{Input, Target};
 use crate::bridge::frame::{Failed, HEADER_BYTES, Header, Kind, Status};

@@ -1,4 +1,4 @@
-//! What ranks and agents say to each other over the control socket.
+//! The frames that ranks and agents send each other over the control socket.
 
 use super::Target;
 use crate::control::{AgentFrame, RankFrame};

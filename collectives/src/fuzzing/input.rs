@@ -1,6 +1,6 @@
 //! Decisions made from bytes: short input decides the rest as zero.
 
-/// What is left of an input.
+/// The rest of an input.
 #[derive(Debug)]
 pub(super) struct Input<'a>(&'a [u8]);
 

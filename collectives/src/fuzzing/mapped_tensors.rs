@@ -17,7 +17,7 @@ use crate::validate::validate;
 
 pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };
 
-/// Of one tensor: more than what is staged however it lies.
+/// Bytes of one tensor: more than what is staged, however it lies.
 const BYTES: u64 = 16 << 10;
 const ARENA_BYTES: u64 = 16 * BYTES;
 const RANKS: u32 = 3;
@@ -57,7 +57,7 @@ fn run(bytes: &[u8]) {
     read_anywhere(&mut input, &segment, &mapping);
 }
 
-/// What is summed for other hosts is within an arena, or is not read.
+/// Checks that a tensor that is summed for other hosts is within an arena, or is not read.
 fn read_anywhere(input: &mut Input<'_>, segment: &Segment, mapping: &Mapping) {
     for rank in 0..RANKS {
         let kind = input.one_of(&ArenaKind::ALL);

@@ -31,7 +31,7 @@ fn run(bytes: &[u8]) {
     }
     // Sometimes with another one behind it.
     let count = 1 + bytes / 4 % 2;
-    // What an honest rank would write, then what these do.
+    // First comes what an honest rank would write, then what these ranks do.
     let print = Planner::new(segment.members(), &config, 1).expect("a ring of ranks").fingerprint();
     let algorithm = (op.kind != OpKind::Barrier).then_some(tpurun_topology::Algorithm::Flat);
     for rank in 1..ranks {

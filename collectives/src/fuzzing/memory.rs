@@ -26,11 +26,13 @@ impl Memory {
     }
 }
 
-/// So many bytes at an address, in chunks that are the same memory: to be counted and compared, not to be read.
+/// Returns spans of `bytes` bytes at an address, in chunks that are the same memory: to be counted and compared, not
+/// to be read.
+/// read.
 #[cfg(test)]
 pub(crate) fn nowhere(at: usize, bytes: usize, chunks: usize) -> Spans {
     let data = std::ptr::without_provenance_mut(at);
-    // SAFETY: who promises not to touch them can not break a promise.
+    // SAFETY: a caller that promises not to touch them can not break a promise.
     unsafe { Spans::new(vec![(data, bytes / chunks); chunks], 1) }
 }
 

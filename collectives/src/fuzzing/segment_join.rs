@@ -39,7 +39,7 @@ fn run(bytes: &[u8]) {
     }
 }
 
-/// Of the right size with any contents, of any size, or no memory at all.
+/// Opens memory of the right size with any contents, memory of any size, or something that is no memory at all.
 fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
     let pages = input.below(4);
     let layout = Layout::new(ranks, 1, pages * PAGE);
@@ -63,7 +63,7 @@ fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
             region.write(at, &input.u64().to_le_bytes());
         }
     }
-    // Who sees a failure being written waits half a second for it.
+    // A rank that sees a failure being written waits half a second for it.
     if size >= layout.failure() + 8 {
         let mut state = [0; 4];
         region.read(layout.failure(), &mut state);
@@ -74,7 +74,7 @@ fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
     Some(fd)
 }
 
-/// What a rank reads of it besides slots and messages.
+/// Reads what a rank reads of a segment besides slots and messages.
 fn look_around(segment: &Segment, input: &mut Input<'_>) {
     let ranks: Vec<u32> = segment.ranks().collect();
     let _ = (segment.matching(), segment.planned_cpus(), segment.describe(&ranks));
