@@ -50,7 +50,7 @@ impl Keys {
         keys
     }
 
-    /// What a rank does when it posts.
+    /// Writes the slot of a rank, as the rank does when it posts.
     pub fn write(&self, rank: usize) {
         let planned = Planned {
             seq: 1,
@@ -65,7 +65,7 @@ impl Keys {
         self.slot(rank).write(&self.op, &planned);
     }
 
-    /// What the last to arrive does.
+    /// Compares the slots, as the last rank to arrive does.
     pub fn agree(&self) -> bool {
         let slots: Vec<Slot<'_>> = (0..self.ranks).map(|rank| self.slot(rank)).collect();
         match_key::compare(&slots, Matching::Normal).is_ok()
@@ -86,7 +86,7 @@ impl Doorbell {
         self.0.rings()
     }
 
-    /// Adds one, and wakes who sleeps.
+    /// Adds one, and wakes the threads that sleep.
     pub fn ring(&self) {
         self.0.ring();
     }

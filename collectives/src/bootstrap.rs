@@ -47,13 +47,13 @@ pub trait Store {
 pub struct StoreBootstrap<'n, S> {
     store: S,
     rank: u32,
-    /// Of this time that the group is made.
+    /// The number of this time that the group is made.
     times: i64,
     network: &'n Network,
-    /// What this host is called, and what ranks that share its memory say alike.
+    /// The name of this host, and the text that all ranks which share its memory say alike.
     place: (String, String),
     hosts: OnceCell<Hosts>,
-    /// To who watches over the group, and knows what this process shows to other hosts.
+    /// The way to the agent, which watches over the group and knows what this process shows to other hosts.
     agent: Option<ControlBootstrap<'n>>,
 }
 
@@ -96,7 +96,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
             let text = format!("the store's entry for the hosts of {} is {text:?}", members.title());
             Failure::new(FailureKind::Transport, text)
         };
-        // Who waits for this longer than the store allows learns whom it waits for.
+        // A rank that waits for this longer than the store allows learns whom it waits for.
         let late = |who: &str, failure: Failure| {
             let text = format!("{who} did not come to create {}: {}", members.title(), failure.text());
             Failure::new(FailureKind::Timeout, text)
@@ -141,7 +141,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
             let value = self.store.get(&self.key("segment", self.host()))?;
             given_up(&value).map_or_else(|| value.parse::<Place>(), Err)
         };
-        // Whoever has given up since, and closed it, has said so before.
+        // A process that has given up since, and closed the segment, has said so before.
         find()?.open(self.rank).or_else(|refused| find().and(Err(refused)))
     }
 
@@ -193,7 +193,7 @@ fn is_its_own(failure: &Failure) -> bool {
     !matches!(failure.kind(), FailureKind::Timeout | FailureKind::RankLost) && failure.ranks().is_empty()
 }
 
-/// What a rank that cannot make a group, or cannot join it, tells the others.
+/// Returns the failure that a rank which cannot make a group, or cannot join it, tells the others.
 pub(crate) fn as_others_learn_it(members: &Membership, failure: &Failure) -> Failure {
     if !is_its_own(failure) {
         return failure.clone();
@@ -256,12 +256,12 @@ pub fn address_towards(to: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Of a network for documentation (RFC 5737): whatever the way out is.
+/// An address of a network for documentation (RFC 5737): whatever the way out is, it leads there.
 const FAR_AWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The IP address under which other hosts reach this one.
 const ADDRESS: &str = "TPURUN_ADDRESS";
 
-/// What this host is called in messages.
+/// Returns the name of this host in messages.
 fn host_name() -> String {
     let given = std::env::var(HOST).ok().filter(|name| !name.is_empty());
     let name = given.unwrap_or_else(hosts::own_name);
@@ -315,15 +315,15 @@ fn unreadable(error: &io::Error) -> Failure {
     Failure::new(FailureKind::Transport, format!("cannot read the shared segment: {error}"))
 }
 
-/// What another process is to have open.
+/// The kind of file that another process is to have open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Memory,
     Pipe,
 }
 
-/// Opens what another process has open: `what` it says it is. Whoever writes the store says which process and which
-/// descriptor, so what is not of this user, or of another kind, is not even opened.
+/// Opens a file that another process has open: `what` it says it is. The writer of the store says which process and
+/// which descriptor, so a file that is not of this user, or of another kind, is not even opened.
 pub(crate) fn open_of_process(what: &str, kind: Kind, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
     let path = format!("/proc/{pid}/fd/{fd}");
     let refused = |error: &dyn std::fmt::Display| {
@@ -337,14 +337,14 @@ pub(crate) fn open_of_process(what: &str, kind: Kind, pid: u32, fd: u32) -> Resu
     // Finds out what it is without doing anything with it.
     let place = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     check(&place, kind, rustix::process::geteuid().as_raw()).map_err(|error| refused(&error))?;
-    // Whatever it is: opening must not wait for anybody, nor give us a terminal.
+    // Opening must not wait for anybody, nor give us a terminal, whatever the file is.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let own = format!("/proc/self/fd/{}", place.as_raw_fd());
     rustix::fs::open(own, flags, Mode::empty()).map_err(failed)
 }
 
 /// # Errors
-/// What was expected, and what it is.
+/// A text with what was expected, and what the file is.
 fn check(place: &OwnedFd, kind: Kind, own: u32) -> Result<(), String> {
     let found = rustix::fs::fstat(place).map_err(|error| error.to_string())?;
     let (is_so, shown) = match kind {
@@ -354,7 +354,7 @@ fn check(place: &OwnedFd, kind: Kind, own: u32) -> Result<(), String> {
     if !is_so {
         return Err("another kind of file is there".to_owned());
     }
-    // Of both, the user of the process that made it.
+    // A file of either kind belongs to the user of the process that made it.
     if found.st_uid != own {
         let uid = found.st_uid;
         return Err(format!("expected {shown} of this user (uid {own}), given one of uid {uid}"));
@@ -412,7 +412,7 @@ pub struct ControlBootstrap<'a> {
     readers: u32,
     /// The rank of the world that makes the segment.
     maker: u32,
-    /// What messages call the communicator.
+    /// The name of the communicator in messages.
     title: String,
 }
 
@@ -480,7 +480,7 @@ fn refused(error: &ControlError) -> Failure {
     }
 }
 
-/// Whatever the store says, it is a place or it is not.
+/// Checks that any value of the store is a place or is none.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(value: &str) {
     if let Ok(place) = value.parse::<Place>() {

@@ -6,12 +6,12 @@
 //! level 2 cache, and a rank goes through several of them in its turn, where it would come to two meetings for each
 //! stretch of a window.
 //!
-//! What outgrows the caches is limited by memory, and by ranks taking turns. There a rank takes no turn to take a
-//! piece: it copies one while it folds another, so that memory reads and writes at once.
+//! Data that outgrows the caches is limited by memory, and by ranks taking turns. There a rank takes no turn to take
+//! a piece: it copies one while it folds another, so that memory reads and writes at once.
 //!
 //! Where a piece begins, all ranks hold copies of the result that was there before: the first one writes past the
-//! caches. Of long pieces it does so only where that is faster. Then cores share no cache, and an operation takes two
-//! thirds of the time; where they do share one, it would take 1.05 of it, as the second rank reads memory.
+//! caches. It does so with long pieces only where that is faster. There cores share no cache, and an operation takes
+//! two thirds of the time; where they do share one, it would take 1.05 of it, as the second rank reads memory.
 //!
 //! Bytes moved for an all-reduce of S bytes on N ranks: 2 to begin, 3 (N - 1) to fold, 2 N to take the result.
 
@@ -32,14 +32,15 @@ use crate::trial::{Trial, Way};
 const LEAST_PIECE: usize = 64 << 10;
 /// Pieces on their way for each core: while one is folded, another one is ready.
 const FOR_EACH_CORE: usize = 2;
-/// Where a piece is taken while another one is folded: so many are on their way, and as many are whole. With fewer of
-/// them, or smaller ones, cores wait for each other; the last ones are taken alone.
+/// Pieces on their way, where a piece is taken while another one is folded; as many are whole. With fewer of them, or
+/// smaller ones, cores wait for each other; the last ones are taken alone.
 const BEHIND: usize = 4;
 /// Ranks that share a core for that: with fewer, results are written over what the caches still hold.
 const MANY: usize = 4;
 /// Bytes of such a piece.
 const LONG_PIECE: usize = 512 << 10;
-/// What all ranks have folded and not taken yet stays in the caches up to this, so that results can be written there.
+/// Most bytes that all ranks together may have folded and not taken yet, and that still stay in the caches, so that
+/// results can be written there.
 const KEPT: usize = 8 << 20;
 
 /// Whether an operation is done that way; the same on every rank.
@@ -85,7 +86,7 @@ pub(crate) struct Chained<'a> {
     /// Elements of a piece, but of the last one.
     piece: usize,
     places: usize,
-    /// So many ranks before a piece comes to it, a rank begins to look for it.
+    /// Ranks between a piece and a rank at which that rank begins to look for it.
     near: u32,
     /// Where the pieces lie.
     memory: Range<usize>,
@@ -196,8 +197,8 @@ impl<'a> Chained<'a> {
         }
     }
 
-    /// Tells whoever waits for what this rank has folded, and for whom it comes near. All wait for a piece that they
-    /// take alone, otherwise the first one does, to begin another.
+    /// Tells the ranks that wait for what this rank has folded, and those for whom it comes near. All wait for a
+    /// piece that they take alone, otherwise the first one does, to begin another.
     fn tell(&self, is_taken_alone: bool) {
         let (segment, me) = (self.segment, self.segment.rank());
         match self.link {
@@ -258,7 +259,7 @@ impl<'a> Chained<'a> {
         }
     }
 
-    /// What this rank takes of a piece: the bytes of its result, and where they lie.
+    /// Returns what this rank takes of a piece: the bytes of its result, and where they lie.
     fn taken(&self, piece: u64, first: u64) -> Option<((usize, usize), usize)> {
         let (stretch, at) = self.place(piece, first);
         let (start, end) = (stretch.start.max(self.taken.start), stretch.end.min(self.taken.end));

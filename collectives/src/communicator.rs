@@ -38,7 +38,7 @@ pub enum Mode {
     Lazy(Option<OnDone>),
 }
 
-/// So long the first rank of a host waits for the others there, when it leaves a communicator of several hosts.
+/// How long the first rank of a host waits for the others there, when it leaves a communicator of several hosts.
 const LINGER: Duration = Duration::from_secs(10);
 
 impl std::fmt::Debug for Mode {
@@ -90,7 +90,7 @@ impl Communicator {
     ) -> Result<Self, Failure> {
         let timeout = config.timeout.unwrap_or(timeout);
         let window_bytes = window_bytes(config.staging_bytes, members.size());
-        // Who waits for the others already here is on the board as blocked, in no operation yet.
+        // A rank that waits for the others is on the board as blocked already here, in no operation yet.
         let presence = Arc::new(Presence::new(board, &members));
         let blocked = presence.blocked(WaitKind::Creation, Some(python_threads));
         let Config { matching, results, cpus, .. } = config;
@@ -413,12 +413,12 @@ impl Communicator {
         self.segment.posted(self.segment.rank()).load(Ordering::Relaxed)
     }
 
-    /// What this rank has moved for collectives of this communicator so far, for others as well.
+    /// Returns what this rank has moved for collectives of this communicator so far, for others as well.
     pub fn traffic(&self) -> Traffic {
         self.shared.traffic.total()
     }
 
-    /// Who is in it.
+    /// The ranks that are in it.
     pub fn members(&self) -> &Membership {
         self.segment.members()
     }
@@ -432,7 +432,7 @@ impl Drop for Communicator {
 
 /// Each rank's share of what may be staged, which is two windows.
 fn window_bytes(staging_bytes: Option<usize>, ranks: u32) -> usize {
-    // Of one parity.
+    // Bytes of the windows of one parity.
     const ALL: usize = 64 << 20;
     const MOST: usize = 512 << 10;
     const LEAST: usize = 64 << 10;

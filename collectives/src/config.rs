@@ -8,7 +8,7 @@ use tpurun_topology::{Algorithm, Topology};
 use crate::arena::{self, Arenas};
 use crate::failure::{Failure, invalid_usage};
 
-/// What is compared when operations are matched.
+/// The properties that are compared when operations are matched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Matching {
     /// Everything that must be equal for the operation to make sense.
@@ -18,7 +18,7 @@ pub enum Matching {
     Strict,
 }
 
-/// What is done with results that must be equal on all ranks.
+/// The check of results that must be equal on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Results {
     /// Nothing.
@@ -121,7 +121,7 @@ impl Config {
 /// `tests/variables/switches.json` holds `python/tpurun/_variables.py` to the same answers.
 ///
 /// # Errors
-/// What was expected and given.
+/// A text with what was expected and given.
 pub fn switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "on" | "yes" => Ok(true),
@@ -133,7 +133,7 @@ pub fn switch(text: &str) -> Result<bool, String> {
 /// The value of `TPURUN_TIMEOUT_MS`.
 ///
 /// # Errors
-/// What was expected and given.
+/// A text with what was expected and given.
 pub fn parse_timeout_ms(text: &str) -> Result<u64, String> {
     let ms = text.parse().ok().filter(|ms| (1..=MOST_TIMEOUT_MS).contains(ms));
     ms.ok_or_else(|| format!("expected a number of milliseconds from 1 to {MOST_TIMEOUT_MS}, given {text:?}"))

@@ -33,7 +33,7 @@ use crate::text::head;
 pub const CONTROL_FD_VAR: &str = "TPURUN_CONTROL_FD";
 /// Longest key of a segment.
 pub const MAX_KEY_BYTES: usize = 512;
-/// Of what a rank says for others to raise.
+/// Most bytes of the text that a rank has others raise.
 const MAX_TEXT_BYTES: usize = 1024;
 /// The variable that chooses on which signal a rank tells the Python stacks of its threads; 0 for none.
 pub const STACK_SIGNAL_VAR: &str = "TPURUN_STACK_SIGNAL";
@@ -86,37 +86,37 @@ mod frames {
     pub enum AgentFrame {
         /// The descriptor beside this frame is the segment that was wanted.
         Segment {
-            /// Of the `Want`.
+            /// The key of the `Want`.
             key: String,
-            /// Of the `Want`.
+            /// The request number of the `Want`.
             request: u64,
         },
         /// There will be no segment.
         Refused {
-            /// Of the `Want`.
+            /// The key of the `Want`.
             key: String,
-            /// Of the `Want`.
+            /// The request number of the `Want`.
             request: u64,
             /// For people.
             reason: String,
         },
         /// The rank that would offer it will not come, or cannot make it.
         Failed {
-            /// Of the `Want`.
+            /// The key of the `Want`.
             key: String,
-            /// Of the `Want`.
+            /// The request number of the `Want`.
             request: u64,
             /// `FailureKind` as a number.
             kind: u32,
-            /// What every rank of the communicator raises.
+            /// The text that every rank of the communicator raises.
             text: String,
-            /// Whom it blames.
+            /// The ranks that it blames.
             ranks: Vec<u32>,
         },
-        /// What the rank shows to other hosts, and whom it believes; see
+        /// The certificate and key that the rank shows to other hosts, and the authority that it believes; see
         /// [`Credentials`](crate::network::authority::Credentials).
         Identity {
-            /// Of the `Identify`.
+            /// The request number of the `Identify`.
             request: u64,
             /// DER.
             authority: Vec<u8>,
@@ -135,13 +135,13 @@ pub enum ControlError {
     /// Nobody offered it in time.
     #[error("no rank offered segment {key} in time")]
     Timeout {
-        /// What was wanted.
+        /// The key that was wanted.
         key: String,
     },
     /// The agent said no.
     #[error("the agent refused segment {key}: {reason}")]
     Refused {
-        /// What was wanted.
+        /// The key that was wanted.
         key: String,
         /// In the agent's words.
         reason: String,
@@ -255,7 +255,7 @@ impl ControlClient {
         self.send(&frame.encode(), None, Instant::now() + SEND_LIMIT, key)
     }
 
-    /// What the job's authority has given this rank to show to other hosts.
+    /// Asks for what the job's authority has given this rank to show to other hosts.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch).
@@ -434,14 +434,14 @@ pub struct Message {
     pub fd: Option<OwnedFd>,
     /// A descriptor was sent but this process has no room for it.
     pub fd_lost: bool,
-    /// Who sent it, where the socket asks for that ([`ask_for_senders`]).
+    /// The process that sent it, where the socket asks for that ([`ask_for_senders`]).
     pub sender: Option<Sender>,
 }
 
 /// The process that has sent a message, as the kernel knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sender {
-    /// Its number in the PID namespace of who receives it; 0 of one outside.
+    /// Its number in the PID namespace of the receiver; 0 of a process outside.
     pub pid: i32,
     /// Its effective user, unless it chose to show its real one.
     pub uid: u32,
@@ -450,7 +450,7 @@ pub struct Sender {
 /// Every message that is received from now on says who sent it.
 ///
 /// # Errors
-/// What the host refused.
+/// The refusal of the host.
 pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_socket_passcred(socket, true)?)
 }

@@ -19,16 +19,16 @@ use crate::work::{Carrier, OnDone, Outcome, Work};
 /// Operations that may wait for the progress thread; a caller that is further ahead waits for room.
 pub(crate) const QUEUE_LENGTH: usize = 1024;
 
-/// So long the progress thread leaves a small operation that comes after a pause to its caller: who goes on
-/// posting has it share a meeting with more of them, and who waits for it runs it sooner than a thread that
+/// How long the progress thread leaves a small operation that comes after a pause to its caller. A caller that goes
+/// on posting has it share a meeting with more of them. A caller that waits for it runs it sooner than a thread that
 /// has to wake up. Measured on 2 ranks: bursts of 2 take half as long, longer ones as long as without.
 const GRACE: Duration = Duration::from_micros(50);
 
-/// A progress thread that has had nothing to do for so long ends; the next operation starts another one. What a process
-/// has of them is then what its groups do, and not how many they are.
+/// A progress thread that has had nothing to do for so long ends; the next operation starts another one. The number
+/// of these threads in a process then depends on what its groups do, and not on how many groups there are.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// A collective on its way to who runs it.
+/// A collective on its way to the thread that runs it.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) op: Op,
@@ -43,7 +43,8 @@ impl Job {
     }
 }
 
-/// Queued collectives, which the progress thread runs one after the other, or who waits for one of them.
+/// Queued collectives: the progress thread runs them one after the other, or a thread that waits for one of them
+/// does.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     queue: OpQueue<Job>,
@@ -60,7 +61,7 @@ pub(crate) struct Jobs {
 struct Server {
     /// Whether the thread looks at the queue once more.
     serves: bool,
-    /// Whoever closed the queue runs what is left.
+    /// The thread that closed the queue runs what is left.
     is_closed: bool,
     thread: Option<JoinHandle<()>>,
 }
@@ -134,7 +135,7 @@ impl Jobs {
         if let Some(thread) = thread {
             thread.join().expect("the lane catches what panics");
         }
-        // What was pushed when there was no thread any more.
+        // Runs the operations that were pushed when there was no thread any more.
         self.serve();
     }
 
@@ -208,7 +209,7 @@ impl Jobs {
         true
     }
 
-    /// The oldest of them have ended, so many.
+    /// The oldest of them, `ran` in number, have ended.
     fn settle(&self, mut jobs: Consumer<'_, Job>, ran: usize, result: Result<(), Failure>) {
         let outcome: Outcome = result.map(|()| None);
         let mut callbacks: Vec<OnDone> = vec![];
@@ -311,7 +312,7 @@ impl MessageThread {
         }
         state.messages.post(op, work, timeout, recording);
         self.shared.progress(&mut state);
-        // Who sleeps does not know of this message's deadline yet.
+        // A thread that sleeps does not know of this message's deadline yet.
         self.shared.segment.doorbell(self.shared.segment.rank()).ring();
         Ok(())
     }

@@ -62,18 +62,18 @@ impl Failure {
         Self::new(FailureKind::Internal, bug(panic))
     }
 
-    /// What went wrong, as a number.
+    /// Returns what went wrong, as a number.
     pub fn kind(&self) -> FailureKind {
         self.kind
     }
 
-    /// What went wrong, as a person reads it.
+    /// Returns what went wrong, as a person reads it.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The guilty ranks, by their rank in the world: the minority of a mismatch, who is lost, who did not
-    /// come. Empty when nobody in particular is to blame.
+    /// The guilty ranks, by their rank in the world: the minority of a mismatch, the ranks that are lost, those that
+    /// did not come. Empty when nobody in particular is to blame.
     pub fn ranks(&self) -> &[u32] {
         &self.ranks
     }
@@ -82,7 +82,7 @@ impl Failure {
 /// Ends every text of a rank whose program was interrupted while it waited; the shim looks for it.
 pub(crate) const INTERRUPTED: &str = "its program was interrupted";
 
-/// What a panic said, as the text of an `Internal` failure.
+/// Returns what a panic said, as the text of an `Internal` failure.
 pub(crate) fn bug(panic: &(dyn Any + Send)) -> String {
     let what = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     format!("a bug in tpurun, please report it: {}", what.unwrap_or("a panic without a text"))

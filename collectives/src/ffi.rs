@@ -132,7 +132,7 @@ pub struct COp {
 }
 
 impl CError {
-    /// What a failed operation says.
+    /// Makes the error that a failed operation returns.
     pub fn of(failure: &Failure) -> Self {
         Self::new(failure.kind() as i32, failure.text(), failure.ranks())
     }
@@ -197,7 +197,7 @@ pub struct CWork {
     work: Arc<Work>,
 }
 
-/// What a process inherits from the launcher, at most once.
+/// The parts that a process inherits from the launcher, at most once.
 struct Inherited {
     board: Option<Board>,
     control: Option<ControlClient>,
@@ -562,7 +562,7 @@ pub extern "C" fn tpurun_look_while_waiting() -> i32 {
 pub unsafe extern "C" fn tpurun_work_is_done(work: *const CWork) -> i32 {
     // SAFETY: the caller's promise.
     let CWork { communicator, work } = unsafe { &*work };
-    // In a fork of the rank it never ends, and whoever waits for it gets an error.
+    // In a fork of the rank it never ends, and a caller that waits for it gets an error.
     i32::from(work.is_done() || !communicator.is_own())
 }
 

@@ -34,11 +34,11 @@ pub(crate) struct Flat<'a> {
     op: &'a Op,
     schedule: &'a Schedule,
     traffic: &'a Counter,
-    /// What goes through windows in one round.
+    /// The stretch of every round but the first.
     stretch: Stretch,
-    /// The same of the first one: close together where chunks may be small.
+    /// The stretch of the first round: close together where chunks may be small.
     first: Stretch,
-    /// What is staged for each rank is folded over the ranks of a host before it is sent.
+    /// The data staged for each rank is folded over the ranks of a host before it is sent.
     halves_for_each: bool,
     /// How inputs are staged, and how results are taken.
     copying: (Copying, Copying),
@@ -69,7 +69,7 @@ impl<'a> Flat<'a> {
                 let stretch = Stretch { most: fits.most.min(longest), ..fits };
                 (stretch, stretch)
             }
-            // What nobody reads from the caches again may be much at a time: a round costs every rank a wait.
+            // Data that nobody reads from the caches again may be much at a time: a round costs every rank a wait.
             kind if is_for_each(kind) => (near, wide),
             // Here only the root has a window.
             OpKind::Broadcast => (wide, wide),
@@ -86,7 +86,7 @@ impl<'a> Flat<'a> {
         1 + longest.saturating_sub(self.first.most).div_ceil(self.stretch.most) as u32
     }
 
-    /// What a round moves.
+    /// Returns the part that a round moves.
     fn part(&self, round: u32) -> Part {
         match round.checked_sub(1) {
             None => Part { offset: 0, stretch: self.first },
@@ -127,7 +127,7 @@ impl<'a> Flat<'a> {
         let mut round = 0;
         // Folded windows are read before a round opens, so every round may use the same ones again: half the
         // memory to keep in cache. Windows that others fetch from are read until the next round opens.
-        // What comes from other hosts may come before the round before it has been read here.
+        // Data of other hosts may come before the previous round has been read here.
         let same = folds_together(self.schedule) && !self.segment.is_bridged();
         let together = same.then(|| lane.parity());
         while round < rounds {
@@ -197,7 +197,7 @@ impl<'a> Flat<'a> {
             }
             if round == 0 {
                 lane.match_keys(&meet, rounds)?;
-                // What was staged for the operation before may be on its way until now.
+                // Data that was staged for the operation before may be on its way until now.
                 self.stage_half(lane, place, self.stretch.most, turn + 1)?;
             } else {
                 lane.come(&meet)?;
@@ -251,7 +251,8 @@ impl<'a> Flat<'a> {
         }
     }
 
-    /// What this rank gives to itself goes through no window. Begins only once the keys have matched.
+    /// Keeps the data that this rank gives to itself, which goes through no window. Begins only once the keys have
+    /// matched.
     fn keep_own(&self) {
         let Op { inputs, outputs, .. } = self.op;
         let me = self.segment.rank() as usize;
@@ -338,7 +339,7 @@ impl<'a> Flat<'a> {
         }
     }
 
-    /// What other hosts need of it.
+    /// Notes the staged bytes that other hosts need.
     fn note(&self, block: Block, part: Part, bytes: usize, staged: &mut Staging) {
         if !is_for_each(self.op.kind) {
             staged.for_all = staged.for_all.max(self.slot(block) * part.stretch.most + bytes);
@@ -392,7 +393,7 @@ impl<'a> Flat<'a> {
     }
 }
 
-/// What goes through windows in a round.
+/// The window that chunks go through in a round, and how much of them does.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
     window: Window,
@@ -400,7 +401,7 @@ struct Stretch {
     most: usize,
 }
 
-/// What a round moves of each chunk.
+/// The part of each chunk that a round moves.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     offset: usize,
@@ -408,14 +409,14 @@ struct Part {
 }
 
 impl Part {
-    /// Bytes of a chunk that has so many in all.
+    /// Returns how many bytes of a chunk of `chunk` bytes it has.
     fn of(self, chunk: usize) -> usize {
         chunk.saturating_sub(self.offset).min(self.stretch.most)
     }
 }
 
-/// What more than one other rank of a host reads is staged past the caches if it is so much: all have what was there
-/// before in theirs. With less, or one reader, caches are faster.
+/// Bytes of an operation from which on its data is staged past the caches, where more than one other rank of a host
+/// reads it: all have the data that was there before in their caches. With less, or one reader, caches are faster.
 const READ_BY_MANY: usize = 128 << 10;
 
 /// How an operation is staged, and how its results are taken.

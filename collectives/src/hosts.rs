@@ -9,7 +9,7 @@ pub struct Hosts {
     hosts: Vec<(String, Vec<u32>)>,
 }
 
-/// What this host calls itself.
+/// Returns the name that this host calls itself.
 pub(crate) fn own_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -61,7 +61,7 @@ impl Hosts {
         self.of[rank as usize]
     }
 
-    /// What a host is called.
+    /// Returns the name of a host.
     pub(crate) fn name(&self, host: u32) -> &str {
         &self.hosts[host as usize].0
     }
@@ -87,7 +87,7 @@ impl std::fmt::Display for Hosts {
 }
 
 impl Hosts {
-    /// Reads what [`Display`](std::fmt::Display) wrote, for so many ranks; `None` when it is something else.
+    /// Reads what [`Display`](std::fmt::Display) wrote, for `ranks` ranks; `None` when it is something else.
     pub(crate) fn parse(text: &str, ranks: u32) -> Option<Self> {
         let mut lines = text.lines();
         let of: Vec<u32> = lines.next()?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
