@@ -62,7 +62,7 @@ pub(crate) struct Header {
 
 /// Length of a header.
 pub(crate) const HEADER_BYTES: usize = 20;
-/// Most bytes of a payload: what is larger goes in pieces.
+/// Most bytes of a payload: a larger one goes in pieces.
 pub(crate) const MOST_BYTES: usize = 256 << 10;
 /// The same of what goes over several connections, so that each gets as much as the others.
 pub(crate) const STRIPE_BYTES: usize = 64 << 10;

@@ -28,7 +28,6 @@ impl Memory {
 
 /// Returns spans of `bytes` bytes at an address, in chunks that are the same memory: to be counted and compared, not
 /// to be read.
-/// read.
 #[cfg(test)]
 pub(crate) fn nowhere(at: usize, bytes: usize, chunks: usize) -> Spans {
     let data = std::ptr::without_provenance_mut(at);
