@@ -27,7 +27,7 @@ pub fn schedule(algorithm: Algorithm, collective: Collective, placement: &Placem
     }
 }
 
-/// What all ranks together move, by formula.
+/// Returns the traffic of all ranks together, by formula.
 pub fn traffic(
     algorithm: Algorithm,
     collective: Collective,
@@ -41,7 +41,7 @@ pub fn traffic(
     }
 }
 
-/// What the schedules ask of the links, in closed form.
+/// Returns the load that the schedules put on the links, in closed form.
 pub fn load(algorithm: Algorithm, collective: Collective, placement: &Placement) -> Load {
     match algorithm {
         Algorithm::Flat => flat::load(collective, placement.ranks()),
@@ -50,7 +50,7 @@ pub fn load(algorithm: Algorithm, collective: Collective, placement: &Placement)
     }
 }
 
-/// What a schedule asks of the links when every neighbour is one link away, in closed form.
+/// The load that a schedule puts on the links when every neighbour is one link away, in closed form.
 ///
 /// Multiples are of the bytes of the collective: of the tensor for all-reduce and broadcast, of the gathered
 /// output for all-gather, of one rank's input for reduce-scatter and all-to-all.

@@ -12,7 +12,7 @@ use crate::schedule::{Action, Algorithm, Collective, Schedule, Source, Step};
 use crate::torus::Dimension;
 use crate::traffic::Tensor;
 
-/// What the ranks of a communicator run on.
+/// The machine that the ranks of a communicator run on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Machine {
     /// Seconds from a rank to its neighbour for a message of no bytes.
@@ -110,7 +110,7 @@ pub fn of_schedule(schedule: &Schedule, tensor: Tensor, machine: &Machine) -> f6
     }
 }
 
-/// What no algorithm can be faster than: neither part can be undercut.
+/// A time that no algorithm can beat: neither part can be undercut.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LowerBound {
     /// Seconds for the distance between the two ranks farthest apart.

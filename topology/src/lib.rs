@@ -1,4 +1,4 @@
-//! What the machines look like and what moves when: shapes, schedules, their cost and their proof.
+//! The shapes of machines and the schedules of collectives, with the cost and the proof of each schedule.
 //!
 //! This crate decides and never acts: it has no I/O, clock, thread, randomness or logging, and the same
 //! question gets the same answer on every rank. The model:

@@ -20,7 +20,7 @@ impl Stretch {
     pub const UNIT: Self = Self { hops: 1, sharing: 1 };
 }
 
-/// What the ranks of a communicator form.
+/// The form that the ranks of a communicator have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
     /// They are a box of the torus: every combination of some coordinates of each dimension.
@@ -84,7 +84,7 @@ impl Placement {
         &self.grid
     }
 
-    /// What the ranks form.
+    /// Returns the form that the ranks have.
     pub fn layout(&self) -> Layout {
         self.layout
     }

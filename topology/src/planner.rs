@@ -8,18 +8,18 @@ use crate::schedule::{Algorithm, Collective, Schedule};
 /// The most ranks an all-to-all can have: it numbers a chunk for each pair of ranks in 32 bits.
 pub const MAX_ALL_TO_ALL_RANKS: u32 = u16::MAX as u32;
 
-/// What is to be planned. All ranks must ask with the same values but `rank` to get schedules that fit.
+/// A question to the planner. All ranks must ask with the same values but `rank` to get schedules that fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// What is asked.
+    /// The collective that is asked.
     pub collective: Collective,
     /// The size, as [`cost::estimate`] counts it.
     pub bytes: u64,
     /// Where the ranks sit.
     pub placement: &'a Placement,
-    /// Whose schedule is wanted.
+    /// The rank whose schedule is wanted.
     pub rank: u32,
-    /// What they run on.
+    /// The machine that the ranks run on.
     pub machine: &'a Machine,
     /// The algorithm to use whatever it costs.
     pub forced: Option<Algorithm>,
@@ -94,7 +94,7 @@ pub fn choose(request: &Request<'_>) -> Result<Algorithm, PlanError> {
     if let Some(algorithm) = forced {
         return seconds(algorithm).map(|_| algorithm).ok_or(PlanError::NotOneHost { ranks });
     }
-    // Of two that cost the same the first is taken: they are listed by what they cost to set up.
+    // If two cost the same, the first is taken: they are listed by the cost of setting them up.
     let costs = Algorithm::ALL.into_iter().filter_map(|algorithm| Some((algorithm, seconds(algorithm)?)));
     let cheapest = costs.reduce(|best, next| if next.1 < best.1 { next } else { best });
     Ok(cheapest.expect("ring runs on every machine").0)

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use crate::cost::Machine;
 use crate::torus::{Dimension, TopologyError, Torus};
 
-/// What is known about the links of one generation of chips.
+/// The known properties of the links of one generation of chips.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Chip {
     /// The name that presets are written with.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// What is asked of all ranks together.
+/// A collective that all ranks together are asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Collective {
     /// Every rank ends with the reduction of all inputs.
@@ -44,7 +44,7 @@ pub struct Block {
     pub part: u32,
 }
 
-/// What becomes of a block that arrives.
+/// The thing to do with a block that arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// It replaces the working copy.
@@ -73,21 +73,21 @@ pub enum Step {
     Send {
         /// The receiver.
         to: u32,
-        /// What is sent.
+        /// The block that is sent.
         block: Block,
     },
     /// Take the next block of the queue.
     Receive {
         /// The sender.
         from: u32,
-        /// What it must be.
+        /// The block that it must be.
         block: Block,
-        /// What becomes of it.
+        /// The thing to do with it.
         action: Action,
     },
     /// Put this rank's input of the block into its window.
     Publish {
-        /// What is put there.
+        /// The block that is put there.
         block: Block,
     },
     /// Wait for all ranks. The last to arrive folds these blocks of all windows, in rank order 0..P, before
@@ -100,27 +100,27 @@ pub enum Step {
     Fetch {
         /// Where it is read.
         from: Source,
-        /// What is read.
+        /// The block that is read.
         block: Block,
-        /// What becomes of it.
+        /// The thing to do with it.
         action: Action,
     },
 }
 
-/// What one rank does in one collective.
+/// The work of one rank in one collective.
 ///
 /// The channels run beside each other and touch different blocks; the steps of one channel run in order.
 /// A rank works on its working copies: they start as [`Schedule::is_input`] says and must end as
 /// [`Schedule::is_output`] says. Blocks that are neither, of an all-to-all, are scratch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Schedule {
-    /// What is asked.
+    /// The collective that is asked.
     pub collective: Collective,
     /// How it is done.
     pub algorithm: Algorithm,
     /// How many ranks take part.
     pub ranks: u32,
-    /// Whose schedule this is.
+    /// The rank whose schedule this is.
     pub rank: u32,
     /// Parts that each chunk is cut into.
     pub parts: u32,

@@ -358,7 +358,7 @@ pub enum TopologyError {
         preset: &'static str,
         /// The shape as given.
         given: String,
-        /// What the chip offers.
+        /// The shapes that the chip offers.
         expected: String,
     },
 }

@@ -16,10 +16,10 @@ use crate::traffic::{Tensor, Traffic};
 use contents::RankSet;
 use run::Run;
 
-/// What the verifier found out about schedules that are right.
+/// Figures that the verifier found for schedules that are right.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Proof {
-    /// What the ranks moved.
+    /// The bytes that the ranks moved.
     pub traffic: Traffic,
     /// Messages and meetings on the longest path through all ranks, each waiting for the one before.
     pub rounds: u64,
@@ -55,7 +55,7 @@ impl Proof {
 /// A step of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Site {
-    /// Whose schedule.
+    /// The rank whose schedule it is.
     pub rank: u32,
     /// Which channel.
     pub channel: u32,
@@ -76,11 +76,11 @@ pub struct Wait {
     pub site: Site,
     /// The rank that would have to do something.
     pub on: u32,
-    /// What it would have to do.
+    /// The thing it would have to do.
     pub need: Need,
 }
 
-/// What a step waits for.
+/// The event that a step waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
     /// A message.
@@ -102,7 +102,7 @@ impl fmt::Display for Wait {
     }
 }
 
-/// What is wrong with a set of schedules.
+/// A fault in a set of schedules.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
@@ -119,7 +119,7 @@ pub enum VerifyError {
     Differs {
         /// Its place in the list.
         index: u32,
-        /// What differs.
+        /// The name of the field that differs.
         field: &'static str,
     },
     /// A root that is no rank.
@@ -191,7 +191,7 @@ pub enum VerifyError {
         site: Site,
         /// The block.
         block: Block,
-        /// Whose contribution.
+        /// The rank whose contribution it is.
         contributor: u32,
     },
     /// A window block written again, maybe while others read it.
@@ -207,7 +207,7 @@ pub enum VerifyError {
     NotPublished {
         /// The step.
         site: Site,
-        /// Whose window.
+        /// The rank whose window it is.
         from: u32,
         /// The block.
         block: Block,
@@ -364,7 +364,7 @@ fn check_steps(schedule: &Schedule) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// What a channel does to a block.
+/// The way a channel touches a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Touch {
     Read,

@@ -87,7 +87,7 @@ pub(super) fn busiest(grid: &Grid) -> f64 {
     grid.dimensions().iter().map(share).fold(0.0, f64::max)
 }
 
-/// What all ranks send together, as a multiple of M: P times the mean distance.
+/// Returns the data that all ranks send together, as a multiple of M: P times the mean distance.
 pub(super) fn total(grid: &Grid) -> f64 {
     let mean = |dimension: &Dimension| {
         let n = f64::from(dimension.size());

@@ -43,7 +43,8 @@ pub fn schedule(collective: Collective, grid: &Grid, rank: u32) -> Schedule {
     }
 }
 
-/// What all ranks of a grid move: for each part and each directed link, the chunks that cross it.
+/// Returns the traffic of all ranks of a grid: for each part and each directed link, the chunks that cross
+/// it.
 pub fn traffic(collective: Collective, grid: &Grid, tensor: Tensor) -> Traffic {
     let ranks = grid.ranks();
     let chunks = if collective == Collective::AllToAll { ranks * ranks } else { ranks };
@@ -64,7 +65,7 @@ pub fn traffic(collective: Collective, grid: &Grid, tensor: Tensor) -> Traffic {
     traffic
 }
 
-/// What a schedule asks of the links of the grid.
+/// Returns the load that a schedule puts on the links of the grid.
 pub fn load(collective: Collective, grid: &Grid) -> Load {
     if grid.ranks() == 1 {
         return Load::NONE;
@@ -188,7 +189,7 @@ fn sweep_share(grid: &Grid) -> f64 {
             let done: u32 = done.map(|earlier| grid.dimensions()[earlier].size()).product();
             f64::from(dimension.size() - 1) / f64::from(done * dimension.size())
         };
-        // Of 2d parts half go up a ring; of d parts, or of 2d on a line, all do.
+        // With 2d parts, half of them go up a ring; with d parts, or with 2d on a line, all of them do.
         let lanes = if dimension.wraps() { 2 * count } else { count };
         (0..count).map(starting_at).sum::<f64>() / lanes as f64
     };

@@ -4,8 +4,8 @@
 //! is the tensor itself costs nothing to publish), and a run of reducing fetches as one pass:
 //!
 //! - all-reduce: rank r publishes its tensor; the last to arrive folds all of them in rank order; rank r
-//!   fetches the result. (5P+1)·V bytes. Of two ranks, each folds both windows for itself, in rank order too:
-//!   10·V bytes instead of 11·V, and nobody waits for a fold.
+//!   fetches the result. (5P+1)·V bytes. With two ranks, each folds both windows for itself, in rank order
+//!   too: 10·V bytes instead of 11·V, and nobody waits for a fold.
 //! - reduce-scatter: rank r publishes its input, then folds chunk r of the windows of ranks 0..P, in that
 //!   order, its own being one of them. (3P+1)·V bytes, and on one host the same bits as the all-reduce gives.
 //! - all-gather: rank r publishes its chunk and fetches those of the others. 2P·V bytes.
@@ -30,7 +30,7 @@ pub fn schedule(collective: Collective, ranks: u32, rank: u32) -> Schedule {
     Schedule { collective, algorithm: Algorithm::Flat, ranks, rank, parts: 1, channels }
 }
 
-/// What all ranks move: nothing from rank to rank, everything through memory.
+/// Returns the traffic of all ranks: nothing goes from rank to rank, everything goes through memory.
 pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> Traffic {
     let mut traffic = Traffic::default();
     if ranks == 1 {
@@ -51,7 +51,8 @@ pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> Traffic {
     traffic
 }
 
-/// What a schedule asks of shared memory: one meeting, and `total` passes over the bytes of the collective.
+/// Returns the load that a schedule puts on shared memory: one meeting, and `total` passes over the bytes
+/// of the collective.
 pub fn load(collective: Collective, ranks: u32) -> Load {
     if ranks == 1 {
         return Load::NONE;

@@ -31,7 +31,7 @@ pub fn schedule(collective: Collective, ranks: u32, rank: u32) -> Schedule {
     Schedule { algorithm: Algorithm::Ring, ..bucket::schedule(collective, &Grid::ring(ranks), rank) }
 }
 
-/// What all ranks of a ring move, in closed form.
+/// Returns the traffic of all ranks of a ring, in closed form.
 pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> Traffic {
     let mut traffic = Traffic::default();
     if ranks == 1 {
@@ -63,7 +63,8 @@ pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> Traffic {
     traffic
 }
 
-/// What a schedule asks of the links between neighbours; of all links between two ranks for all-to-all.
+/// Returns the load that a schedule puts on the links between neighbours; for all-to-all, on all links
+/// between two ranks.
 pub fn load(collective: Collective, ranks: u32) -> Load {
     if collective != Collective::AllToAll || ranks == 1 {
         return bucket::load(collective, &Grid::ring(ranks));

@@ -12,11 +12,12 @@ pub(super) struct Pass<T> {
     pub(super) what: T,
 }
 
-/// What one rank does in a round: all sends, then all receives, at most one to and from each neighbour.
+/// The messages of one rank in a round: all sends, then all receives, at most one to and from each
+/// neighbour.
 ///
-/// All ranks of a line go through the same rounds. What a rank receives in a round is sent in that round,
-/// and the queue it is sent into was emptied in the round before: that is why nothing waits in a circle
-/// although a queue has room for one message only.
+/// All ranks of a line go through the same rounds. A block that a rank receives in a round is sent in that
+/// round, and the queue it is sent into was emptied in the round before: that is why nothing waits in a
+/// circle although a queue has room for one message only.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round<T> {
     pub(super) sends: [Option<Pass<T>>; 2],

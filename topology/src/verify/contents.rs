@@ -1,4 +1,4 @@
-//! What is in a block: whose inputs, folded in which order.
+//! The contents of a block: whose inputs it holds, folded in which order.
 
 use std::collections::BTreeMap;
 

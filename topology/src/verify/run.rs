@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         Ok(self)
     }
 
-    /// What a rank has of a block.
+    /// Returns what a rank has of a block.
     pub(super) fn working_copy(&self, rank: u32, block: Block) -> Option<&Contents> {
         self.working[rank as usize].get(&block)
     }

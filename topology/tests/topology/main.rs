@@ -1,4 +1,4 @@
-//! What the crate promises, from the outside.
+//! The promises of the crate, tested from the outside.
 
 mod cost;
 mod damage;

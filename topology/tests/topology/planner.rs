@@ -1,4 +1,4 @@
-//! What the planner chooses.
+//! The choices of the planner.
 
 use expect_test::expect;
 use tpurun_topology::planner::choose;

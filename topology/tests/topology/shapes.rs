@@ -179,7 +179,7 @@ fn presets_wrap_as_their_chips_do() {
     assert_eq!(shape("v5e:8x8"), "8ox8o");
     assert_eq!(shape("v6e:16x16"), "16x16");
     assert_eq!(shape("v5e:8x16"), "8ox16");
-    // What is written open stays open.
+    // A dimension that is written as open stays open.
     assert_eq!(shape("v4:4x4x4o"), "4x4x4o");
 }
 
