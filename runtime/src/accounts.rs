@@ -1,10 +1,10 @@
-//! What an accelerator's allocator counts.
+//! The figures that an accelerator's allocator counts.
 
 /// `TpurunMemoryStats`, in bytes unless it says otherwise. A block counts what it takes after rounding.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
-    /// What blocks may take in all: the `--hbm` figure.
+    /// The bytes that blocks may take in all: the `--hbm` figure.
     pub limit: u64,
     /// By live blocks.
     pub allocated: u64,
@@ -14,7 +14,8 @@ pub struct Stats {
     pub allocated_total: u64,
     /// As above.
     pub freed_total: u64,
-    /// What the arena takes of the host's memory at most: live blocks, and free ones kept for reuse.
+    /// The bytes that the arena takes of the host's memory at most: live blocks, and free ones kept for
+    /// reuse.
     pub reserved: u64,
     /// The most there ever was, or was since the last reset.
     pub reserved_peak: u64,
@@ -58,7 +59,7 @@ impl Stats {
         self.reserved_peak = self.reserved;
     }
 
-    /// What counts from the beginning starts at zero.
+    /// Sets the figures that count from the beginning to zero.
     pub(crate) fn reset_totals(&mut self) {
         self.allocated_total = 0;
         self.freed_total = 0;

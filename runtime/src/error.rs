@@ -14,7 +14,7 @@ pub enum MemoryError {
     OutOfMemory {
         /// Its number.
         device: u32,
-        /// Who holds what.
+        /// The report of who holds what.
         shortage: Box<Shortage>,
     },
     /// This process is the fork of one that had used the device.

@@ -2,8 +2,9 @@
 //! the same offsets on every rank.
 //!
 //! Blocks up to 64 KiB come from slabs of one size class each (`slabs.rs`), from the arena's end on; larger
-//! ones, and small ones where slabs would waste too much, are the best fit among the free ranges (`ranges.rs`), from its start on. What is freed is kept for
-//! reuse, pages and all, until [`Heap::trim`] says which ranges the host may have back.
+//! ones, and small ones where slabs would waste too much, are the best fit among the free ranges
+//! (`ranges.rs`), from its start on. Freed memory is kept for reuse, pages and all, until [`Heap::trim`]
+//! says which ranges the host may have back.
 
 mod classes;
 mod pages;
@@ -26,7 +27,7 @@ use crate::sites::{Held, SITE_BYTES, Sites};
 pub struct Block {
     /// Where it starts, a multiple of 512 bytes.
     pub offset: u64,
-    /// What it takes, a multiple of 512 bytes.
+    /// The bytes it takes, a multiple of 512.
     pub bytes: u64,
 }
 
@@ -51,7 +52,7 @@ struct Large {
 /// Slabs may keep at most this part of the limit from large blocks; beyond, small blocks are taken like those.
 const UNUSED_SHARE: u64 = 32;
 
-/// What a block from 1 MiB on is accounted to when nobody knows its line.
+/// The name of the site that a block from 1 MiB on is accounted to when nobody knows its line.
 const NO_SITE: &str = "an unknown line";
 
 impl Heap {
@@ -113,7 +114,7 @@ impl Heap {
         Some(bytes)
     }
 
-    /// What the live block that starts at `offset` takes.
+    /// Returns the bytes that the live block that starts at `offset` takes.
     pub fn bytes(&self, offset: u64) -> Option<u64> {
         self.slabs.bytes(offset).or_else(|| self.large.get(&offset).map(|large| large.bytes))
     }

@@ -30,12 +30,12 @@ impl ArenaMemory {
         Ok(Self { device, limit, arena, heap: Mutex::new(Heap::new(limit)) })
     }
 
-    /// What its blocks may take in all, in bytes.
+    /// Returns the bytes that its blocks may take in all.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// What other ranks map.
+    /// Returns the arena that other ranks map.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
@@ -72,7 +72,7 @@ impl ArenaMemory {
         self.arena.offset_of(data, 1).is_some()
     }
 
-    /// What the live block at `data` takes, in bytes; none in a fork.
+    /// Returns the bytes that the live block at `data` takes; none in a fork.
     pub fn bytes_of(&self, data: *const u8) -> Option<u64> {
         let offset = self.arena.offset_of(data, 1)?;
         self.heap()?.bytes(offset)
@@ -90,7 +90,7 @@ impl ArenaMemory {
         }
     }
 
-    /// What counts from the beginning starts at zero.
+    /// Sets the figures that count from the beginning to zero.
     pub fn reset_totals(&self) {
         if let Some(mut heap) = self.heap() {
             heap.stats_mut().reset_totals();
@@ -108,7 +108,7 @@ impl ArenaMemory {
         })
     }
 
-    /// Who holds what; none in a fork.
+    /// Returns a report of who holds what; none in a fork.
     pub fn report(&self) -> Option<Report> {
         Some(Report::new(self.device, &mut *self.heap()?))
     }

@@ -1,22 +1,23 @@
-//! What `torch.tpu.memory_summary()` and `memory_snapshot()` are made from.
+//! The figures that `torch.tpu.memory_summary()` and `memory_snapshot()` are made from.
 
 use serde::Serialize;
 
 use crate::accounts::Stats;
 use crate::heap::Heap;
 
-/// Who holds what. Sizes are in bytes; blocks are counted with what they take after rounding.
+/// A report of who holds what. Sizes are in bytes; blocks are counted with the bytes they take after
+/// rounding.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The number of the device.
     pub device: u32,
-    /// What blocks may take in all.
+    /// The bytes that blocks may take in all.
     pub limit: u64,
     /// By live blocks.
     pub allocated: u64,
     /// The most there ever was, or was since the last reset.
     pub allocated_peak: u64,
-    /// Of the host's memory at most: live blocks, and free ones kept for reuse.
+    /// The bytes of the host's memory that are taken at most: live blocks, and free ones kept for reuse.
     pub reserved: u64,
     /// As `allocated_peak`.
     pub reserved_peak: u64,
@@ -41,7 +42,7 @@ pub struct Site {
     pub site: String,
     /// A count.
     pub blocks: u64,
-    /// What they take.
+    /// The bytes they take.
     pub bytes: u64,
 }
 
@@ -50,7 +51,7 @@ pub struct Site {
 pub struct Sum {
     /// A count.
     pub blocks: u64,
-    /// What they take.
+    /// The bytes they take.
     pub bytes: u64,
 }
 
@@ -61,12 +62,12 @@ pub struct Size {
     pub up_to: u64,
     /// A count.
     pub blocks: u64,
-    /// What they take.
+    /// The bytes they take.
     pub bytes: u64,
 }
 
 impl Report {
-    /// Of what is live now; free slabs become ranges on the way.
+    /// Makes the report of all that is live now; free slabs become ranges on the way.
     pub(crate) fn new(device: u32, heap: &mut Heap) -> Self {
         heap.coalesce();
         let sites: Vec<Site> = heap

@@ -1,4 +1,4 @@
-//! What an out-of-memory error says: who holds what.
+//! The text of an out-of-memory error: it says who holds what.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct Shortage {
     pub(crate) largest_free: u64,
 }
 
-/// So many lines are named.
+/// The number of lines of the program that the message names.
 const NAMED: usize = 5;
 
 impl Shortage {

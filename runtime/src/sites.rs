@@ -1,4 +1,5 @@
-//! Who holds device memory: blocks from 1 MiB on by the line that allocated them, smaller ones as a sum.
+//! The holders of device memory: blocks from 1 MiB on by the line that allocated them, smaller ones as a
+//! sum.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ unsafe extern "C" {
     fn _exit(status: i32) -> !;
 }
 
-/// What the tests of this file do, one after the other: the memory is the process's.
+/// Runs all tests of this file one after the other: the memory is the process's.
 #[test]
 fn a_fork_keeps_its_hands_off_its_parent() {
     assert!(run_in_fork(|| {

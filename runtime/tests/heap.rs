@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tpurun_runtime::{Block, Heap};
 
-/// What a caller knows: which bytes are its own.
+/// The blocks that the caller has: they say which bytes are its own.
 #[derive(Default)]
 struct Model {
     /// Bytes and size asked, by offset.
@@ -119,7 +119,7 @@ fn check(limit: u64, steps: &[Step]) {
     assert_eq!(heap.stats().reserved, 0);
 }
 
-/// What the host takes back is nobody's.
+/// Gives free ranges back to the host, and checks that they are nobody's.
 fn trim(heap: &mut Heap, model: &Model) {
     let before = heap.stats().reserved;
     let trimmed = heap.trim(|start, bytes| {

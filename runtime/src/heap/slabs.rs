@@ -30,7 +30,7 @@ struct Slab {
     words: [u64; WORDS],
 }
 
-/// What a block was, and whether it was the last of a slab that nobody needs.
+/// The size of a block that was freed, and its slab if the block was the last of one that nobody needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     pub(crate) bytes: u64,
@@ -65,7 +65,7 @@ impl Slabs {
         self.unused += SLAB;
     }
 
-    /// What slabs take besides live blocks, in bytes.
+    /// Returns the bytes that slabs take besides live blocks.
     pub(crate) fn unused(&self) -> u64 {
         self.unused
     }
