@@ -82,13 +82,13 @@ pub struct UnknownCode(u32, &'static str);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{op} is not defined for {dtype}")]
 pub struct Unsupported {
-    /// What the elements are.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// What was asked.
+    /// The operation that was asked.
     pub op: ReduceOp,
 }
 
-/// What an element is, as far as reduce operations care.
+/// The kind of an element, as far as reduce operations care.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     Bool,

@@ -33,12 +33,12 @@ pub type Sources = SmallVec<[*const u8; 64]>;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction {
     dtype: Dtype,
-    /// What becomes of them.
+    /// The type of the results.
     out: Dtype,
     op: ReduceOp,
-    /// What operands are multiplied by: the factor of a `premul_sum`, a power of two in an average of floats.
+    /// The factor that operands are multiplied by: that of a `premul_sum`, a power of two in an average of floats.
     scale: f64,
-    /// What the total of an average is divided by.
+    /// The number that the total of an average is divided by.
     divisor: f64,
 }
 
@@ -60,27 +60,28 @@ impl Reduction {
         }
     }
 
-    /// Of collectives that move elements and calculate nothing.
+    /// The reduction of collectives that move elements and calculate nothing.
     pub const fn none(dtype: Dtype) -> Self {
         Self { dtype, out: dtype, op: ReduceOp::Sum, scale: 1.0, divisor: 1.0 }
     }
 
-    /// What the elements are.
+    /// Returns the type of the elements.
     pub const fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// What comes of it: the same, but in the halves of an operation whose partial results are wider.
+    /// Returns the type of the results: the same, but in the halves of an operation whose partial results are
+    /// wider.
     pub const fn out(&self) -> Dtype {
         self.out
     }
 
-    /// What is done with them.
+    /// Returns the operation that combines them.
     pub const fn op(&self) -> ReduceOp {
         self.op
     }
 
-    /// What partial results of a step-wise fold are kept in, see [`wide`].
+    /// Returns the type that partial results of a step-wise fold are kept in, see [`wide`].
     pub const fn wide(&self) -> Dtype {
         // In a half of it, the wider one of what comes in and what goes out.
         if self.dtype.size() == self.out.size() {
@@ -92,8 +93,8 @@ impl Reduction {
         }
     }
 
-    /// The first half of it where it is done in two, over some of the ranks each. What lies between is
-    /// [`wide`](Self::wide).
+    /// The first half of it where it is done in two, over some of the ranks each. The partial results between the
+    /// halves are [`wide`](Self::wide).
     pub fn first_half(&self) -> Self {
         let op = match self.op {
             ReduceOp::Avg if self.dtype.is_integer() => ReduceOp::Sum,
@@ -139,9 +140,9 @@ impl Reduction {
     }
 }
 
-/// What floats are multiplied by before so many of them are added for an average: their sum is at most half of the
-/// largest number then, which leaves room for what rounding adds. A power of two leaves all bits of a number as they
-/// are, but for those nearly too small for the type: these lose their last ones.
+/// Returns the factor that floats are multiplied by before those of `ranks` ranks are added for an average: their
+/// sum is at most half of the largest number then, which leaves room for what rounding adds. A power of two leaves
+/// all bits of a number as they are, but for those nearly too small for the type: these lose their last ones.
 const fn share(ranks: u32) -> f64 {
     match ranks {
         0 | 1 => 1.0,

@@ -78,8 +78,8 @@ impl Beside {
         }
     }
 
-    /// What is left. Nothing that was streamed, here or by whoever had this beside, comes later than what follows:
-    /// others are told of copies by ordinary stores, which could overtake them.
+    /// Copies the rest. Nothing that was streamed, here or by the loop that had this beside, comes later than the
+    /// stores that follow: others are told of copies by ordinary stores, which could overtake them.
     #[inline(always)]
     pub(super) fn finish<U: Unit>(mut self) {
         while self.left >= LINE {
@@ -138,11 +138,12 @@ unsafe fn copy_on(
     }
 }
 
-/// What prefetchers do not look beyond.
+/// The bytes of a page, beyond which prefetchers do not look.
 pub(super) const PAGE: usize = 4096;
 /// Read in turn.
 pub(super) const PAGES: usize = 4;
-/// What is read so much later is fetched: other pages, which the processor does not fetch by itself.
+/// The bytes ahead of a read that are fetched now: they are in other pages, which the processor does not fetch by
+/// itself.
 pub(super) const AHEAD: usize = 2 * PAGES * PAGE;
 
 /// `bytes` bytes from `from` to `to`, which are apart; past the caches if `STREAM`.

@@ -287,7 +287,7 @@ struct Small<const E: u32, const M: u32, const B: u32>;
 impl<const E: u32, const M: u32, const B: u32> Small<E, M, B> {
     /// All bits but the sign.
     const MAGNITUDE: u32 = (1 << (E + M)) - 1;
-    /// What to add to an exponent to make it that of an `f32`.
+    /// The number to add to an exponent to make it that of an `f32`.
     const REBIAS: u32 = (127 - B) << 23;
     /// Mantissa bits an `f32` has beyond ours.
     const SHIFT: u32 = 23 - M;

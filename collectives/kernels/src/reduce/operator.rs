@@ -1,8 +1,8 @@
-//! What is calculated: reduce operations on accumulators, as types, so that each loop is compiled for one.
+//! Reduce operations on accumulators, as types, so that each loop is compiled for one.
 
 /// A reduce operation on accumulators of type `W`.
 pub(super) trait Operator<W> {
-    /// What an operand becomes before it is combined.
+    /// Returns what an operand becomes before it is combined.
     #[inline(always)]
     fn lift(operand: W, _factor: f64) -> W {
         operand
@@ -10,7 +10,7 @@ pub(super) trait Operator<W> {
 
     fn combine(left: W, right: W) -> W;
 
-    /// What the combination of all operands becomes.
+    /// Returns what the combination of all operands becomes.
     #[inline(always)]
     fn finish(total: W, _divisor: f64) -> W {
         total

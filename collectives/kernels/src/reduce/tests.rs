@@ -277,7 +277,7 @@ fn halves_make_the_bits_of_steps() {
     });
 }
 
-/// What people expect of an average, in figures.
+/// Shows that averages are what people expect, in figures.
 #[test]
 fn averages_of_what_is_too_large_as_a_sum() {
     fn average<T: Copy + PartialEq + std::fmt::Debug>(dtype: Dtype, operands: &[T], expected: T) {
@@ -318,7 +318,7 @@ fn averages_of_what_is_too_large_as_a_sum() {
     average(Dtype::C64, &[[3e38f32, -3e38], [3e38, -3e38]], [3e38, -3e38]);
 }
 
-/// Whatever a program has set for its own arithmetic makes no other bits, and is as it was afterwards.
+/// A mode that a program has set for its own arithmetic makes no other bits, and is as it was afterwards.
 #[test]
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, ignore = "it knows one mode")]

@@ -57,14 +57,14 @@ pub(super) trait Kernel: Sized {
     const VECTORISED: bool;
 
     /// # Safety
-    /// What the constructor of the implementing type demands of its pointers, on a processor that has `U`.
+    /// The pointers are as the constructor of the implementing type demands, and the processor has `U`.
     unsafe fn run<U: Unit>(self);
 }
 
 /// The vector instructions a loop may use; the result is the same on all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VectorUnit {
-    /// What every processor of the architecture has: NEON on aarch64.
+    /// The instructions that every processor of the architecture has: NEON on aarch64.
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -145,9 +145,9 @@ pub(super) struct Fold<'a, F, T, O> {
     sources: &'a [*const u8],
     outs: &'a [*mut u8],
     count: usize,
-    /// What each operand is multiplied by, see [`Operator::lift`].
+    /// The factor that each operand is multiplied by, see [`Operator::lift`].
     factor: f64,
-    /// What the total is divided by, see [`Operator::finish`].
+    /// The number that the total is divided by, see [`Operator::finish`].
     divisor: f64,
     how: Copying,
     beside: Beside,
@@ -223,8 +223,9 @@ where
     T: Format<Wide = F::Wide>,
     O: Operator<F::Wide>,
 {
-    /// A line of all sources, and then of all results: where these are the same memory, it is written while it is as
-    /// near as can be, and memory reads and writes at once. Of more than it reads well from at once, so many at a time.
+    /// Folds a line of all sources, and then writes it to all results: where these are the same memory, a line is
+    /// written while it is as near as can be, and memory reads and writes at once. If there are more sources than
+    /// memory reads well from at once, only so many are read at a time.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -327,7 +328,7 @@ where
         start
     }
 
-    /// Of two sources, without accumulators.
+    /// Folds two sources, without accumulators.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -356,8 +357,9 @@ where
         }
     }
 
-    /// As many whole pages as there are, four in turn, as in `copy.rs`: of what is not in the caches a third more comes
-    /// in the same time. Returns how many elements they are. Whatever their number, all of `beside` is copied.
+    /// Folds as many whole pages as there are, four in turn, as in `copy.rs`: of memory that is not in the caches,
+    /// a third more comes in the same time. Returns how many elements they are. All of `beside` is copied, however
+    /// many elements there are.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -419,7 +421,7 @@ where
         }
     }
 
-    /// What is left from `done` on.
+    /// Folds the elements that are left, from `done` on.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -443,7 +445,7 @@ where
     }
 }
 
-/// So many elements, which the caller knows to be readable.
+/// Reads `LANES` elements, which the caller knows to be readable.
 #[inline(always)]
 fn read<F: Format, const LANES: usize>(from: *const F::Raw) -> [F::Wide; LANES] {
     // SAFETY: as `each_line` demands.

@@ -6,7 +6,7 @@ use crate::LINE;
 /// Elements that are converted at once.
 pub(super) const BLOCK: usize = 16;
 
-/// What a loop was compiled for.
+/// The vector instructions that a loop was compiled for.
 pub(super) trait Unit {
     /// Whether it has the conversions below.
     const CONVERTS: bool = false;

@@ -1,4 +1,4 @@
-//! What the results must be: one element at a time, in `f64` and `i128`, with no code shared with the kernels.
+//! The results as they must be: one element at a time, in `f64` and `i128`, with no code shared with the kernels.
 
 use crate::dtype::{Dtype, ReduceOp};
 use crate::reduce::Reduction;
@@ -41,7 +41,7 @@ fn reduce(reduction: &Reduction, operands: impl Iterator<Item = Value>) -> Value
     }
 }
 
-/// Of finite operands it is finite.
+/// Returns the mean of operands: it is finite if they are.
 fn mean(dtype: Dtype, total: f64, divisor: f64) -> f64 {
     let most = match dtype {
         Dtype::F64 | Dtype::C128 => f64::MAX,
@@ -192,7 +192,7 @@ fn encode_8(dtype: Dtype, value: f64) -> u8 {
     }
     let distance = |code: u32| (magnitude(dtype, code) - value.abs()).abs();
     let by_distance = |a: &u32, b: &u32| distance(*a).total_cmp(&distance(*b)).then((a % 2).cmp(&(b % 2)));
-    // Of what is far beyond all numbers, the distances to them are the same after rounding.
+    // For a value far beyond all numbers, the distances to them are the same after rounding.
     let beyond = value.abs() >= magnitude(dtype, largest + 1);
     let nearest = (0..=largest + 1).min_by(by_distance).expect("not empty");
     let code = if nearest > largest || beyond { overflow } else { nearest as u8 };
