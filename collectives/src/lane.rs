@@ -2,8 +2,8 @@
 //! the progress thread.
 //!
 //! Every operation begins with a meeting of all ranks over its match keys; only then does any user tensor
-//! change. What follows depends on the schedule: flat ones go on meeting over shared windows, the others
-//! stream over byte rings.
+//! change. The rest depends on the schedule: flat ones go on meeting over shared windows, the others stream
+//! over byte rings.
 
 mod between;
 mod burst;
@@ -56,21 +56,21 @@ pub(crate) struct Lane {
     mapping: Mapping,
     presence: Arc<Presence>,
     shared: Arc<Shared>,
-    /// Of everything but the operation that plans depend on.
+    /// A fingerprint of everything but the operation that plans depend on.
     plan_print: u64,
     round: u32,
     /// Pieces that have gone through the chain.
     chained: u64,
     /// How the first rank of a chain writes long pieces.
     trial: Trial,
-    /// What ranks stage in lies in huge pages, where there are any.
+    /// Whether the memory that ranks stage in lies in huge pages, where there are any.
     is_settled: bool,
     seq: u64,
     /// Looks at the processes of others so far.
     looks: AtomicU32,
     /// Queued operations that this rank has come to a meeting with, and not waited for yet.
     begun: Option<Begun>,
-    /// What it has staged for the next meeting, for the bridge to other hosts.
+    /// The bytes it has staged for the next meeting, for the bridge to other hosts.
     staged: Staging,
     /// Other ranks know where the tensors of the operation are, and may read and write them there.
     is_lent: bool,
@@ -80,7 +80,7 @@ pub(crate) struct Lane {
     closing_since: Option<Instant>,
 }
 
-/// What the communicator tells its lane, and the other way round.
+/// The state that the communicator and its lane share, each to tell the other.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Set once: this rank shuts down.
@@ -90,7 +90,7 @@ pub(crate) struct Shared {
     pub(crate) traffic: Counter,
 }
 
-/// What the last to arrive at a meeting does for all before it opens.
+/// The duty of the last to arrive at a meeting, which it does for all before the meeting opens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum About {
     /// The first of an operation: compares the keys in the slots of this parity.
@@ -101,7 +101,7 @@ enum About {
     Results(usize),
 }
 
-/// What a meeting is about.
+/// The subject of a meeting.
 pub(crate) struct Meet<'a> {
     pub(crate) op: &'a Op,
     pub(crate) seq: u64,
@@ -138,18 +138,18 @@ impl<'a> Meet<'a> {
     }
 }
 
-/// What a rank has staged for the meeting it comes to next, in bytes.
+/// The bytes that a rank has staged for the meeting it comes to next.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
     /// From the beginning of its window, for all ranks alike.
     pub(crate) for_all: usize,
     /// Distance of what it has staged for each rank.
     pub(crate) stride: usize,
-    /// What it has staged for each rank.
+    /// The bytes it has staged for each rank.
     pub(crate) each: Vec<usize>,
 }
 
-/// What is known of the program's call beside the operation.
+/// The known properties of the program's call, beside the operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posting {
     pub(crate) recording: Option<Recording>,
@@ -158,7 +158,7 @@ pub(crate) struct Posting {
     pub(crate) caller: Option<u32>,
 }
 
-/// What the last to arrive found, for all.
+/// The findings of the last to arrive, for all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Agreed {
     /// Rounds that a flat execution takes.
@@ -170,7 +170,7 @@ pub(crate) struct Agreed {
     pub(crate) behind: usize,
 }
 
-/// What all ranks' tensors go through.
+/// The memory that all ranks' tensors go through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
     /// The windows of the segment.
@@ -273,7 +273,8 @@ impl Lane {
         result
     }
 
-    /// Who meets as often as this goes on: what all ranks stage in comes to lie in huge pages.
+    /// Has the memory that all ranks stage in lie in huge pages, for ranks that meet as often as this goes
+    /// on.
     fn settle(&mut self) {
         const OFTEN: u32 = 256;
         let segment = &self.segment;
@@ -339,7 +340,7 @@ impl Lane {
         Ok(())
     }
 
-    /// What goes from one host to another goes there once, whatever is cheapest on one of them.
+    /// Plans so that data goes from one host to another once, whatever is cheapest on one of them.
     fn between_hosts(&self, wanted: Wanted) -> Wanted {
         if self.segment.is_bridged() && self.planner.forced().is_none() { wanted.flat() } else { wanted }
     }
@@ -353,7 +354,7 @@ impl Lane {
         Ok(plan)
     }
 
-    /// What is staged for the next meeting.
+    /// Returns what is staged for the next meeting.
     pub(crate) fn staged_mut(&mut self) -> &mut Staging {
         &mut self.staged
     }
@@ -590,7 +591,7 @@ impl Lane {
         self.segment.in_place(work).unwrap_or_else(|| Err(self.poisoned().expect("it stays poisoned")))
     }
 
-    /// Of all ranks' windows.
+    /// Folds a stretch of all ranks' windows.
     fn fold_stretch(&self, op: &Op, window: usize, stretch: Range<usize>, round: u32) {
         let (layout, parity) = (self.segment.layout(), (round % 2) as usize);
         let windows = self.segment.ranks().map(|rank| layout.window(rank, window));
@@ -675,8 +676,9 @@ impl Lane {
         }
     }
 
-    /// Who shuts down waits for operations that all ranks have posted, and for no other: those end here, and
-    /// only for this rank. Where others could use its tensors in place, the communicator fails.
+    /// Ends operations that not all ranks have posted, as this rank shuts down: it waits for those that all
+    /// have posted, and for no other. They end here, and only for this rank. Where others could use its
+    /// tensors in place, the communicator fails.
     fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
         // Acquire pairs with `shutdown`, whose nudge comes after it.
         if !self.shared.closing.load(StdOrdering::Acquire) {
@@ -703,7 +705,7 @@ impl Lane {
     /// Ranks that have not posted this operation, as far as that can be known by now.
     fn not_posted(&mut self, seq: u64) -> Vec<u32> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
-        // What ranks of other hosts have posted is told now and then; that they have come to a round, at once.
+        // Posts of ranks on other hosts are told now and then; that such a rank has come to a round, at once.
         let knows = |rank: &u32| self.segment.is_here(*rank) || since.elapsed() >= LOOK_PERIOD;
         let absent = self.segment.missing(self.round);
         self.segment.without(seq).into_iter().filter(|rank| knows(rank) && absent.contains(rank)).collect()

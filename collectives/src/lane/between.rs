@@ -1,12 +1,12 @@
-//! What the lane does where ranks are on several hosts: says what others need of what is here, and folds in two
-//! halves, first over the ranks of each host, so that a host sends one result and not one tensor for each of
-//! its ranks, then over the hosts.
+//! The lane's work where ranks are on several hosts: it says which data of this host others need, and folds
+//! in two halves, first over the ranks of each host, so that a host sends one result and not one tensor for
+//! each of its ranks, then over the hosts.
 //!
-//! The second half is done by every host for itself, from all that all have sent; or each host folds the stretches
-//! of its ranks and sends what comes of it at the next meeting (Rabenseifner, "Optimization of Collective
-//! Reduction Operations", ICCS 2004): of S bytes H hosts then send 2 S (H - 1) / H each, and not S (H - 1). Of a
-//! reduce-scatter each rank does the second half of its own chunk. Partial results of small floats are `f32`, and
-//! so many times as large on their way.
+//! The second half is done by every host for itself, from all that all have sent; or each host folds the
+//! stretches of its ranks and sends the results at the next meeting (Rabenseifner, "Optimization of
+//! Collective Reduction Operations", ICCS 2004): H hosts then send 2 S (H - 1) / H each for S bytes, and not
+//! S (H - 1). For a reduce-scatter, each rank does the second half of its own chunk. Partial results of small
+//! floats are `f32`, and so many times as large on their way.
 
 use std::ops::Range;
 
@@ -22,21 +22,21 @@ use crate::splits;
 
 use super::{About, Lane, Meet, cut, turn_of};
 
-/// What is smaller is folded at once between hosts: it takes longer to send it than to fold it.
+/// Smaller tensors are folded at once between hosts: it takes longer to send them than to fold them.
 pub(super) const LEAST_HALVED: usize = 16 << 10;
-/// What is smaller every host folds for itself: a meeting costs more than the bytes.
+/// Every host folds smaller tensors for itself: a meeting costs more than the bytes.
 const LEAST_SCATTERED: usize = 128 << 10;
 /// Two hosts send each other as many bytes either way, unless partial results are wider.
 const LEAST_HOSTS: u32 = 3;
 
-/// What a meeting does between hosts beside what it does on one.
+/// The work of a meeting between hosts, beside its work on one host.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Between {
     /// Distance of the ranks' stretches in what is folded, where every host folds those of its ranks alone.
     pub(crate) scattered: Option<usize>,
     /// Distance of what has been staged for each rank, of which a host sends the sum over its ranks.
     pub(crate) for_each: Option<usize>,
-    /// What was folded that way at the meeting before, which all hosts get now.
+    /// The stretches that were folded that way at the meeting before, which all hosts get now.
     pub(crate) gathered: Gathered,
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct Between {
 pub(crate) struct Gathered {
     /// Distance of the stretches.
     pub(crate) stride: usize,
-    /// Of all of them.
+    /// The bytes of all of them.
     pub(crate) bytes: usize,
 }
 
 impl Gathered {
-    /// So many bytes among so many ranks.
+    /// The stretches of `bytes` bytes among `ranks` ranks.
     pub(crate) fn among(bytes: usize, ranks: u32) -> Self {
         Self { stride: bytes.div_ceil(ranks as usize).next_multiple_of(LINE), bytes }
     }
@@ -146,7 +146,8 @@ impl Lane {
     pub(crate) fn place(&mut self, op: &Op) -> Option<Place> {
         let is_apart = !op.outputs.overlaps(&op.inputs) || op.outputs.is_same_memory(&op.inputs);
         let is_alike = op.reduction(self.segment.size()).widening() == 1;
-        // Who folds has the pages of all in its page table; with more ranks than cores that is now this one, now that.
+        // A rank that folds has the pages of all ranks in its page table. With more ranks than cores, a
+        // different rank folds each time.
         let segment = &self.segment;
         let here = segment.ranks_here().len();
         if !(is_apart && is_alike && here <= segment.planned_cpus() as usize) {
@@ -204,7 +205,7 @@ impl Lane {
             self.fold_here(first, turn, 0, bytes);
             return Ok(());
         }
-        // Of another operation than this rank's: the keys will say so.
+        // The place is of another operation than this rank's: the keys will say so.
         if places.iter().flatten().any(|place| place.bytes != bytes as u64) {
             return Ok(());
         }

@@ -1,12 +1,12 @@
 //! Bursts: small all-reduces queued behind each other share a meeting.
 //!
-//! A rank that has several of them queued offers all of their keys at once. The last to arrive compares as many
-//! as every rank offers, and folds those that agree; the others wait for a later meeting, where the first of
-//! them is compared like any operation, so that what differs is told as it always is. How many a rank has
-//! queued by then needs to be the same nowhere.
+//! A rank that has several of them queued offers all of their keys at once. The last to arrive compares as
+//! many as every rank offers, and folds those that agree; the others wait for a later meeting, where the
+//! first of them is compared like any operation, so that a difference is told as it always is. The number
+//! that a rank has queued by then need not be the same anywhere.
 //!
-//! To come to a meeting takes no waiting, so who posts does that itself. Whoever comes last does the work for
-//! all: an operation that nobody of this rank attends to holds up no other rank.
+//! To come to a meeting takes no waiting, so the thread that posts does that itself. The rank that comes last
+//! does the work for all: an operation that nobody of this rank attends to holds up no other rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,11 +29,11 @@ use crate::sync::Arrival;
 
 /// Most operations of one meeting.
 pub(crate) const BURST: usize = match_key::MAX_BEHIND + 1;
-/// What is larger takes longer to move than to meet for. None of these is used where it is.
+/// Larger tensors take longer to move than to meet for. No tensor of at most this size is used where it is.
 const MAX_BYTES: usize = 8 << 10;
 const _: () = assert!(MAX_BYTES < mapped::MIN_BYTES && MAX_BYTES < LEAST_HALVED);
 
-/// What a caller wants.
+/// The call that a caller wants to be run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) op: &'a Op,
@@ -74,10 +74,10 @@ pub(crate) struct Begun {
     deadline: Instant,
 }
 
-/// What could be done without waiting.
+/// The state of the calls after all that could be done without waiting.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// So many of them have ended, alike.
+    /// The first of them, so many, have ended, alike.
     Ended(usize, Result<(), Failure>),
     /// All of them are in a meeting: the last to come ends them.
     Begun,
@@ -157,7 +157,7 @@ impl Lane {
     }
 
     fn flat_plan(&mut self, op: &Op) -> Option<Arc<Schedule>> {
-        // What can not be planned says so when it is its turn.
+        // An operation that can not be planned says so when it is its turn.
         let plan = Wanted::by(op, self.planner.forced())
             .and_then(|wanted| self.plan(self.between_hosts(wanted), op.kind).ok())?;
         (plan.algorithm == Algorithm::Flat).then_some(plan)

@@ -37,8 +37,8 @@ fn elements(segment: &Segment, tensor: &Spans) -> Vec<i64> {
     bytes.chunks(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
-/// What rank 0 runs at once when it has `own` elements each queued, and the others, which are there already,
-/// have posted these; and its tensors afterwards.
+/// Returns how many operations rank 0 runs at once, and its tensors afterwards: it has `own` elements each
+/// queued, and the others, which are there already, have posted theirs.
 fn run(own: &[usize], others: [&[usize]; RANKS as usize - 1]) -> (usize, Vec<Vec<i64>>) {
     let segment = Arc::new(Segment::alone("dp0", RANKS, 4096));
     let mut memory = Memory::default();
