@@ -34,10 +34,10 @@ pub(crate) const VERSION: u32 = 11;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
-/// What lies apart in windows is a multiple of this.
+/// Parts of windows that lie apart begin at multiples of this.
 pub(crate) use tpurun_kernels::LINE;
 pub(crate) const PAGE: usize = 4096;
-/// What the processor can map as one.
+/// The bytes that the processor can map as one page.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 const LEDGER_BYTES: usize = 8;
 pub(crate) const MEMBER_BYTES: usize = 384;
@@ -121,7 +121,7 @@ impl Layout {
         PAGE
     }
 
-    /// What the last to arrive found, by the parity of an operation's first round.
+    /// Returns where the findings of the last to arrive are, by the parity of an operation's first round.
     pub(crate) fn agreed(&self, parity: usize) -> usize {
         self.meeting() + PAGE / 2 + parity * 64
     }
@@ -135,7 +135,7 @@ impl Layout {
         2 * PAGE
     }
 
-    /// What the hosts have agreed that the failure is, where there are several.
+    /// Returns where the failure is that the hosts have agreed on, where there are several.
     pub(crate) fn decided(&self) -> usize {
         4 * PAGE
     }
@@ -203,7 +203,8 @@ impl Layout {
         self.start_of(Window::Near, rank, parity)
     }
 
-    /// Where a window of a rank begins. What all have of one parity is the same memory, in either way.
+    /// Returns where a window of a rank begins. The windows of all ranks of one parity are the same memory,
+    /// in either way.
     pub(crate) fn start_of(&self, window: Window, rank: u32, parity: usize) -> usize {
         self.all_windows(parity).start + self.nth(rank) * self.bytes_of(window)
     }
@@ -215,8 +216,8 @@ impl Layout {
         start..start + bytes
     }
 
-    /// What ranks of one host use most, in whole huge pages: keys and the words of meetings, near windows, and what is
-    /// folded. None where all windows are less than one.
+    /// Returns the memory that ranks of one host use most, in whole huge pages: keys and the words of
+    /// meetings, near windows, and the results of folds. None where all windows are less than one.
     pub(crate) fn busiest(&self) -> impl Iterator<Item = Range<usize>> {
         let near = self.ranks * self.near_bytes;
         let windows = |parity| (self.all_windows(parity).start, near);
@@ -233,7 +234,7 @@ impl Layout {
         self.folded_start() + turn % TURNS * self.wide_bytes
     }
 
-    /// What all ranks of this host together have for the others.
+    /// Returns where the partial result of all ranks of this host is, for the other hosts.
     pub(crate) fn partial(&self, turn: usize) -> usize {
         self.folded(0) + (TURNS + turn % TURNS) * self.wide_bytes
     }
@@ -292,7 +293,7 @@ impl Layout {
 
     fn windows(&self) -> usize {
         let start = self.chain_places() + (PLACES + self.ranks) * PROGRESS_BYTES;
-        // What is large begins where the processor can map it as one.
+        // A large area begins where the processor can map it as one.
         start.next_multiple_of(if self.ranks * self.wide_bytes < HUGE_PAGE { PAGE } else { HUGE_PAGE })
     }
 
@@ -334,8 +335,8 @@ const _: () = assert!(size_of::<crate::sync::RingCounters>() == RING_COUNTER_BYT
 const _: () = assert!(size_of::<crate::sync::Progress>() == PROGRESS_BYTES || cfg!(tpurun_loom));
 const _: () = assert!(size_of::<crate::sync::Meeting>() <= PAGE / 2 || cfg!(tpurun_loom));
 
-/// What each of so many ranks stages in a round that all read soon: a large level 2 cache for all of them, so that it
-/// is still there. Measured on 2 cores with 2 to 64 ranks, as are the bounds.
+/// Returns how much each of `ranks` ranks stages in a round that all read soon: all of it fits a large level
+/// 2 cache, so that it is still there. Measured on 2 cores with 2 to 64 ranks, as are the bounds.
 fn cached_bytes(ranks: usize) -> usize {
     const ALL: usize = 2 << 20;
     const MOST: usize = 512 << 10;

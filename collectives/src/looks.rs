@@ -7,8 +7,8 @@
 /// Ranks that each waiter looks at whatever the others do: groups up to this size are looked at as a whole.
 const LEAST: usize = 16;
 
-/// Of `needed`, the ranks that a waiter looks at in its look number `look`, while `waiting` ranks wait and `before` of
-/// them come before it.
+/// Picks, from `needed`, the ranks that a waiter looks at in its look number `look`, while `waiting` ranks
+/// wait and `before` of them come before it.
 pub(crate) fn share(needed: &[u32], before: usize, waiting: usize, look: u32) -> impl Iterator<Item = u32> {
     let count = (2 * needed.len()).div_ceil(waiting.max(1)).max(LEAST).min(needed.len());
     let start = (before.wrapping_add(look as usize)).wrapping_mul(count);

@@ -34,20 +34,22 @@ use crate::traffic::Counter;
 /// Smaller tensors are staged, or smaller chunks that are only copied: reading where they are takes longer than
 /// copying them twice.
 pub(crate) const MIN_BYTES: usize = 16 << 10;
-/// What is summed is staged where this is more than a rank's part of it: who sums needs pages of every rank.
+/// Tensors to be summed are staged where a rank's part of them is less than this: a rank that sums needs
+/// pages of every rank.
 const MIN_PART: usize = 4 << 10;
-/// As above, of what all get from one rank.
+/// As above, for tensors that all get from one rank.
 const MIN_BROADCAST_PART: usize = 8 << 10;
-/// What is only copied is staged where chunks are less than so much for each rank, as others need pages of all.
+/// Tensors that are only copied are staged where their chunks are less than this for each rank, as others
+/// need pages of all.
 const MIN_CHUNK_PART: usize = 512;
 /// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 4 to
 /// 64 ranks on 2 cores.
 const MIN_SHARED: usize = 64 << 10;
-/// As above, of what is folded for all ranks: so much for each, which is a few pages of every rank, ..
+/// As above, for tensors that are folded for all ranks: bytes for each rank, a few pages of every rank, ..
 const MIN_SHARED_FOLD_PART: usize = 64 << 10;
 /// .. and less where ranks are many, as each that helps would first come to know all pages.
 const ENOUGH_TO_SHARE_FOLD: usize = 1 << 20;
-/// As above, of what all get from one rank.
+/// As above, for tensors that all get from one rank.
 const MIN_SHARED_BROADCAST: usize = 512 << 10;
 /// Pieces of one rank's tensors: what has more is staged.
 const MAX_PIECES: usize = 4096;
@@ -156,7 +158,7 @@ impl Mapping {
     }
 }
 
-/// What the first half of a fold between hosts reads where it is (`lane/between.rs`).
+/// The places that the first half of a fold between hosts reads from, without staging (`lane/between.rs`).
 impl Mapping {
     /// Where a tensor begins that is one piece of an arena, if all ranks of this host can read it there.
     pub(crate) fn place(&mut self, segment: &Segment, arenas: &Arenas, tensor: &Spans) -> Option<Place> {
@@ -179,7 +181,7 @@ impl Mapping {
         can_all.then_some(place)
     }
 
-    /// What lies there, of a rank of this host.
+    /// Returns the memory at a place of a rank of this host.
     pub(crate) fn read_at(
         &self,
         segment: &Segment,
@@ -211,8 +213,8 @@ fn is_common(kind: OpKind) -> bool {
     matches!(kind, OpKind::AllReduce | OpKind::Reduce)
 }
 
-/// Whether a result could be written over an input that is still needed. What a rank gives to itself may stay
-/// where it is.
+/// Whether a result could be written over an input that is still needed. Data that a rank gives to itself may
+/// stay where it is.
 fn is_hazardous(op: &Op, me: usize) -> bool {
     let Op { inputs, outputs, .. } = op;
     let (input, output) = match op.kind {
@@ -264,7 +266,7 @@ pub(crate) fn announce(segment: &Segment, kind: ArenaKind, own: &Arena) {
     }
 }
 
-/// What there is of the arena of a rank: nothing, [`ANNOUNCED`], or [`MAPPED`].
+/// Returns the state of the arena of a rank: nothing, [`ANNOUNCED`], or [`MAPPED`].
 fn ready(segment: &Segment, rank: u32, kind: ArenaKind) -> &AtomicU64 {
     segment.region().at(segment.layout().export(rank, kind))
 }
@@ -296,7 +298,7 @@ fn known_peer(export: &Export) -> Result<Arc<PeerArena>, Failure> {
 }
 
 impl Mapped {
-    /// Of the arenas that its tensors are in.
+    /// Returns the kind of the arenas that its tensors are in.
     pub(crate) fn kind(&self) -> ArenaKind {
         self.kind
     }
@@ -337,7 +339,8 @@ impl Mapped {
         Ok(self.plan.get_or_init(|| plan))
     }
 
-    /// Of what the ranks in `owners` have of their own, and of all that they have not.
+    /// Plans the work on the tensors that the ranks in `owners` have of their own, and on all that are
+    /// nobody's own.
     fn make_plan(&self, segment: &Segment, op: &Op, owners: Range<usize>) -> Result<Plan, Failure> {
         let told = segment.ranks().zip(&*self.arenas).map(|(rank, arena)| {
             if rank == segment.rank() {
@@ -388,7 +391,7 @@ type Wrong = (usize, &'static str);
 const NOT_THERE: &str = "tensors that are not in its arena";
 const OTHER_SIZES: &str = "tensors of other sizes than it said";
 
-/// Of one rank.
+/// The tensors of one rank.
 #[derive(Debug)]
 struct Tensors<'a> {
     inputs: Chunks<'a>,
@@ -455,7 +458,7 @@ fn words(region: &Region, at: usize, count: usize) -> Vec<u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect()
 }
 
-/// What goes where, of the chunks that are of one of `owners`.
+/// Plans what goes where, for the chunks that belong to one of `owners`.
 fn tasks(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Result<Plan, Wrong> {
     let root = op.root.map_or(0, |root| root as usize);
     let element = op.dtype.size();

@@ -151,7 +151,7 @@ impl<'a> Slot<'a> {
         (word & MAPPED != 0).then_some(kind)
     }
 
-    /// What came out of an operation, for the meeting that compares results.
+    /// Writes the hash of an operation's result, for the meeting that compares results.
     pub(crate) fn write_result(&self, hash: u64) {
         self.store(RESULT, hash);
     }
@@ -164,7 +164,7 @@ impl<'a> Slot<'a> {
         compared(matching).iter().any(|(index, bits, _)| (self.load(*index) ^ other.load(*index)) & bits != 0)
     }
 
-    /// What the slot says, for messages. Another process wrote it, so any value must do.
+    /// Returns what the slot says, for messages. Another process wrote it, so any value must do.
     pub(crate) fn posted(&self) -> Posted {
         let codes = self.load(KIND);
         let [kind, dtype, reduce_op, _] = (codes as u32).to_le_bytes();
@@ -212,7 +212,7 @@ impl<'a> Offer<'a> {
     }
 }
 
-/// Whether these, of all ranks, are of one operation. What differs shows when it is in the slots.
+/// Whether these, of all ranks, are of one operation. The difference shows when it is in the slots.
 pub(crate) fn all_agree<'a>(mut offers: impl Iterator<Item = Offer<'a>>) -> bool {
     let Some(first) = offers.next().map(|offer| offer.key()) else { return true };
     offers.all(|offer| offer.key() == first)
@@ -296,7 +296,7 @@ fn compared(matching: Matching) -> &'static [(usize, u64, &'static str)] {
     }
 }
 
-/// What the ranks of a communicator differ in, for the verdict.
+/// The fields that the ranks of a communicator differ in, for the verdict.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Difference {
     /// `reduce op, element count`.
@@ -338,7 +338,7 @@ pub(crate) fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Diff
             by_text.entry(slots[rank as usize].posted().to_string()).or_default().push(rank);
         }
         let class = by_text.into_iter().map(|(text, ranks)| {
-            // What differs is not in every text, such as the sizes of an all-gather.
+            // The differing field is not in every text, such as the sizes of an all-gather.
             let hidden = classes.iter().flatten().any(|(_, other)| *other == text);
             (ranks, if hidden { format!("{text} with other {fields}") } else { text })
         });
@@ -363,8 +363,8 @@ fn code_fields(slots: &[Slot<'_>]) -> Vec<String> {
         .collect()
 }
 
-/// What must be equal about the sizes: a count, and a hash of shapes or of the sizes per rank. All-to-all,
-/// gather and scatter are checked pair by pair instead, see `splits.rs`.
+/// Returns what must be equal about the sizes: a count, and a hash of shapes or of the sizes per rank.
+/// All-to-all, gather and scatter are checked pair by pair instead, see `splits.rs`.
 fn matched_sizes(op: &Op) -> (u64, u64) {
     let elements = |bytes: usize| (bytes / op.dtype.size()) as u64;
     let (count, splits) = match op.kind {
@@ -401,7 +401,7 @@ mod tests {
         Op { site: site.into(), ..memory::op(OpKind::AllReduce, Dtype::F32, nothing(), nothing()) }
     }
 
-    /// What is found when each of four ranks posts what `key` says.
+    /// Returns what is found when each of four ranks posts what `key` says.
     fn difference(matching: Matching, key: impl Fn(usize) -> (Op, u32)) -> Option<Difference> {
         let (region, _fd) = Region::create("test", 4 * SLOT_BYTES).expect("memfds work here");
         let slots: Vec<Slot<'_>> = (0..4).map(|rank| Slot::new(&region, rank * SLOT_BYTES)).collect();

@@ -12,10 +12,10 @@ pub(crate) const HEADER_BYTES: usize = SITE_AT + SITE_BYTES;
 const DIMS_AT: usize = 40;
 const SITE_AT: usize = DIMS_AT + SHOWN_DIMS * 8;
 
-/// What a message is.
+/// The description of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
-    /// Of the communicator: a message of another one is refused.
+    /// The epoch of the communicator: a message of another one is refused.
     pub(crate) epoch: u32,
     pub(crate) tag: i32,
     pub(crate) dtype: Dtype,
