@@ -1,4 +1,4 @@
-//! What is asked of a communicator: one collective, or one message.
+//! An operation that a communicator is asked for: one collective, or one message.
 
 use std::fmt;
 use std::time::Duration;
@@ -89,8 +89,9 @@ impl fmt::Display for OpKind {
     }
 }
 
-/// What a job can hope to have in caches. Measured on a guest of a processor that says it has 480 MiB: copies past the
-/// caches and the reads after them take two thirds of the time from 64 MiB on, and more time up to 32 MiB.
+/// The bytes that a job can hope to have in caches. Measured on a guest of a processor that says it has 480
+/// MiB: copies past the caches and the reads after them take two thirds of the time from 64 MiB on, and more
+/// time up to 32 MiB.
 const CACHES: usize = 64 << 20;
 
 /// Dimensions of a shape that are kept for messages.
@@ -137,7 +138,7 @@ impl fmt::Display for Shape {
 /// One operation of this rank.
 #[derive(Debug)]
 pub struct Op {
-    /// What is asked.
+    /// The kind of the operation.
     pub kind: OpKind,
     /// Element type of every input and output.
     pub dtype: Dtype,
@@ -149,7 +150,7 @@ pub struct Op {
     pub root: Option<u32>,
     /// Tag of a message.
     pub tag: i32,
-    /// What this rank contributes, in chunks (see the C ABI for which collective has how many).
+    /// The data that this rank contributes, in chunks (see the C ABI for which collective has how many).
     pub inputs: Spans,
     /// Where this rank's result goes.
     pub outputs: Spans,
@@ -177,11 +178,11 @@ impl Op {
 
     /// Whether so many ranks of a host read and write more of it than caches keep until it is used again.
     pub(crate) fn outgrows_caches(&self, ranks_here: usize, is_bridged: bool) -> bool {
-        // Of these one rank has what all others have parts of.
+        // In a gather or a scatter, one rank has the whole of which all others have parts.
         let is_whole = matches!(self.kind, OpKind::Gather | OpKind::Scatter)
             && self.inputs.chunks().max(self.outputs.chunks()) > 1;
         let ranks = if is_whole { 1 } else { ranks_here };
-        // What goes to other hosts is copied to sockets, and what comes from there out of them.
+        // Data that goes to other hosts is copied to sockets, and data that comes from there out of them.
         let copies = if is_bridged { 2 } else { 1 };
         let (inputs, outputs) = (self.inputs.total(), self.outputs.total());
         let least = CACHES / ranks / copies;

@@ -5,8 +5,8 @@
 //! once. A receive takes the first message from its source with its tag; messages with other tags that lie
 //! in front of it are set aside in private memory, up to a bound.
 //!
-//! Whoever waits drives: a thread that waits for a message moves the bytes itself, and the progress thread does
-//! it for works nobody waits for.
+//! A waiting thread drives: a thread that waits for a message moves the bytes itself, and the progress thread
+//! does it for works nobody waits for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn is_large(message: &Op) -> bool {
     message.outgrows_caches(2, false)
 }
 
-/// What a source's ring is in the middle of.
+/// The thing that a source's ring is in the middle of.
 #[derive(Debug)]
 enum Inbound {
     Header,
@@ -200,7 +200,8 @@ impl Messages {
         if peers.is_empty() {
             return;
         }
-        // What they had sent before they were seen gone is received; what is left then stays for ever.
+        // Messages that they had sent before they were seen gone are received; those that are left then stay
+        // for ever.
         self.progress();
         let gone = |peer: &u32| peers.contains(peer);
         let stuck = self.pending().find(|pending| {
@@ -537,7 +538,7 @@ mod tests {
         }
     }
 
-    /// What a rank says that receives a message which says that it is of `epoch`.
+    /// Returns what a rank says that receives a message which says that it is of `epoch`.
     fn receive(epoch: u32) -> Outcome {
         let handover = Handover::default();
         let (sender, receiver) = std::thread::scope(|scope| {

@@ -63,7 +63,7 @@ impl Planner {
     }
 }
 
-/// What plans differ by.
+/// The properties by which plans differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
     collective: Collective,
@@ -73,8 +73,8 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// What an operation needs; none that moves no tensor. Sizes are rounded up to a power of two, so that
-    /// a program with many sizes has few plans.
+    /// Returns what an operation needs; none that moves no tensor. Sizes are rounded up to a power of two, so
+    /// that a program with many sizes has few plans.
     pub(crate) fn by(op: &Op, forced: Option<Algorithm>) -> Option<Self> {
         let collective = op.kind.schedule(op.root.unwrap_or(0))?;
         let bytes = op.inputs.total().max(op.outputs.total()).next_power_of_two();

@@ -74,8 +74,8 @@ impl Presence {
         }
     }
 
-    /// What is in flight waits for others until the answer is dropped, and so does the calling thread, if it is one of
-    /// so many Python threads.
+    /// Says that everything in flight waits for others until the answer is dropped, and so does the calling
+    /// thread, if it is one of `caller` Python threads.
     pub(crate) fn blocked(self: &Arc<Self>, kind: WaitKind, caller: Option<u32>) -> Blocked {
         if let Some(lane) = self.lane() {
             lane.blocked();

@@ -1,4 +1,4 @@
-//! What /proc says about another process of this host, and whether this one is a fork.
+//! Reads what /proc says about another process of this host, and whether this one is a fork.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -92,7 +92,7 @@ fn parse(stat: &[u8]) -> Option<Stat> {
     Some(Stat { state, start })
 }
 
-/// Whatever the line is, it is read or it is not.
+/// Checks that any line at all is either read or not, without a panic.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(line: &[u8]) {
     if let Some(stat) = parse(line) {

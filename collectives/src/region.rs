@@ -50,7 +50,7 @@ unsafe impl Shared for crate::sync::Progress {}
 
 /// Bytes that are read before their lines are handed back: about what a first-level cache holds.
 const KEPT: usize = 32 << 10;
-/// Of one place; less is not worth a call.
+/// The least bytes of one place; fewer are not worth a call.
 const LEAST_KEPT: usize = 1 << 10;
 
 /// A mapped region; unmapped on drop.
@@ -121,18 +121,18 @@ impl Region {
         Ok(Self { base, bytes })
     }
 
-    /// Has huge pages back what is whole ones of a range: what is in it stays as it is, for all who map it. Whoever uses
-    /// it then has one entry in its page tables where it had 512.
+    /// Has huge pages back the whole huge pages of a range: its contents stay as they are, for all who map
+    /// it. A process that uses it then has one entry in its page tables where it had 512.
     ///
     /// # Errors
-    /// Of a host that has none to give; nothing has changed then.
+    /// If the host has none to give; nothing has changed then.
     pub(crate) fn make_huge(&self, range: Range<usize>) -> io::Result<()> {
         let (start, end) = (range.start.next_multiple_of(HUGE_PAGE), range.end / HUGE_PAGE * HUGE_PAGE);
         if start >= end {
             return Ok(());
         }
         let (at, bytes) = (self.pointer(start, end - start).cast(), end - start);
-        // Of pages that are missing it takes six times as long.
+        // Where pages are missing, the collapse below takes six times as long.
         // SAFETY: makes pages of this mapping present and changes no byte of them.
         unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxPopulateWrite) }?;
         // SAFETY: changes how the bytes of this mapping are kept, and none of them.
@@ -140,8 +140,8 @@ impl Region {
         if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// What this process writes from now on it writes for itself alone: nobody else who maps the memory behind
-    /// `fd` sees it. Where the host refuses that, every write is refused, too (SIGSEGV). Only system calls.
+    /// Keeps all that this process writes from now on to itself: nobody else who maps the memory behind `fd`
+    /// sees it. Where the host refuses that, every write is refused, too (SIGSEGV). Only system calls.
     pub(crate) fn make_private(&self, fd: impl AsFd) -> io::Result<()> {
         let base = self.base.as_ptr().cast();
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -273,8 +273,9 @@ impl Region {
     /// Bytes of the region that nobody writes while who asked needs them.
     pub(crate) fn shared(&self, offset: usize, bytes: usize) -> &[u8] {
         let from = self.pointer(offset, bytes);
-        // SAFETY: valid for the length (checked by `pointer`), and as long as `self`. What a process that breaks the
-        // protocol writes meanwhile is copied as it is by the only reader, and is sent to others as its ranks' data.
+        // SAFETY: valid for the length (checked by `pointer`), and as long as `self`. Bytes that a process
+        // writes meanwhile which breaks the protocol are copied as they are by the only reader, and are sent
+        // to others as its ranks' data.
         unsafe { std::slice::from_raw_parts(from, bytes) }
     }
 }

@@ -40,7 +40,7 @@ pub trait Bootstrap {
     /// Finds out which ranks share a host, and takes rank 0's settings to all of them.
     ///
     /// # Errors
-    /// What the store or the control plane said.
+    /// The failure of the store or of the control plane.
     fn survey(&self, members: &Membership, settings: Settings) -> Result<(Hosts, Settings), Failure> {
         Ok((Hosts::one(members.size()), settings))
     }
@@ -48,7 +48,7 @@ pub trait Bootstrap {
     /// The first rank of a host: offers the segment to all others there.
     ///
     /// # Errors
-    /// What the store or the control plane said.
+    /// The failure of the store or of the control plane.
     fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure>;
     /// The others: waits for it.
     ///
@@ -86,7 +86,7 @@ pub trait Bootstrap {
     }
 }
 
-/// Who is in a communicator.
+/// The members of a communicator.
 #[derive(Clone, Debug)]
 pub struct Membership {
     /// The process group's name, shown in messages.
@@ -105,7 +105,8 @@ impl Membership {
         self.world_ranks.len() as u32
     }
 
-    /// What messages call it: most names are numbers or digests, which torch makes and nobody knows as groups.
+    /// Returns the name in messages: most names are numbers or digests, which torch makes and nobody knows as
+    /// groups.
     pub(crate) fn title(&self) -> String {
         let is_made_up = self.name.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'_');
         if is_made_up { format!("group {}", self.name) } else { self.name.clone() }
@@ -192,23 +193,23 @@ impl Verdict {
     }
 }
 
-/// What memory of another process says of itself, read before it is mapped.
+/// The header that memory of another process has, read before it is mapped.
 struct Header {
     words: [u8; HEADER_BYTES],
-    /// Of all of it.
+    /// The bytes of all of it.
     bytes: usize,
 }
 
 impl Header {
     fn read(members: &Membership, fd: &OwnedFd) -> Result<Self, Failure> {
         let inspected = || {
-            // What is no memory may wait.
+            // Reading a descriptor that is no memory may block.
             if !is_plain_memory(fd.as_fd()) {
                 return Err(io::Error::other("it is no memory of plain pages"));
             }
             let bytes = Region::size_of(fd)?;
             let mut words = [0; HEADER_BYTES];
-            // Of less, the rest is zero.
+            // If the memory is shorter, the rest is zero.
             rustix::io::pread(fd, &mut words, 0)?;
             Ok(Self { words, bytes })
         };
@@ -227,13 +228,13 @@ impl Header {
 /// As much as is needed to know the size.
 const HEADER_BYTES: usize = 64;
 
-/// What nobody knows of a segment who has neither read it nor been told.
+/// The nonce of a segment: only those that have read the segment or been told know it.
 pub(crate) type Nonce = [u8; 16];
 
-/// That of the segment behind a descriptor; of memory that is none, whatever is there.
+/// Returns the nonce of the segment behind a descriptor; of other memory, whatever is there.
 pub(crate) fn nonce_of(segment: BorrowedFd<'_>) -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
-    // Of less, the rest is zero.
+    // If the memory is shorter, the rest is zero.
     rustix::io::pread(segment, &mut nonce, H_NONCE as u64)?;
     Ok(nonce)
 }
@@ -301,7 +302,7 @@ impl Segment {
         deadline: Instant,
     ) -> Result<Self, Failure> {
         let maker = hosts.first(hosts.of(members.rank));
-        // What a process had open is gone with it.
+        // A segment that a process had open is gone with it.
         let blame = |failure: Failure| match failure.kind() {
             FailureKind::RankLost if failure.ranks().is_empty() => {
                 failure.blaming([members.world_ranks[maker as usize]])
@@ -514,7 +515,7 @@ impl Segment {
     }
 
     fn attach(&self) -> Result<(), Failure> {
-        // Who comes after the others gave up has no part in it.
+        // A rank that comes after the others gave up has no part in it.
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
@@ -595,7 +596,7 @@ impl Segment {
         self.members.rank
     }
 
-    /// What is compared, the same on every rank.
+    /// Returns the fields that are compared, the same on every rank.
     pub(crate) fn matching(&self) -> Matching {
         let strict: &AtomicU32 = self.region.at(self.layout.header() + H_STRICT);
         if strict.load(Ordering::Relaxed) == 0 { Matching::Normal } else { Matching::Strict }
@@ -633,8 +634,8 @@ impl Segment {
         self.region.at(self.layout.member(rank) + M_DOORBELL)
     }
 
-    /// The chain of all ranks, as this one sees it, with so many places and at most so many pieces on their way. What is
-    /// `near` ranks away is near.
+    /// The chain of all ranks, as this one sees it, with `places` places and at most `most` pieces on their
+    /// way. Ranks that are `near` ranks away are near.
     pub(crate) fn chain(&self, places: u64, most: u64, near: u32) -> Chain<'_> {
         let progress = |rank| self.region.at::<Progress>(self.layout.chain_rank(rank));
         let done: &[Progress; PLACES] = self.region.at(self.layout.chain_places());
@@ -700,7 +701,7 @@ impl Segment {
     }
 
     /// Says that this rank takes part in no collective from `seq` on, and in no message: it has destroyed its
-    /// end. Who waits for it looks again.
+    /// end. Ranks that wait for it look again.
     pub(crate) fn leave(&self, seq: u64) {
         let left: &AtomicU64 = self.region.at(self.layout.member(self.rank()) + M_LEFT);
         left.store(seq.saturating_add(1), Ordering::Release);
@@ -854,7 +855,7 @@ impl Segment {
         self.fail_round_here(round, verdict);
         let failure = self.failure();
         if failure.is_some() {
-            // Whoever failed it; a process that only said so must not leave us waiting.
+            // Poisons the round whoever failed it: a process that only said so must not leave us waiting.
             self.meeting().poison_round(round);
         }
         failure
@@ -912,7 +913,7 @@ impl Segment {
         blamed.add(ranks);
     }
 
-    /// Who we are when we write the failure: the agent is no rank, and dies with the job.
+    /// Returns who we are when we write the failure: the agent is no rank, and dies with the job.
     fn writer(&self) -> u32 {
         if self.pid(self.rank()) == std::process::id() { self.rank() } else { OUTSIDER }
     }

@@ -19,7 +19,8 @@ use crate::segment::Segment;
 /// Watches over the communicators of one process; the thread exists while there are any.
 #[derive(Debug)]
 pub struct Sentinel {
-    /// Of the process with this number. One that it forks has a copy, but not the thread, and begins anew.
+    /// The state of the process with this number. A process that it forks has a copy, but not the thread, and
+    /// begins anew.
     shared: Mutex<(u32, Arc<Shared>)>,
 }
 
@@ -40,7 +41,7 @@ struct State {
     guards: Vec<Guard>,
     next_number: u64,
     thread: Option<Running>,
-    /// Of the thread; one that finds another number is not needed any more.
+    /// The number of the thread; one that finds another number is not needed any more.
     generation: u64,
 }
 

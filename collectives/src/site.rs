@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 pub struct Site(SmallVec<[u8; 32]>);
 
 impl Site {
-    /// What is not UTF-8 in these bytes is replaced.
+    /// Makes a site of bytes; those that are not UTF-8 are replaced.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
             Ok(text) => text.into(),

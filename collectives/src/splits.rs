@@ -67,7 +67,7 @@ pub(crate) fn mismatch(segment: &Segment, op: &Op, seq: u64, slots: &[Slot<'_>],
         "collective mismatch in {group}, operation {seq}: the ranks differ in the sizes of {}",
         op.kind
     );
-    // Whichever way says it shorter: by who sends, or by who receives.
+    // The shorter way is taken: by who sends, or by who receives.
     let (by_from, by_to) =
         (grouped(pairs, |pair| pair.from, |pair| pair.to), grouped(pairs, |pair| pair.to, |pair| pair.from));
     let at = |rank: u32| slots[rank as usize].posted().to_string();

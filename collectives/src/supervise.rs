@@ -16,7 +16,7 @@ pub struct Supervised {
     comm_id: u64,
 }
 
-/// What is on its way between two ranks of a communicator.
+/// The messages on their way between two ranks of a communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Between {
     /// Sends that the source has posted and that have not ended.
@@ -91,8 +91,8 @@ impl Supervised {
         self.segment.announce();
     }
 
-    /// What every timeout of this communicator says from now on about the ranks it waits for: lines that the
-    /// agent has written, cut to 1536 bytes; none when `text` is empty.
+    /// Sets the text that every timeout of this communicator says from now on about the ranks it waits for:
+    /// lines that the agent has written, cut to 1536 bytes; none when `text` is empty.
     pub fn note(&self, text: &str) {
         self.segment.set_note(text);
     }
@@ -107,9 +107,9 @@ impl Supervised {
         self.segment.says_it_is_bridged()
     }
 
-    /// What this segment knows of what is between two ranks of the communicator; nothing for ranks that it does not
-    /// have. Of ranks of several hosts the segment of each knows a part: what its own ranks have posted, and what
-    /// they have not been known to take.
+    /// Returns what this segment knows of the messages between two ranks of the communicator; nothing for
+    /// ranks that it does not have. With ranks of several hosts, the segment of each host knows a part: the
+    /// messages that its own ranks have posted, and those they have not been known to take.
     pub fn between(&self, from: u32, to: u32) -> Between {
         let segment = &self.segment;
         if from >= segment.size() || to >= segment.size() || from == to {
@@ -121,14 +121,14 @@ impl Supervised {
             sends: load(segment.pending_sends(from, to)),
             receives: load(segment.pending_receives(from, to)),
             any_receives: load(segment.pending_receives(to, to)),
-            // What can not be is no proof of anything.
+            // A ring in an impossible state is no proof of anything.
             in_flight: readable.map_or(true, |run| run.bytes > 0),
         }
     }
 }
 
 impl Between {
-    /// What two hosts know of the same ranks.
+    /// Combines what two hosts know of the same ranks.
     #[must_use]
     pub fn and(self, other: Between) -> Between {
         Between {
@@ -210,7 +210,7 @@ mod tests {
         assert!(!crate::region::is_plain_memory(out.as_fd()) && Supervised::open(&out, 2).is_err());
     }
 
-    /// What this process has used at most.
+    /// Returns the most bytes that this process has used.
     fn peak_bytes() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
         let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it is told");

@@ -3,7 +3,8 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// What was moved so far, in bytes. What a kernel keeps in registers and in tiles of its own is not counted.
+/// The bytes that were moved so far. Bytes that a kernel keeps in registers and in tiles of its own are not
+/// counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Traffic {
@@ -11,7 +12,7 @@ pub struct Traffic {
     pub read: u64,
     /// To tensors and to memory that ranks share.
     pub written: u64,
-    /// Of both, what went into and came out of windows and rings instead of a tensor.
+    /// The bytes of both that went into and came out of windows and rings instead of a tensor.
     pub staged: u64,
 }
 

@@ -12,7 +12,7 @@ pub(crate) enum Way {
     Other,
 }
 
-/// What has been found out by the times of pieces of the same size.
+/// The findings from the times of pieces of the same size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Trial {
     turn: u32,
@@ -92,7 +92,7 @@ mod tests {
             cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default()
         })]
 
-        /// Whatever was so before, and although ranks are preempted.
+        /// Shows that the other way is taken whatever was so before, and although ranks are preempted.
         #[test]
         fn the_other_way_is_taken_where_the_usual_one_is_slow(
             times in prop::collection::vec((50u64..500, any::<bool>(), 0u64..150), 1..4),

@@ -1,4 +1,4 @@
-//! What can be said about an operation without asking any other rank.
+//! Checks of an operation that need no word from any other rank.
 
 use crate::dtype::supported;
 use crate::failure::{Failure, invalid_usage};

@@ -15,10 +15,10 @@
 //! | 40-43 | bytes of the segment, which follow the header       |
 //! | 44-47 | check: a mix of everything before                   |
 
-/// What a segment says about itself.
+/// The description that a segment gives of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the elements are.
+    /// The form of the elements.
     pub form: Form,
     /// Membership generation of the communicator.
     pub epoch: u32,
@@ -36,7 +36,7 @@ pub struct Header {
     pub bytes: u32,
 }
 
-/// What the elements of a segment are.
+/// The form of the elements of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Form {
@@ -59,7 +59,7 @@ pub enum HeaderError {
     /// Not ours, or not at the beginning of a header.
     #[error("segment header begins with {found:#010x}, expected {MAGIC:#010x}")]
     Magic {
-        /// What it begins with.
+        /// The number it begins with.
         found: u32,
     },
     /// From another version of this program.
@@ -76,14 +76,14 @@ pub enum HeaderError {
     Field {
         /// Which one.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
     },
 }
 
 /// Length of an encoded header.
 pub const HEADER_BYTES: usize = 48;
-/// What every header begins with.
+/// The number that every header begins with.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TPRN");
 /// Changes with the layout.
 pub const VERSION: u8 = 1;
