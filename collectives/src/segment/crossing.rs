@@ -1,5 +1,5 @@
-//! What a segment holds for the bridge to other hosts, and what the bridge puts in for their ranks. Where all ranks
-//! share one host none of it is used.
+//! The parts of a segment for the bridge to other hosts, and the data that the bridge puts in for their
+//! ranks. Where all ranks share one host none of it is used.
 
 use std::time::{Duration, Instant};
 
@@ -16,25 +16,27 @@ use super::{
     M_PLACE, PLACE_BYTES, Segment,
 };
 
-/// What a rank has written for a round, in bytes from the beginning of each place.
+/// The bytes that a rank has written for a round, from the beginning of each place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Written {
     pub(crate) slot: usize,
     pub(crate) behind: usize,
     pub(crate) splits: usize,
-    /// Of its window, for all ranks alike.
+    /// The bytes of its window, for all ranks alike.
     pub(crate) for_all: usize,
     /// Distance of what its window has for each rank; 0 when it has nothing for one alone.
     pub(crate) stride: usize,
-    /// Of what all ranks of its host together have, in the place of its window; the first one's to say.
+    /// The bytes that all ranks of its host together have, in the place of its window; the first one's to
+    /// say.
     pub(crate) partial: usize,
-    /// What there is for each rank is not in its window but of that, too.
+    /// Whether the bytes for each rank are not in its window but among those of all ranks of its host, too.
     pub(crate) is_partial: bool,
-    /// Of the result of the round before, of which each host has folded the stretches of its ranks; as above.
+    /// The bytes of the result of the round before, of which each host has folded the stretches of its ranks;
+    /// as above.
     pub(crate) folded: Gathered,
 }
 
-/// Of a stretch of a tensor in an arena of its rank.
+/// The place of a stretch of a tensor in an arena of its rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) kind: ArenaKind,
@@ -42,7 +44,8 @@ pub(crate) struct Place {
     pub(crate) bytes: u64,
 }
 
-/// So long a rank waits for the hosts to agree on why a communicator has failed: they need two messages.
+/// The time that a rank waits for the hosts to agree on why a communicator has failed: they need two
+/// messages.
 pub(crate) const AGREEMENT: Duration = Duration::from_secs(1);
 
 // The word of the agreement.
@@ -155,7 +158,7 @@ impl Segment {
         self.region().at(self.layout().header() + H_READY)
     }
 
-    /// What this rank has written for the round of this parity; `each` has the bytes for every rank.
+    /// Notes what this rank has written for the round of this parity; `each` has the bytes for every rank.
     pub(crate) fn set_written(&self, parity: usize, written: Written, each: &[usize]) {
         self.set_written_by(self.rank(), parity, written, each);
     }
@@ -172,7 +175,7 @@ impl Segment {
         }
     }
 
-    /// What a rank here has written, which never is more than there is room for.
+    /// Returns what a rank here has written, which never is more than there is room for.
     pub(crate) fn written(&self, rank: u32, parity: usize) -> Written {
         let layout = self.layout();
         let word = |index: usize, most: usize| self.written_word(rank, parity, index).min(most);
@@ -300,7 +303,7 @@ impl Segment {
         }
     }
 
-    /// What the hosts have agreed on; `None` when they do not in time.
+    /// Returns the failure that the hosts have agreed on; `None` when they do not in time.
     pub(super) fn agreed_failure(&self) -> Option<Failure> {
         let deadline = *self.seen_failed.get_or_init(Instant::now) + AGREEMENT;
         loop {

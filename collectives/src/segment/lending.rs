@@ -7,7 +7,7 @@ use crate::sync::Hands;
 
 use super::{M_HANDS, Segment};
 
-/// Who is waited for may die meanwhile.
+/// The time between two looks at a rank that is waited for: it may die meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Segment {
@@ -17,9 +17,9 @@ impl Segment {
         Some(work())
     }
 
-    /// Waits until nobody has tensors of this rank in its hands any more. The communicator has failed: who is not at
-    /// work by now does not begin. Who is lost by that failure is not waited for: it is dead, or will be before it
-    /// goes on.
+    /// Waits until nobody has tensors of this rank in its hands any more. The communicator has failed: a rank
+    /// that is not at work by now does not begin. A rank that is lost by that failure is not waited for: it
+    /// is dead, or will be before it goes on.
     pub(crate) fn take_back(&self, failure: &Failure) {
         let is_lost = |rank| {
             failure.kind() == FailureKind::RankLost && failure.ranks().contains(&self.world_rank(rank))

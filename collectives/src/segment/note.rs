@@ -1,4 +1,4 @@
-//! What the agent knows about the ranks that are waited for, for the text of a timeout: the engine itself
+//! The agent's knowledge about the ranks that are waited for, for the text of a timeout: the engine itself
 //! knows only who is missing, not what they do instead.
 //!
 //! The agent is the only writer. A generation says whether the words are whole: odd while they change.

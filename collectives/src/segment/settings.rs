@@ -1,4 +1,4 @@
-//! What rank 0 decides for all ranks of a communicator, on all hosts.
+//! The settings that rank 0 decides for all ranks of a communicator, on all hosts.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub struct Settings {
     pub(crate) window_bytes: usize,
     pub(crate) matching: Matching,
     pub(crate) results: Results,
-    /// What plans count on; ranks may be pinned to different CPUs.
+    /// The CPUs that plans count on; ranks may be pinned to different CPUs.
     pub(crate) cpus: u32,
 }
 
@@ -39,9 +39,9 @@ impl fmt::Display for Settings {
     }
 }
 
-/// Of each rank where ranks are on several hosts.
+/// The least bytes of each rank's window where ranks are on several hosts.
 const BRIDGED_WINDOW: usize = 4 << 20;
-/// Of any rank, whatever another process says.
+/// The most bytes of any rank's window, whatever another process says.
 pub(super) const MOST_WINDOW: usize = 1 << 32;
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whoever can write the store can write anything there.
+        /// Any text may be in the store: a process that can write there can write anything.
         #[test]
         fn any_text_is_settings_or_is_refused(text in "[0-9]{1,20}( [0-9-]{1,11}){2,4}|.{0,20}") {
             if let Some(settings) = Settings::parse(&text) {
