@@ -14,7 +14,7 @@ const ENDED: u32 = 1 << 31;
 /// How the creation of a communicator stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
-    /// So many ranks are there; others are missing.
+    /// The ranks that are there, a count; others are missing.
     Waiting(u32),
     /// All are there: the communicator has come to be, for all of them.
     Whole,

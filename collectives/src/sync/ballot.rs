@@ -1,10 +1,10 @@
 //! The ballot: the ranks that are left of a communicator agree on who they are.
 //!
-//! Each rank writes its wish for a round into its own word. Who sees that every rank that is present has the
-//! wish writes the list of them into its own words and proposes it by one compare-and-swap on the state: the
-//! first proposal is the decision. Nobody holds anything that another would have to take over, so ranks may
-//! die anywhere. A rank that gives up waiting takes its wish back, and by changing the state makes every
-//! proposal fail that may have counted on it: it is in the decision if it learns of it, and else not.
+//! Each rank writes its wish for a round into its own word. A rank that sees that every rank that is present
+//! has the wish writes the list of them into its own words and proposes it by one compare-and-swap on the
+//! state: the first proposal is the decision. Nobody holds anything that another would have to take over, so
+//! ranks may die anywhere. A rank that gives up waiting takes its wish back, and by changing the state makes
+//! every proposal fail that may have counted on it: it is in the decision if it learns of it, and else not.
 //!
 //! Ranks need not see the same others as present: the list decides, not the view. A list is overwritten only
 //! for a later round, which all present ranks wish for only after they have read this one.
@@ -15,7 +15,7 @@ use super::{AtomicU32, AtomicU64, Doorbell, Ordering};
 pub(crate) trait Roll {
     /// Ranks that may take part.
     fn ranks(&self) -> u32;
-    /// What was decided last.
+    /// The last decision.
     fn state(&self) -> &AtomicU64;
     /// Rung whenever a wish or the state changed.
     fn bell(&self) -> &Doorbell;
@@ -67,7 +67,7 @@ pub(crate) fn count(roll: &impl Roll, me: u32, round: u32, present: impl Fn(u32)
         }
         write(roll, me, &list);
         let mine = u64::from(round) << 32 | seen & ATTEMPTS | u64::from(me);
-        // Release: my list. Who reads the state with acquire may read it.
+        // Release: my list. A rank that reads the state with acquire may read it.
         if roll.state().compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             roll.bell().ring();
             return Count::Decided(list);
@@ -205,12 +205,12 @@ mod tests {
             let (first, second) = rounds(&words, 0);
             assert_eq!((first, second), (vec![0, 1], vec![0]));
             let theirs = other.join().expect("the other does not panic");
-            // Who was left out of a round may find its list instead of the one before.
+            // A rank that was left out of a round may find its list instead of the one before.
             assert!(theirs == [0, 1] || theirs == [0], "{theirs:?}");
         });
     }
 
-    /// Who takes its wish back is in no decision that it has not heard of.
+    /// A rank that takes its wish back is in no decision that it has not heard of.
     #[test]
     fn loom_a_wish_taken_back_does_not_count() {
         model(|| {

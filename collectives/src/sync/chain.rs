@@ -14,21 +14,22 @@ use super::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Progress(AtomicU64);
 
-/// What one rank sees of the chain.
+/// The chain as one rank sees it.
 #[derive(Debug)]
 pub(crate) struct Chain<'a> {
-    /// Of the rank before this one; the first has none.
+    /// The progress of the rank before this one; the first has none.
     pub(crate) before: Option<&'a Progress>,
     pub(crate) own: &'a Progress,
     pub(crate) last: &'a Progress,
     /// The ranks so far before this one, and before the last one, that their turns are near once these have had
     /// theirs; where there are none they always are.
     pub(crate) near: [Option<&'a Progress>; 2],
-    /// Of pieces, those whose numbers leave the same remainder together: as many as there are places at most.
+    /// The progress of pieces. Pieces whose numbers leave the same remainder share one: there are at most as
+    /// many as there are places.
     pub(crate) done: &'a [Progress],
-    /// A piece is where the one so many before it was.
+    /// A piece is in the place of the one this many before it.
     pub(crate) places: u64,
-    /// Pieces that are on their way at most: one is begun when that so many before it is whole.
+    /// Pieces that are on their way at most: one is begun when the one this many before it is whole.
     pub(crate) most: u64,
     pub(crate) ranks: u32,
 }
@@ -194,7 +195,7 @@ mod tests {
         check(|shared, rank| shared.take_each_at_once(rank, 2));
     }
 
-    /// Who folds a piece takes the one before it, and has not looked whether that is whole.
+    /// A rank that folds a piece takes the one before it, and has not looked whether that is whole.
     #[test]
     fn loom_a_piece_is_whole_when_the_next_one_comes() {
         check(|shared, rank| shared.take_each_with_the_next(rank, 3));

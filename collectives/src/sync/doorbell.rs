@@ -29,7 +29,8 @@ impl Doorbell {
     pub(crate) fn ring(&self) {
         let before = self.word.atomic().fetch_add(ONE_RING, Ordering::AcqRel);
         if before & SLEEPERS != 0 {
-            // Who sets the bit again after this sleeps on another value, so the wake-up cannot miss it.
+            // A sleeper that sets the bit again after this sleeps on another value, so the wake-up cannot
+            // miss it.
             self.word.atomic().fetch_and(!SLEEPERS, Ordering::AcqRel);
             self.word.wake(EVERYBODY);
         }

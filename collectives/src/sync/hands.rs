@@ -104,7 +104,8 @@ mod tests {
         });
     }
 
-    /// Whoever else has failed it.
+    /// A rank that learns of a failure takes back only out of empty hands, whoever else has failed the
+    /// communicator.
     #[test]
     fn loom_who_learns_of_a_failure_takes_back_only_out_of_empty_hands() {
         model(|| {

@@ -3,8 +3,9 @@
 //! This is the slot protocol. In each round a rank writes its own slot and window (single writer), then
 //! arrives. The last to arrive has seen every slot: it compares the match keys, folds what is to be folded,
 //! and opens the round; the others sleep on one word, so that one wake-all frees them. A large fold is cut
-//! into pieces which the ranks that are awake claim. What a rank wrote in round k is read by others until it
-//! arrives in round k + 1, so it may be overwritten from round k + 2 on: slots and windows come in pairs.
+//! into pieces which the ranks that are awake claim. The data that a rank wrote in round k is read by others
+//! until it arrives in round k + 1, so it may be overwritten from round k + 2 on: slots and windows come in
+//! pairs.
 //!
 //! Nothing is locked and nothing needs a cleanup: a rank that dies has arrived or has not.
 
@@ -37,7 +38,7 @@ pub(crate) struct Meeting {
 #[derive(Debug, Default)]
 struct OwnLine<T>(T);
 
-/// What a rank learns on arriving.
+/// The state of a round as a rank finds it on arriving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arrival {
     /// All others are here: compare, fold, then [`open`](Meeting::open).
@@ -157,7 +158,7 @@ impl Meeting {
                 return Opened::Poisoned;
             }
             if seen & DUTY != 0 {
-                // Whoever clears the bit has the duty.
+                // The rank that clears the bit has the duty.
                 if word.fetch_and(!DUTY, Ordering::AcqRel) & DUTY != 0 {
                     return Opened::Duty;
                 }
@@ -426,7 +427,7 @@ mod tests {
         });
     }
 
-    /// What a nudge announces is seen by who waits, and a round that opens at the same time stays open.
+    /// A waiter sees what a nudge announces, and a round that opens at the same time stays open.
     #[test]
     fn loom_no_nudge_is_lost() {
         model(|| {

@@ -17,7 +17,7 @@ pub(crate) fn model_within(preemptions: usize, body: impl Fn() + Sync + Send + '
         let mut builder = loom::model::Builder::new();
         let bound = builder.preemption_bound.unwrap_or(2).min(preemptions);
         builder.preemption_bound = Some(bound);
-        // Who waits for a writer looks again and again.
+        // A thread that waits for a writer looks again and again.
         builder.max_branches = 10_000;
         builder.check(body);
     }

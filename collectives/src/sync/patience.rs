@@ -2,9 +2,9 @@
 //!
 //! With more ranks than CPUs, a waiter that does not sleep takes time from the rank it waits for: measured
 //! with 63 waiters on 2 CPUs, a computing rank slows down 4 times when they yield and 68 times when they
-//! spin. So spinning is for ranks that have a CPU each, and yielding is bounded: to a few turns of the ranks that
-//! share a CPU, which is about what a small operation takes them. Who sleeps has to be woken, and takes several
-//! times as long.
+//! spin. So spinning is for ranks that have a CPU each, and yielding is bounded: to a few turns of the ranks
+//! that share a CPU, which is about what a small operation takes them. A waiter that sleeps has to be woken,
+//! and takes several times as long.
 
 use super::yield_now;
 

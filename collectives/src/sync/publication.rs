@@ -1,9 +1,10 @@
 //! The verdict: one text that fails a communicator for all its ranks, written once.
 //!
-//! Who wants to fail it claims the word, writes the text, makes it take effect (poisons the meeting), and
-//! says that it stands; the first one stands for good. One that turns out to be too late is taken back, and
-//! then it is the next one's turn. A writer that dies over it has left its number in the word: whoever looks
-//! takes over and speaks for it, so that no reader ever sees half a text and nobody waits for the dead.
+//! A rank that wants to fail it claims the word, writes the text, makes it take effect (poisons the meeting),
+//! and says that it stands; the first one stands for good. One that turns out to be too late is taken back,
+//! and then it is the next one's turn. A writer that dies over it has left its number in the word: any rank
+//! that looks takes over and speaks for it, so that no reader ever sees half a text and nobody waits for the
+//! dead.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ pub(crate) struct Publication {
     word: Word,
 }
 
-/// What a look at a writer found.
+/// The state of a writer at a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Writer {
     /// It may still finish.
@@ -33,7 +34,7 @@ pub(crate) enum Writer {
     Silent,
 }
 
-/// What the word says once nobody writes any more.
+/// The state of the word once nobody writes any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Settled {
     /// No verdict.
@@ -59,7 +60,7 @@ impl Publication {
         loop {
             if self.claims(writer) {
                 write();
-                // Who sees the effect before the state waits for it.
+                // A rank that sees the effect before the state waits for it.
                 let stands = take_effect();
                 self.settle(if stands { STANDS } else { NONE });
                 return if stands { Settled::Stands } else { Settled::Nothing };
@@ -72,8 +73,9 @@ impl Publication {
         }
     }
 
-    /// What is said, after waiting for who is saying it; `speak_for` writes the text of a dead writer, in the
-    /// place of what it left, and makes it take effect. `reader` is who we are, which is asked for only then.
+    /// Returns the verdict, after waiting for a writer that is writing it; `speak_for` writes the text of a
+    /// dead writer, in the place of what it left, and makes it take effect. `reader` is who we are, which is
+    /// asked for only then.
     pub(crate) fn settled(
         &self,
         reader: impl Fn() -> u32,

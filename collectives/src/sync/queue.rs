@@ -32,7 +32,7 @@ pub(crate) struct Consumer<'a, T> {
     rx: MutexGuard<'a, Rx<T>>,
 }
 
-/// What came of waiting for items.
+/// The result of waiting for items.
 #[derive(Debug)]
 pub(crate) enum Consume<'a, T> {
     Some(Consumer<'a, T>),
@@ -55,7 +55,7 @@ impl<T> OpQueue<T> {
     }
 
     /// Pushes, waiting for room until `deadline`; gives the item back when the queue is closed or stays full.
-    /// Who waits for items learns of it when it is announced.
+    /// A thread that waits for items learns of it when it is announced.
     pub(crate) fn push(&self, mut item: T, deadline: Option<Instant>) -> Result<(), T> {
         loop {
             let seen = self.popped.rings();
@@ -261,7 +261,8 @@ mod tests {
         });
     }
 
-    /// Who looks further than it pops leaves the rest to the other consumer, also when that slept meanwhile.
+    /// A consumer that looks further than it pops leaves the rest to the other one, also when that slept
+    /// meanwhile.
     #[test]
     fn loom_what_one_leaves_the_other_finds() {
         model(|| {

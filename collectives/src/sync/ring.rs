@@ -45,7 +45,7 @@ impl Run {
         Run { bytes: self.bytes.min(bytes), ..self }
     }
 
-    /// What follows the first `bytes`.
+    /// Returns the bytes that follow the first `bytes`.
     pub(crate) fn after(self, bytes: u32) -> Run {
         let bytes = bytes.min(self.bytes);
         Run { offset: (self.offset + bytes) % self.capacity, bytes: self.bytes - bytes, ..self }

@@ -1,8 +1,8 @@
 //! Ranks that die anywhere in a round: every other rank completes it or learns the one failure.
 //!
-//! A rank that dies simply stops. What follows its death (the agent, or another rank's sentinel, fails the
-//! communicator) runs on the same model thread: it can only come after the death, and nothing else is
-//! ordered with it.
+//! A rank that dies simply stops. The event that follows its death (the agent, or another rank's sentinel,
+//! fails the communicator) runs on the same model thread: it can only come after the death, and nothing else
+//! is ordered with it.
 
 use super::*;
 use crate::sync::model::{Arc, model_within, spawn};
@@ -13,7 +13,7 @@ const MOST_RANKS: u32 = 3;
 const DYING: u32 = 0;
 const FIRST: u32 = 1;
 const WATCHER: u32 = 7;
-/// What a verdict says: that the dying rank is gone (and, to be told apart, who says so), or what the dying
+/// The text of a verdict: that the dying rank is gone (and, to be told apart, who says so), or what the dying
 /// rank itself had found.
 const GONE: u32 = 100;
 const FOUND: u32 = 200;
@@ -68,7 +68,7 @@ impl Shared {
         }
     }
 
-    /// Who arrives last, or folds, has every slot, and has it whole.
+    /// Checks that a rank that arrives last, or folds, has every slot, and has it whole.
     fn check_slots(&self) {
         for (rank, slot) in self.slots.iter().take(self.ranks as usize).enumerate() {
             let halves = [0, 1].map(|half| slot[half].load(Ordering::Relaxed));
@@ -109,7 +109,7 @@ impl Shared {
         )
     }
 
-    /// What a rank raises.
+    /// Returns the failure that a rank raises.
     fn failure(&self, reader: u32) -> Option<u32> {
         let look_at = |writer| self.look_at(writer);
         let settled = self.publication.settled(|| reader, look_at, |_| self.speak_for_the_dead(reader));
