@@ -1,6 +1,6 @@
 //! A network in memory, for tests: every run of it is a function of its seed.
 //!
-//! Each link and channel is a queue of bounded depth. What is in different queues arrives in any relative
+//! Each link and channel is a queue of bounded depth. Segments in different queues arrive in any relative
 //! order; links can be cut and ranks dropped.
 
 use std::cell::RefCell;

@@ -19,7 +19,7 @@ pub trait Transport {
     fn try_receive(&mut self, deliver: &mut dyn FnMut(u32, &Header, &[u8]) -> Delivery) -> bool;
 }
 
-/// What became of a segment to be sent.
+/// The fate of a segment to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
     /// It is on its way; the payload is not needed any more.
@@ -30,7 +30,7 @@ pub enum Sending {
     Lost,
 }
 
-/// What one round of a driver achieved.
+/// The result of one round of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
     /// Something moved: another round may move more.

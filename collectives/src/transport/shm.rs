@@ -16,7 +16,7 @@ pub(crate) struct ShmTransport<'a> {
     next: u32,
     /// A segment as it came out of a ring, which may wrap around.
     staging: Vec<u8>,
-    /// What a peer wrote that can not be: the execution can not go on.
+    /// A value that a peer wrote and that can not be: the execution can not go on.
     corrupt: Option<(u32, String)>,
 }
 
