@@ -1,4 +1,4 @@
-//! What a blocking collective of few bytes takes of the allocator: nothing.
+//! A blocking collective of few bytes takes nothing of the allocator.
 #![allow(unsafe_code)]
 
 mod ranks;
@@ -44,7 +44,7 @@ fn spans(memory: &mut [i64], chunks: usize) -> Spans {
 
 #[test]
 fn small_blocking_collectives_allocate_nothing() {
-    // Who sleeps and who comes last differ from operation to operation.
+    // The ranks that sleep and the rank that comes last differ from operation to operation.
     for (cpus, size) in [(2, 2), (1, 2), (2, 5)] {
         let config = Config { cpus, ..config() };
         for kind in [OpKind::AllReduce, OpKind::Broadcast, OpKind::Reduce, OpKind::Barrier] {

@@ -19,7 +19,7 @@ fn all_reduce(rank: u32, c: usize, count: usize) -> Call {
     Call::new(OpKind::AllReduce, vec![chunk(rank, c, count)], vec![vec![0; count]])
 }
 
-/// What a rank does with its next operation.
+/// The way a rank does its next operation.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Block,

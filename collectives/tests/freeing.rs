@@ -1,4 +1,4 @@
-//! Who gives up a communicator, or its own end of it, frees every waiter at once.
+//! A rank that gives up a communicator, or its own end of it, frees every waiter at once.
 
 mod ranks;
 
@@ -105,7 +105,8 @@ fn abort_frees_those_who_wait_for_a_message() {
     assert!(took < AT_ONCE, "{took:?}");
 }
 
-/// What needs a rank that has destroyed its end can not complete, and says so without any timeout.
+/// An operation that needs a rank that has destroyed its end can not complete, and says so without any
+/// timeout.
 #[test]
 fn who_destroys_its_end_frees_those_who_wait_for_it() {
     for call in [|| reduce(4), || receive(0)] {
@@ -210,7 +211,8 @@ fn shutdown_frees_the_waiters_of_this_rank_and_leaves_the_others_alone() {
     assert!(took < AT_ONCE, "{took:?}");
 }
 
-/// What all ranks have posted is done before a rank is gone, however late each of them gets to it.
+/// Operations that all ranks have posted are done before a rank is gone, however late each of them gets to
+/// it.
 #[test]
 fn shutdown_completes_what_all_ranks_have_posted() {
     const OPS: usize = 40;
@@ -229,7 +231,7 @@ fn shutdown_completes_what_all_ranks_have_posted() {
     }
 }
 
-/// Who waits for a communicator to come to be learns at once that it will not.
+/// A rank that waits for a communicator to come to be learns at once that it will not.
 #[test]
 fn a_failed_creation_frees_those_who_wait_in_it() {
     let mut times = vec![];

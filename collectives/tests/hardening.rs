@@ -36,7 +36,7 @@ fn recv(from: Option<u32>, tag: i32, count: usize) -> Call {
     Call { root: from, tag, ..Call::new(OpKind::Recv, vec![], vec![vec![0; count]]) }
 }
 
-/// What succeeded on one rank must not fail on another because of what came later.
+/// An operation that succeeded on one rank must not fail on another because of what came later.
 #[test]
 fn a_barrier_that_one_rank_passed_is_passed_by_all() {
     for _ in 0..50 {
@@ -54,8 +54,8 @@ fn a_barrier_that_one_rank_passed_is_passed_by_all() {
     }
 }
 
-/// What so many rounds take where each sleeps until it is time to look at the other ranks; awake, they take
-/// milliseconds.
+/// The time that `rounds` rounds take where each sleeps until it is time to look at the other ranks; awake,
+/// they take milliseconds.
 fn asleep(rounds: u32) -> Duration {
     rounds * Duration::from_millis(500)
 }
@@ -84,7 +84,7 @@ fn a_pending_receive_does_not_delay_collectives() {
     });
 }
 
-/// Who waits for a message goes on when it is there, whatever else is pending.
+/// A rank that waits for a message goes on when it is there, whatever else is pending.
 #[test]
 fn a_pending_receive_does_not_delay_other_messages() {
     const ROUNDS: u32 = 100;

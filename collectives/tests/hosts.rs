@@ -49,8 +49,8 @@ fn every_collective_over_several_connections() {
     }
 }
 
-/// Of three hosts and more each folds a part: what is left of it at the end of a window, of another and of a tensor
-/// may be nothing for some.
+/// If there are three hosts or more, each folds a part: the part that is left at the end of a window, of
+/// another and of a tensor may be nothing for some.
 #[test]
 fn large_folds_are_shared_among_hosts() {
     let window = (4 << 20) / size_of::<i64>();
@@ -126,7 +126,8 @@ fn floats_are_summed_in_one_order() {
     });
 }
 
-/// What hosts send each other of small floats is wider than these, so that a result is rounded once.
+/// Partial results of small floats are wider than these on their way between hosts, so that a result is
+/// rounded once.
 #[test]
 fn small_floats_are_rounded_once() {
     let value = |rank: u32, index: usize| ((index * 31 + rank as usize * 17) % 255) as f32 - 127.0;
@@ -276,7 +277,7 @@ fn messages_of_all_sizes() {
     });
 }
 
-/// Who leaves at once after sending has sent: what is on its way arrives.
+/// A rank that leaves at once after sending has sent: a message on its way arrives.
 #[test]
 fn the_last_message_arrives() {
     on_hosts(&[0, 1], &config(), TIMEOUT, |communicator| {
@@ -393,7 +394,7 @@ impl Store for Held<'_> {
     }
 }
 
-/// Who is told of a segment that is closed before it opens it learns why.
+/// A rank that is told of a segment that is closed before it opens it learns why.
 #[test]
 fn who_comes_too_late_for_a_segment_learns_why_it_failed() {
     let (memory, given_up) = (Memory::default(), Barrier::new(2));

@@ -194,14 +194,15 @@ fn sums_between_hosts_read_tensors_where_they_are() {
                 };
                 assert!(got == [summed(ranks, 0, count)], "{hosts:?} {elsewhere:?}");
             };
-            // Who comes first to one of these may not know yet that the others can read its tensor.
+            // The rank that comes first to one of these may not know yet that the others can read its tensor.
             sum(false);
             sum(false);
             let before = communicator.traffic().staged;
             sum(elsewhere == Some(rank));
             communicator.traffic().staged - before
         });
-        // Of all ranks, since whoever comes last works for all; staging takes as much again.
+        // The sum is over all ranks, since the one that comes last works for all; staging takes as much
+        // again.
         let by_all = taken.iter().sum::<u64>();
         assert_eq!(by_all, most * 8 * count as u64, "{hosts:?} {elsewhere:?}: {taken:?}");
     }
@@ -246,7 +247,7 @@ fn sums_between_hosts_may_be_in_place() {
     }
 }
 
-/// Whoever comes last: of tensors of different sizes nobody reads beyond the smaller one.
+/// If tensors differ in size, nobody reads beyond the smaller one, whoever comes last.
 #[test]
 fn a_mismatch_between_hosts_is_one() {
     let device = Device::new();
@@ -348,7 +349,7 @@ fn a_mismatch_changes_no_tensor() {
     assert!(failures.iter().all(|failure| failure.kind() == FailureKind::Mismatch && failure.ranks() == [1]));
 }
 
-/// Whoever fails uses its tensors for something else at once; nobody else may, to the end.
+/// A rank that fails uses its tensors for something else at once; nobody else may, to the end.
 #[test]
 fn nobody_writes_to_tensors_of_an_operation_that_has_failed() {
     const COUNT: usize = 1 << 20;

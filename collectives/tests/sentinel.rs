@@ -122,7 +122,7 @@ impl Rank {
         writeln!(self.input, "go on").unwrap();
     }
 
-    /// What it has learned after `since_ns`: how long that took, and the text.
+    /// Returns what it has learned after `since_ns`: how long that took, and the text.
     fn learned(&mut self, since_ns: u64) -> (Duration, String) {
         let line = self.hear();
         let (at, what) = line.split_once(' ').unwrap();
@@ -180,7 +180,7 @@ impl World {
         at
     }
 
-    /// What all but `dead` learned: the times in order, and the one text.
+    /// Returns what all but `dead` learned: the times in order, and the one text.
     fn learned(&mut self, dead: &[usize], since_ns: u64) -> (Vec<Duration>, String) {
         let living = self.ranks.iter_mut().enumerate().filter(|(rank, _)| !dead.contains(rank));
         let all: Vec<_> = living.map(|(_, rank)| rank.learned(since_ns)).collect();
@@ -245,7 +245,7 @@ fn a_rank_that_dies_at_work_is_missed_at_once() {
     dies_at_work("a_rank_that_dies_at_work_is_missed_at_once", 1 << 16);
 }
 
-/// What is larger is folded in a chain, where only the next one waits for it.
+/// Larger tensors are folded in a chain, where only the next one waits for it.
 #[test]
 fn a_rank_that_dies_in_a_chain_is_missed_at_once() {
     dies_at_work("a_rank_that_dies_in_a_chain_is_missed_at_once", 1 << 18);
@@ -338,7 +338,7 @@ fn what_the_dead_had_sent_is_received() {
     judge(TEST, vec![learned - began]);
 }
 
-/// Who left in order is missed by nobody that does not wait for it.
+/// A rank that left in order is missed by nobody that does not wait for it.
 #[test]
 fn a_rank_that_left_in_order_is_no_loss() {
     const TEST: &str = "a_rank_that_left_in_order_is_no_loss";
@@ -377,7 +377,7 @@ fn a_rank_that_left_in_order_is_no_loss() {
     }
 }
 
-/// Who comes after its process has ended is told that it left.
+/// A rank that comes after another's process has ended is told that the other left.
 #[test]
 fn a_rank_that_left_in_order_is_not_lost() {
     const TEST: &str = "a_rank_that_left_in_order_is_not_lost";

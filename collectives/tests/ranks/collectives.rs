@@ -1,10 +1,10 @@
-//! What every collective makes of known tensors.
+//! Every collective on known tensors, with the results it must have.
 
 use tpurun_collectives::{Communicator, OpKind};
 
 use super::Call;
 
-/// Of a tensor of 33 MiB: two ranks have more than an operation may count on to find in caches.
+/// The elements of a tensor of 33 MiB: two ranks have more than an operation may count on to find in caches.
 pub const LARGE: usize = (33 << 17) + 5;
 
 pub fn value(rank: u32, chunk: usize, index: usize) -> i64 {
