@@ -47,7 +47,7 @@ fn main() {
 /// A piece of memory in chunks of equal bytes.
 type Chunks = (*mut u8, usize, usize);
 
-/// What rank `me` gives and gets, of memory for two buffers of so many bytes.
+/// Returns what rank `me` gives and gets, out of memory for two buffers of `bytes` bytes each.
 fn buffers(kind: OpKind, me: u32, ranks: usize, bytes: usize, memory: *mut u8) -> [Chunks; 2] {
     let behind = memory.wrapping_add(bytes);
     let part = bytes / ranks;

@@ -1,4 +1,5 @@
-//! What a case executes, for `make test-instructions`: callgrind counts between the two ends of `measured`.
+//! The instructions that a case executes, for `make test-instructions`: callgrind counts between the two ends
+//! of `measured`.
 //!
 //! Counts of instructions are the same on a busy machine, so a few per cent more are seen where times would
 //! not show them.

@@ -1,5 +1,6 @@
-//! What matching costs: `make bench-matching` builds this twice, the second time with `--cfg tpurun_unmatched`,
-//! which leaves out the match keys, their comparison and the flight recorder, and runs the two in turn.
+//! The cost of matching: `make bench-matching` builds this twice, the second time with `--cfg
+//! tpurun_unmatched`, which leaves out the match keys, their comparison and the flight recorder, and runs the
+//! two in turn.
 //!
 //! That cfg exists for this comparison alone: without keys, ranks that post different operations corrupt each
 //! other. Prints one line per operation, rank count and size: the median over blocks of the slowest rank's

@@ -1,5 +1,5 @@
-//! What large messages between two hosts cost at the very least, both ends together, on one core:
-//! `cargo bench --bench packets [-- PAYLOAD]`, with so many bytes in a datagram.
+//! The least cost of large messages between two hosts, both ends together, on one core: `cargo bench --bench
+//! packets [-- PAYLOAD]`, with so many bytes in a datagram.
 //!
 //! Encrypted in datagrams as QUIC has them, with everything left out that is not copying, AES-128-GCM, protection of
 //! headers and system calls: no streams, acknowledgements, congestion control. And in plain text over TCP.
@@ -15,7 +15,7 @@ use rustls::quic::{Keys, Version};
 
 const BLOCKS: usize = 9;
 const BLOCK: Duration = Duration::from_millis(300);
-/// Of one system call, as in the transport.
+/// The bytes of one system call, as in the transport.
 const BATCH: usize = 65_000;
 /// Flags, a connection's id, and a packet number of four bytes.
 const HEADER: usize = 13;

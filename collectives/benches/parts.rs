@@ -1,4 +1,5 @@
-//! What the parts of a small operation take: `cargo bench -p tpurun-collectives --bench parts [-- FILTER]`.
+//! The time that the parts of a small operation take: `cargo bench -p tpurun-collectives --bench parts [--
+//! FILTER]`.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
