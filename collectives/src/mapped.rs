@@ -1,9 +1,9 @@
 //! Collectives of tensors that all lie in arenas: ranks read and write them in place. Nothing is staged.
 //!
-//! Either the last to arrive and who helps it do everything before the meeting opens, or every rank does its
-//! share and all meet again. With more ranks than cores the helpers change, and each in turn would have all
-//! pages of all ranks in its page table; who does its own share always touches the same ones. A second meeting
-//! is little beside that unless few bytes move.
+//! Either the last to arrive and the ranks that help it do everything before the meeting opens, or every rank
+//! does its share and all meet again. With more ranks than cores the helpers change, and each in turn would
+//! have all pages of all ranks in its page table; a rank that does its own share always touches the same
+//! ones. A second meeting is little beside that unless few bytes move.
 //!
 //! Bytes moved for an all-reduce of S bytes on N ranks: N S to read, N S to write. For a broadcast S and (N - 1) S,
 //! or (N - 1) S and (N - 1) S where every rank reads its own: more to read, but nobody writes into the pages of all
@@ -51,7 +51,7 @@ const MIN_SHARED_FOLD_PART: usize = 64 << 10;
 const ENOUGH_TO_SHARE_FOLD: usize = 1 << 20;
 /// As above, for tensors that all get from one rank.
 const MIN_SHARED_BROADCAST: usize = 512 << 10;
-/// Pieces of one rank's tensors: what has more is staged.
+/// Pieces of one rank's tensors: tensors in more pieces are staged.
 const MAX_PIECES: usize = 4096;
 /// Words of a description before its pieces: how many inputs and outputs, and how many of them are a chunk.
 const HEAD: usize = 4;
@@ -77,7 +77,7 @@ pub(crate) struct Mapped {
     kind: ArenaKind,
     arenas: Arc<[Arc<PeerArena>]>,
     parity: usize,
-    /// Made by who works on it, once all have arrived.
+    /// Made by the ranks that work on it, once all have arrived.
     plan: OnceCell<Plan>,
 }
 
@@ -173,7 +173,7 @@ impl Mapping {
         let kind = place.kind;
         self.of(segment, kind, own)?;
         own.lend(place.offset, place.bytes);
-        // Relaxed: whoever has mapped them maps them for as long as the communicator lives.
+        // Relaxed: a rank that has mapped them maps them for as long as the communicator lives.
         let can_all = segment
             .ranks_here()
             .iter()
@@ -244,7 +244,7 @@ impl Peers {
         let Some(exports) = exports.collect::<Option<Vec<_>>>() else { return Self::Missing };
         match exports.iter().map(known_peer).collect() {
             Ok(peers) => {
-                // Release: what was announced, for who sees this one first.
+                // Release: what was announced, for a rank that sees this one first.
                 ready(segment, segment.rank(), kind).store(MAPPED, Ordering::Release);
                 Self::Ready(peers)
             }
@@ -322,7 +322,8 @@ impl Mapped {
         Ok(())
     }
 
-    /// Does the share of this rank: of what each gives or takes its own, of what is folded for all a stretch.
+    /// Does the share of this rank: of tensors that each gives or takes its own; of a fold for all, one
+    /// stretch.
     pub(crate) fn run_share(&self, segment: &Segment, op: &Op, traffic: &Counter) -> Result<(), Failure> {
         let (me, ranks) = (segment.rank(), segment.size());
         let (piece, of) = if is_common(op.kind) { (me, ranks) } else { (0, 1) };
@@ -483,7 +484,7 @@ fn tasks(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Result<Plan,
             parts.extend(owners.map(|of| (vec![input(of, 0)], all().map(|r| output(r, of)).collect())));
         }
         OpKind::Gather => parts.extend(owners.map(|of| (vec![input(of, 0)], vec![output(root, of)]))),
-        // Read once by who does it for all; each for itself writes nothing but its own pages.
+        // Read once by the rank that does it for all; each for itself writes nothing but its own pages.
         OpKind::Broadcast if owners.len() == tensors.len() => {
             let others = all().filter(|r| *r != root).map(|r| output(r, 0)).collect();
             parts.push((vec![input(root, 0)], others));

@@ -203,13 +203,15 @@ impl Region {
         unsafe { reduce::fold(reduction, &sources, out, count) };
     }
 
-    /// Has `read(start, bytes)` read those bytes of all these places, one stretch after the other, and gives their
-    /// lines back to who wrote them. Only for who reads them alone, until they are written again.
+    /// Has `read(start, bytes)` read those bytes of all these places, one stretch after the other, and gives
+    /// their lines back to the ranks that wrote them. Only for a rank that reads them alone, until they are
+    /// written again.
     ///
-    /// Before a line that two processors share can be written, all of the machine are asked for it, which takes
-    /// several times as long as the line itself. So what is read is written again as it is: then it is shared no more,
-    /// and goes straight to whoever writes it next. (The migratory lines of Stenstrom, Brorsson and Sandberg, "An
-    /// adaptive cache coherence protocol optimized for migratory sharing", ISCA 1993, which processors do not find.)
+    /// Before a line that two processors share can be written, all of the machine are asked for it, which
+    /// takes several times as long as the line itself. So the bytes read are written again as they are: then
+    /// the line is shared no more, and goes straight to the one that writes it next. (The migratory lines of
+    /// Stenstrom, Brorsson and Sandberg, "An adaptive cache coherence protocol optimized for migratory
+    /// sharing", ISCA 1993, which processors do not find.)
     pub(crate) fn read_alone(
         &self,
         bytes: usize,
@@ -236,8 +238,8 @@ impl Region {
         let first = self.pointer(lines.start, lines.len()).cast::<AtomicU64>();
         assert!(first.is_aligned(), "a region begins with a page");
         for line in 0..lines.len() / LINE {
-            // SAFETY: in bounds and aligned, as just checked; mapped for as long as `self` lives, and nobody writes it
-            // but through atomics until who reads it alone is done.
+            // SAFETY: in bounds and aligned, as just checked; mapped for as long as `self` lives, and nobody
+            // writes it but through atomics until the rank that reads it alone is done.
             let word = unsafe { &*first.wrapping_add(line * (LINE / size_of::<AtomicU64>())) };
             word.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -270,7 +272,7 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Bytes of the region that nobody writes while who asked needs them.
+    /// Bytes of the region that nobody writes while the caller needs them.
     pub(crate) fn shared(&self, offset: usize, bytes: usize) -> &[u8] {
         let from = self.pointer(offset, bytes);
         // SAFETY: valid for the length (checked by `pointer`), and as long as `self`. Bytes that a process

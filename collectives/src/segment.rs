@@ -380,7 +380,8 @@ impl Segment {
         Ok(())
     }
 
-    /// For who is none of the ranks: what the segment itself says about its members, of whom there are at most so many.
+    /// For a reader that is none of the ranks: reads what the segment itself says about its members, of whom
+    /// there are at most `most_ranks`.
     pub(crate) fn inspect(fd: &OwnedFd, most_ranks: u32) -> Result<Self, Failure> {
         let unknown =
             Membership { name: "an unknown group".to_owned(), rank: 0, world_ranks: Vec::new(), epoch: 0 };
@@ -447,7 +448,7 @@ impl Segment {
         self.region.at(self.layout.ledger(from, to) + 4)
     }
 
-    /// Rank 0's, whose other ranks will never come: what they would write is up to the caller.
+    /// Rank 0's segment, whose other ranks will never come: their writes are up to the caller.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn alone(name: &str, ranks: u32, window_bytes: usize) -> Self {
         let members =
@@ -673,7 +674,7 @@ impl Segment {
         self.region.read(data + second as usize, rest);
     }
 
-    /// The process of `rank` is gone: who waits for it looks again.
+    /// The process of `rank` is gone: ranks that wait for it look again.
     pub(crate) fn mourn(&self, rank: u32) {
         self.lost(rank).store(1, Ordering::Release);
         self.announce_departure();

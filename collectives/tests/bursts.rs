@@ -1,4 +1,5 @@
-//! Small asynchronous all-reduces: who posts begins them, who comes last ends them, many share a meeting.
+//! Small asynchronous all-reduces: a rank that posts begins them, the one that comes last ends them, many
+//! share a meeting.
 
 mod ranks;
 

@@ -298,7 +298,7 @@ fn pieces_that_tear_elements_are_refused_or_right() {
     });
 }
 
-/// A bug on the progress thread is an error for who waits, not silence.
+/// A bug on the progress thread is an error for the thread that waits, not silence.
 #[test]
 fn a_panic_on_the_progress_thread_ends_the_operation() {
     // The ends of communicators panic, too, when their thread did: keep that apart from the finding.
@@ -442,7 +442,7 @@ fn waiting_in_a_forced_ring_does_not_look_at_every_rank_at_every_wake_up() {
     });
     let (looked, periods) = (looks() - before, began.elapsed().as_millis() as u64 / 100);
     println!("{looked} looks in {periods} periods");
-    // Each rank looks at all others at most once in a tenth of a second, however slow the machine is. The ring
-    // has 62 rounds, and whoever waits in one is woken in each.
+    // Each rank looks at all others at most once in a tenth of a second, however slow the machine is. The
+    // ring has 62 rounds, and a rank that waits in one is woken in each.
     assert!(looked <= u64::from(RANKS * RANKS) * (periods + 1), "{looked} looks in {periods} periods");
 }

@@ -95,7 +95,7 @@ fn every_collective_is_right_where_tensors_are() {
     }
 }
 
-/// As on one core, and with one for each: then whoever comes last and who helps it do everything.
+/// As on one core, and with one for each: then the rank that comes last and those that help it do everything.
 #[test]
 fn every_rank_does_its_share() {
     let device = Device::new();
@@ -425,7 +425,7 @@ fn nobody_uses_tensors_of_a_rank_that_has_shut_down() {
     }
 }
 
-/// However late it is heard what ranks of other hosts have posted.
+/// The operations complete however late it is heard what ranks of other hosts have posted.
 #[test]
 fn shutdown_completes_what_ranks_of_all_hosts_have_posted() {
     const COUNT: usize = 300_000;

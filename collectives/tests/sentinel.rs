@@ -239,7 +239,8 @@ fn a_killed_rank_is_missed_at_once() {
     judge(TEST, times);
 }
 
-/// Wherever it dies: before it arrives, as the last one, with a piece of the fold in its hands.
+/// A rank is missed wherever it dies: before it arrives, as the last one, with a piece of the fold in its
+/// hands.
 #[test]
 fn a_rank_that_dies_at_work_is_missed_at_once() {
     dies_at_work("a_rank_that_dies_at_work_is_missed_at_once", 1 << 16);

@@ -80,7 +80,7 @@ impl Segment {
         self.hosts.count() > 1
     }
 
-    /// The same, for who was not told where they are.
+    /// The same, for a reader that was not told where they are.
     pub(crate) fn says_it_is_bridged(&self) -> bool {
         self.region().at::<AtomicU32>(self.layout().header() + H_HOSTS).load(Ordering::Relaxed) > 1
     }

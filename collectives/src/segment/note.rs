@@ -31,7 +31,7 @@ impl Segment {
         let bytes = (self.note_word(BYTES).load(Ordering::Relaxed) as usize).min(NOTE_BYTES);
         let word = |index: usize| self.note_word(TEXT + index * 4).load(Ordering::Relaxed).to_le_bytes();
         let text: Vec<u8> = (0..bytes.div_ceil(4)).flat_map(word).take(bytes).collect();
-        // Pairs with the release fence: whoever has read a later word sees a later generation.
+        // Pairs with the release fence: a reader that has read a later word sees a later generation.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         if generation % 2 == 1 || self.note_word(GENERATION).load(Ordering::Relaxed) != generation {
             return String::new();

@@ -52,7 +52,7 @@ pub(crate) fn wish(roll: &impl Roll, me: u32, round: u32) {
     roll.bell().ring();
 }
 
-/// Decides `round` if all are there who are `present`. `me` must wish for it.
+/// Decides `round` if all `present` ranks are there. `me` must wish for it.
 pub(crate) fn count(roll: &impl Roll, me: u32, round: u32, present: impl Fn(u32) -> bool) -> Count {
     loop {
         let seen = roll.state().load(Ordering::Acquire);
@@ -84,7 +84,7 @@ pub(crate) fn retract(roll: &impl Roll, me: u32, round: u32) -> bool {
             return false;
         }
         let next = seen & !ATTEMPTS | seen.wrapping_add(ATTEMPT) & ATTEMPTS;
-        // Release: who proposes on top of this sees that the wish is gone.
+        // Release: a rank that proposes on top of this sees that the wish is gone.
         match roll.state().compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(now) => seen = now,

@@ -1,9 +1,10 @@
 //! The chain: ranks fold one after the other, the pieces of a tensor following each other through a few places.
 //!
-//! A piece lies in its place until all ranks are done with it: the first rank begins it, each one folds to what the
-//! ranks before it have left there, and what the last one leaves is whole, for whoever takes it. So a place has one
-//! writer at a time, in the order of the ranks, and is read by all only once it changes no more. Pieces are counted for
-//! as long as the communicator lives: no count is ever set back, whatever number of places an operation uses.
+//! A piece lies in its place until all ranks are done with it: the first rank begins it, each one folds to
+//! what the ranks before it have left there, and once the last one has folded, the piece is whole for all
+//! that take it. So a place has one writer at a time, in the order of the ranks, and is read by all only once
+//! it changes no more. Pieces are counted for as long as the communicator lives: no count is ever set back,
+//! whatever number of places an operation uses.
 //!
 //! Nothing is locked and nothing needs a cleanup: a rank that dies is as far as its count says.
 

@@ -22,7 +22,7 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     /// The count to pass to [`wait`](Self::wait); read it before looking at what the doorbell announces.
     pub(crate) fn rings(&self) -> u32 {
-        // Acquire pairs with the release half of `ring`: who sees the count sees what it announces.
+        // Acquire pairs with the release half of `ring`: a reader that sees the count sees what it announces.
         self.word.atomic().load(Ordering::Acquire) & !SLEEPERS
     }
 

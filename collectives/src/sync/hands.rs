@@ -1,10 +1,10 @@
-//! Whether a rank has tensors of others in its hands: it reads or writes them where they are, and who gave them may
-//! not have them back as long.
+//! Whether a rank has tensors of others in its hands: it reads or writes them where they are, and the ranks
+//! that gave them may not have them back as long.
 //!
-//! Nobody begins once the communicator has failed, and who takes its tensors back has seen that it has. So one of
-//! them sees the other: who works says so and then looks for the failure, who takes back looks at the hands after the
-//! failure, each with a sequentially consistent fence between the two (Dekker's way). A rank that dies at its work
-//! never lets go: who waits looks whether it lives.
+//! Nobody begins once the communicator has failed, and a rank that takes its tensors back has seen that it
+//! has. So one of them sees the other: a rank that works says so and then looks for the failure, a rank that
+//! takes back looks at the hands after the failure, each with a sequentially consistent fence between the two
+//! (Dekker's way). A rank that dies at its work never lets go: a rank that waits looks whether it lives.
 
 use std::time::Instant;
 
@@ -32,8 +32,8 @@ impl Hands {
         (!has_failed()).then_some(holding)
     }
 
-    /// For who has seen that the communicator has failed: waits until they are empty, or until then; says whether
-    /// they are.
+    /// For a rank that has seen that the communicator has failed: waits until they are empty, or until then;
+    /// says whether they are.
     pub(crate) fn await_empty(&self, until: Option<Instant>) -> bool {
         fence(Ordering::SeqCst);
         let word = self.0.atomic();

@@ -82,14 +82,15 @@ impl Meeting {
         if before.wrapping_add(1).is_multiple_of(u64::from(ranks)) { Arrival::Last } else { Arrival::Early }
     }
 
-    /// Announces that the slots and windows of so many ranks of other hosts are complete. When nobody is missing
-    /// then, one of those who wait here, or the next who does, is to do what the last to arrive does.
+    /// Announces that the slots and windows of so many ranks of other hosts are complete. When nobody is
+    /// missing then, one of the ranks that wait here, or the next one that does, is to do what the last to
+    /// arrive does.
     pub(crate) fn arrive_for(&self, others: u32, ranks: u32) {
         // As in `arrive`.
         let before = self.arrivals.0.fetch_add(others.into(), Ordering::AcqRel);
         if before.wrapping_add(others.into()).is_multiple_of(u64::from(ranks)) {
-            // Release, with the acquire in `wait`: the arrivals above. Changes the word that who is about to
-            // sleep sleeps on.
+            // Release, with the acquire in `wait`: the arrivals above. Changes the word that a rank about to sleep
+            // sleeps on.
             self.opened.0.atomic().fetch_or(DUTY, Ordering::AcqRel);
             self.opened.0.wake(1);
         }
@@ -109,7 +110,7 @@ impl Meeting {
                 return;
             }
             let next = ((seen >> ROUND_SHIFT).wrapping_add(1) & ROUND_MASK) << ROUND_SHIFT | seen & NUDGES;
-            // Release pairs with the acquire in `wait`. The new value has no SLEEPERS bit: who sleeps
+            // Release pairs with the acquire in `wait`. The new value has no SLEEPERS bit: a rank that sleeps
             // afterwards sets it again.
             match word.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
@@ -123,7 +124,7 @@ impl Meeting {
 
     /// The nudges so far; read them before looking at what a nudge announces.
     pub(crate) fn nudges(&self) -> u32 {
-        // Acquire pairs with `nudge`: who sees it sees what it announces.
+        // Acquire pairs with `nudge`: a rank that sees it sees what it announces.
         self.opened.0.atomic().load(Ordering::Acquire) & NUDGES
     }
 
@@ -215,7 +216,7 @@ impl Meeting {
         }
     }
 
-    /// Reports a claimed piece as folded; who reports the last one opens the round.
+    /// Reports a claimed piece as folded; the rank that reports the last one opens the round.
     pub(crate) fn piece_done(&self, of: u32) {
         // AcqRel chain: the opener has seen every folder's writes, and publishes them by opening.
         let before = self.folded.0.fetch_add(1, Ordering::AcqRel);
@@ -236,7 +237,7 @@ impl Meeting {
         self.opened.0.wake(EVERYBODY);
     }
 
-    /// As [`poison`](Self::poison), but wakes nobody: who sleeps learns of it when somebody does.
+    /// As [`poison`](Self::poison), but wakes nobody: a sleeper learns of it when somebody does.
     pub(crate) fn poison_quietly(&self) {
         self.opened.0.atomic().fetch_or(POISONED, Ordering::AcqRel);
     }

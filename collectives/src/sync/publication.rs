@@ -103,7 +103,7 @@ impl Publication {
         }
     }
 
-    /// The first step of publishing; who dies after it is spoken for.
+    /// The first step of publishing; a writer that dies after it is spoken for.
     pub(super) fn claims(&self, writer: u32) -> bool {
         self.swap(NONE, WRITING | writer << WRITER_SHIFT)
     }

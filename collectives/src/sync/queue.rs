@@ -1,7 +1,7 @@
-//! The op queue: asynchronous operations on their way from the callers to who runs them.
+//! The op queue: asynchronous operations on their way from the callers to the threads that run them.
 //!
 //! Bounded: a full queue pushes back on the caller. Producers take turns under a lock, consumers under
-//! another one: the progress thread, and whoever waits for an operation and runs it instead.
+//! another one: the progress thread, and any thread that waits for an operation and runs it instead.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -77,7 +77,7 @@ impl<T> OpQueue<T> {
         }
     }
 
-    /// Wakes who waits for items.
+    /// Wakes the threads that wait for items.
     pub(crate) fn announce(&self) {
         self.pushed.ring();
     }

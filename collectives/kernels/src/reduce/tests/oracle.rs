@@ -172,7 +172,8 @@ fn decode_8(dtype: Dtype, code: u8) -> f64 {
     special.unwrap_or_else(|| magnitude(dtype, u32::from(code & 0x7f)) * if code > 127 { -1.0 } else { 1.0 })
 }
 
-/// The value a code has if nothing is special about it; of 0x80 on, where the numbers would go on.
+/// The value a code has if nothing is special about it; for codes from 0x80 on, where the numbers would go
+/// on.
 fn magnitude(dtype: Dtype, code: u32) -> f64 {
     let (_, mantissa_bits, bias) = layout(dtype);
     let exponent = (code >> mantissa_bits) as i32;
