@@ -18,7 +18,7 @@ use crate::verdict::Verdict;
 pub(super) struct Turn {
     /// By node, on node 0: nothing is left there of the ranks that have failed.
     cleared: Vec<bool>,
-    /// Nor anywhere: node 0 has said so.
+    /// Node 0 has said that nothing is left of them anywhere.
     is_here: bool,
     /// By node, on node 0: what comes from there is of the world before.
     behind: Vec<bool>,
@@ -102,14 +102,14 @@ impl Agent {
         }
     }
 
-    /// Of how many ranks the world is that follows one which has failed, if one does.
+    /// Returns the number of ranks of the world that follows one that has failed; None when no world follows.
     pub(super) fn next_world(&self, verdict: &Verdict) -> Option<u32> {
         let is_ending = matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_));
         let may_come = !is_ending && self.others.as_ref().is_none_or(|others| others.turn.may_come());
         self.job.policy.next_world(&self.census_with(verdict), self.restarts).filter(|_| may_come)
     }
 
-    /// The world that is being ended was the last one, if another one was to follow it.
+    /// Makes the world that is being ended the last one, if another one was to follow it.
     fn end_with_this_world(&mut self) -> Option<&mut Stopping> {
         if !self.is_restarting() {
             return None;
@@ -132,7 +132,7 @@ impl Agent {
         }
     }
 
-    /// A signal asks for the end: what the ranks were stopped for is not reported any more, but not forgotten either.
+    /// A signal asks for the end: the failure that the ranks were stopped for gets no report any more, but one line.
     /// Returns whether there was a restart to call off.
     pub(super) fn interrupt_restart(&mut self, signal: Signal) -> bool {
         let Some(stopping) = self.end_with_this_world() else { return false };
@@ -144,7 +144,7 @@ impl Agent {
         true
     }
 
-    /// Also on all other nodes.
+    /// Calls the next world off, also on all other nodes.
     pub(super) fn call_off_everywhere(&mut self, why: &str) {
         self.call_off(why);
         if let Some(others) = &self.others {
@@ -152,7 +152,7 @@ impl Agent {
         }
     }
 
-    /// What keeps the next world from beginning here.
+    /// Says why the next world cannot begin here.
     pub(super) fn leftover(&self) -> String {
         let place = self.others.as_ref().map_or(String::new(), |_| format!(" on host {}", self.host));
         format!("some processes of the ranks{place} do not end")

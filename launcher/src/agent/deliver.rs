@@ -50,7 +50,7 @@ impl Agent {
         self.tell_loss(rank, &text);
     }
 
-    /// What those on this host raise who need the rank.
+    /// Gives the ranks of this host that need the lost rank the text that they raise.
     pub(super) fn lose_here(&mut self, rank: u32, kind: FailureKind, text: &str) {
         self.control.lose(rank, kind, text);
         self.run_dir.event("lost", json!({"rank": rank, "text": text}));
@@ -132,7 +132,7 @@ impl Agent {
         self.suspicion.is_any()
     }
 
-    /// It stands in all communicators here before anybody wakes up and acts on it in one.
+    /// Notes the failure in all communicators here, before any rank wakes up and acts on it in one of them.
     pub(super) fn settle_deadlock(&mut self, proof: &Proof) {
         let Proof { groups, guilty, text, .. } = proof;
         self.control.supervisor().fail_quietly(groups, FailureKind::Deadlock, text, guilty);
@@ -149,7 +149,7 @@ impl Agent {
     }
 }
 
-/// What the last look saw; the next one proves it, or not.
+/// The deadlock that the last look saw; the next look proves it, or does not.
 #[derive(Debug, Default)]
 pub(super) struct Suspicion {
     finished: Option<Deadlock>,
@@ -162,6 +162,6 @@ impl Suspicion {
     }
 }
 
-/// For what a dead rank has written to be read.
+/// Time for the agent to read what a dead rank has written.
 const LAST_WORDS: Duration = Duration::from_millis(10);
 pub(super) const SECOND_LOOK: Duration = Duration::from_millis(20);

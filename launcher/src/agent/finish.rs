@@ -48,7 +48,7 @@ impl Agent {
         }
         tokio::select! {
             () = self.screen.flushed() => {}
-            // Nobody reads it: then nobody needs it.
+            // Nobody reads the output: then nobody needs it.
             _ = asked_to_go(&mut rx.signals) => {}
             () = tokio::time::sleep(DRAIN), if is_hurried => {}
         }
@@ -67,7 +67,7 @@ impl Agent {
         let text =
             format!("tpurun: error: cannot write to {lost}: {error} (the logs of the ranks are in {logs})\n");
         self.screen.write(other, text.into_bytes());
-        // Unless nobody reads that one either.
+        // The wait has a bound, as perhaps nobody reads that stream either.
         let _ = tokio::time::timeout(DRAIN, self.screen.flushed()).await;
         if code == 0 || code == 128 + Signal::PIPE.as_raw() { LOST_OUTPUT } else { code }
     }
@@ -80,7 +80,7 @@ impl Agent {
         }
     }
 
-    /// Also the fork server; false when some do not end.
+    /// Ends all descendants, also the fork server; false when some do not end.
     pub(super) fn end_descendants(&mut self) -> bool {
         let running = self.running();
         let mut ended = Vec::new();
@@ -177,12 +177,12 @@ impl Agent {
         self.with_facts(verdict, victims.collect(), stopped_after, |facts| report::render(verdict, facts))
     }
 
-    /// Who failed and how, in one line.
+    /// Says in one line which rank failed, and how.
     pub(super) fn headline(&self, verdict: &Verdict) -> String {
         self.with_words(verdict, |facts| report::headline(verdict, facts))
     }
 
-    /// Where nobody has been stopped for it yet.
+    /// Words of the report at a time when no rank has been stopped for the failure yet.
     pub(super) fn with_words<T>(&self, verdict: &Verdict, word: impl FnOnce(&Facts<'_>) -> T) -> T {
         self.with_facts(verdict, RankSet::default(), Duration::ZERO, word)
     }
@@ -249,5 +249,5 @@ async fn asked_to_go(signals: &mut Signals<Asked>) -> Asked {
 }
 
 const DRAIN: Duration = Duration::from_millis(500);
-/// Of a job that has ended well, but whose output or logs could not be written.
+/// Exit code of a job that has ended well, but whose output or logs could not be written.
 const LOST_OUTPUT: i32 = 1;

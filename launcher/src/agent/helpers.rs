@@ -7,11 +7,11 @@ use crate::processes::Process;
 use crate::ranks::Ending;
 use crate::verdict::{Cause, Verdict};
 
-/// One that somebody may stop.
+/// A process beside the ranks, which somebody may stop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Helper {
     pid: i32,
-    /// Who it is, up to its number, and what is said of it when it is stopped.
+    /// The beginning of the line about the process, before its number, and the part after that when it is stopped.
     name: &'static str,
     stopped: &'static str,
     since: Option<Instant>,
@@ -29,7 +29,7 @@ impl Helper {
         Helper { pid, name: "the store of the job", stopped, since: None, is_told: false }
     }
 
-    /// What there is to say now.
+    /// Returns the line that is due now, if one is.
     fn look(&mut self, is_stopped: bool, now: Instant) -> Option<String> {
         let Helper { pid, name, stopped, .. } = *self;
         if !is_stopped {
@@ -44,7 +44,7 @@ impl Helper {
 }
 
 impl Agent {
-    /// Names those that are stopped.
+    /// Names the helpers that are stopped.
     pub(super) fn look_at_helpers(&mut self, now: Instant) {
         let look = |helper: &mut Helper| {
             let is_stopped = Process::read(helper.pid).is_some_and(|process| process.state == 'T');
@@ -54,7 +54,7 @@ impl Agent {
         lines.iter().for_each(|line| self.say(line));
     }
 
-    /// A process beside the ranks has come. What it takes the place of is gone.
+    /// Notes a helper that has come; the one whose place it takes is gone.
     pub(super) fn note_helper(&mut self, helper: Helper) {
         self.helpers.retain(|known| known.name != helper.name && known.pid != helper.pid);
         self.helpers.push(helper);

@@ -1,5 +1,5 @@
 //! From one world to the next: which failures the job goes on with, and how the ranks that failed are followed
-//! by others. What is decided is in `policy.rs`.
+//! by others. The decisions themselves are in `policy.rs`.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use crate::verdict::{self, Cause, Verdict};
 use crate::watch::Watch;
 
 impl Agent {
-    /// Every failure that belongs to those seen has been seen, too.
+    /// Decides once every failure that belongs to those seen has been seen, too.
     pub(super) fn decide(&mut self) {
         let views = self.views();
         let verdict = verdict::of_failures(&self.failures, &self.left, &views).expect("a rank has failed");
-        // What the others waited in is on the board only at first.
+        // The board says only at first which operation the others waited in.
         let first = self.forgiven.take().filter(|first| first.culprit == verdict.culprit);
         let verdict = first.unwrap_or(verdict);
         let lines = self.take_losses();
@@ -165,7 +165,7 @@ impl Agent {
         self.on_cleared(are_gone);
     }
 
-    /// What can not be ended would meet its successor: then there is none.
+    /// A process that does not end would meet the next world: then there is no next world.
     pub(super) fn on_cleared(&mut self, is_clear: bool) {
         match std::mem::replace(&mut self.phase, Phase::Starting) {
             Phase::Clearing(clearing) => {

@@ -1,9 +1,9 @@
 //! Looks at the ranks of all nodes at once, so that each agent sees who waits for whom wherever they are.
 //!
 //! While ranks of any node have waited for a while, node 0 asks all nodes what their ranks do, passes the answers on,
-//! and says when they are complete; then all agents judge the same picture. It asks again only after that: what two
-//! looks in a row have seen in the very same wait has waited at one moment between them, for all ranks the same,
-//! although no two clocks agree. That is what a proof of deadlock takes (`wait_graph.rs`).
+//! and says when they are complete; then all agents judge the same picture. Node 0 asks again only after that. Ranks
+//! that two looks in a row have seen in the very same wait have all waited at one moment between the looks, although
+//! no two clocks agree. A proof of deadlock takes just that (`wait_graph.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use super::{Agent, WATCH_EVERY};
 use crate::nodes::{Frame, RankSays, Said};
 use crate::verdict;
 
-/// What all ranks were doing at the last complete look, and the next one.
+/// The views of all ranks at the last complete look, and the state of the next one.
 #[derive(Debug)]
 pub(super) struct Looks {
     views: Vec<RankView>,
-    /// Of the look that is under way, or was the last one.
+    /// Number of the look that is under way, or of the last one.
     number: u64,
     /// Node 0: the nodes that have not answered yet.
     missing: HashSet<u32>,
@@ -91,7 +91,7 @@ impl Agent {
         }
     }
 
-    /// A look begins: what the ranks here do, for all nodes.
+    /// A look begins: tells all nodes what the ranks here do.
     pub(super) fn say_what_ranks_do(&mut self, number: u64) {
         let now_ns = board::now_ns();
         let (mut groups, messages) = self.control.supervisor().known();
@@ -114,7 +114,7 @@ impl Agent {
         others.nodes().tell(&Frame::Seen { number, node, said });
     }
 
-    /// What the ranks of another node do; node 0 lets all know.
+    /// Takes in what another node says of its ranks; node 0 passes that on to all.
     pub(super) fn on_seen(&mut self, number: u64, node: u32, said: Said) {
         let now_ns = board::now_ns();
         let Some(others) = &mut self.others else { return };
@@ -166,7 +166,7 @@ impl Agent {
         }
     }
 
-    /// What the ranks of this node say of themselves.
+    /// The ranks of this node, each with its view on the board.
     fn views_here(&self) -> impl Iterator<Item = (u32, RankView)> {
         self.job.here.clone().map(|rank| (rank, self.board.read(rank)))
     }

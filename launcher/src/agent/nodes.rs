@@ -1,8 +1,8 @@
 //! The agents of a job of several nodes: what each tells the others, and why the job has failed in the same words
 //! everywhere.
 //!
-//! Each agent judges what its own ranks do and proposes that to node 0, whose word stands. What only follows from
-//! another rank's failure waits a moment there, for the node that knows better.
+//! Each agent judges what its own ranks do and proposes that to node 0, whose word stands. A proposal that only
+//! follows from another rank's failure waits a moment there, for the node that knows better.
 
 use std::time::{Duration, Instant};
 
@@ -31,9 +31,9 @@ pub(super) struct Others {
     nodes: Nodes,
     pub(super) looks: Looks,
     pub(super) watchers: Watchers,
-    /// Waits for better until then, or for node 0's word.
+    /// A proposal that waits until then for a better one, or for the word of node 0.
     proposal: Option<(Told, Instant)>,
-    /// Ranks here hear of it then.
+    /// A proven deadlock, and the time at which the ranks here hear of it.
     proven: Option<(Proof, Instant)>,
     pub(super) turn: Turn,
     /// By node: all its ranks have ended well.
@@ -66,7 +66,7 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
     Ok(Some(nodes))
 }
 
-/// What this host is called: as it is said, or as it calls itself.
+/// The name of this host: the one that it was given, or the one that it gives itself.
 pub(super) fn own_name() -> String {
     let given = std::env::var("TPURUN_HOST").ok().filter(|name| !name.is_empty());
     let given = given.or_else(|| cluster::host_name(&cluster::environment));
@@ -199,7 +199,7 @@ impl Agent {
             }
             Frame::Done if is_node_0 => others.done[node as usize] = true,
             Frame::Over if !is_node_0 => others.is_over = true,
-            // Of another protocol, or of a node that says what is not its to say.
+            // A frame of another protocol, or of a node that says what is not its to say.
             _ => self.run_dir.event("unexpected frame", json!({"node": node})),
         }
     }
@@ -232,7 +232,7 @@ impl Agent {
         let Some(others) = &mut self.others else { return };
         others.looks.expect_no_answer(node);
         others.turn.node_is_gone();
-        // Who ends after a verdict has said it before; who is killed, or was to begin again, has not.
+        // A node 0 that ends after a verdict has said it before; one that is killed, or was to begin again, has not.
         if node == 0 && (is_restarting || why != OVER) {
             others.is_said_by_node_0 = false;
         }
@@ -286,7 +286,7 @@ impl Agent {
             Ending::Exit(code) => (Some(code), None),
             Ending::Signal(number) => (None, Some(number)),
         };
-        // Who never made a communicator has no number on the board.
+        // A rank that never made a communicator has no number on the board.
         let pid = self.ranks[rank as usize].pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
         let view = RankView { pid, ..self.board.read(rank) };
         let left = RankSays::new(rank, &view, board::now_ns());
@@ -308,7 +308,7 @@ impl Agent {
         }
     }
 
-    /// What stands on the other nodes is told here.
+    /// Tells the ranks here of a deadlock that stands on the other nodes.
     fn on_deadlock(&mut self, proof: &Proof) {
         self.settle_deadlock(proof);
         self.ask_for_stacks();
@@ -364,7 +364,7 @@ impl Agent {
         }
     }
 
-    /// Node 0: what is no echo stands at once.
+    /// On node 0, a proposal that is no echo stands at once.
     fn consider(&mut self, told: Told) {
         let Some(others) = &mut self.others else { return };
         if !told.is_echo {
@@ -373,7 +373,7 @@ impl Agent {
         others.proposal.get_or_insert((told, Instant::now() + BETTER));
     }
 
-    /// What was said last stands, when nothing better came, or no word.
+    /// The proposal stands when its time is over and neither a better one nor the word of node 0 has come.
     pub(super) fn look_at_proposal(&mut self, now: Instant) {
         let Some(others) = &mut self.others else { return };
         if let Some((told, _)) = others.proposal.take_if(|(_, until)| now >= *until) {
@@ -423,7 +423,7 @@ impl Agent {
         self.job.hosts.of(rank).map_or(&self.host, |(_, host)| &host.name)
     }
 
-    /// What all ranks say of themselves; of those on other nodes only what they have left behind.
+    /// The view of every rank on the board; ranks on other nodes have only the view that they have left behind.
     pub(super) fn views(&self) -> Vec<RankView> {
         let mut views = crate::watch::views(&self.board);
         for (rank, view) in &self.views_elsewhere {
@@ -433,7 +433,7 @@ impl Agent {
     }
 }
 
-/// Which node each rank is on.
+/// Returns the node of each rank.
 pub(super) fn spread(nodes: &Nodes) -> Spread {
     let node_of = (0..nodes.count()).flat_map(|node| nodes.ranks_of(node).map(move |_| node));
     Spread { node_of: node_of.collect(), own: nodes.node }
@@ -444,9 +444,9 @@ pub(super) fn run_dir(job: &Job, nodes: Option<&Nodes>) -> Result<RunDir, String
     RunDir::create(job.log_dir.as_deref(), nodes.map(|nodes| nodes.node))
 }
 
-/// For a node that knows better than one whose ranks only lost another one.
+/// Time for a node that knows better than one whose ranks only lost another rank.
 const BETTER: Duration = Duration::from_millis(500);
 /// Much longer than a frame takes.
 const HEARD_AFTER: Duration = Duration::from_millis(20);
-/// For node 0 to say what stands, which waits for better itself.
+/// Time for node 0 to say what stands: it waits for a better proposal itself.
 const WORD: Duration = Duration::from_secs(2);

@@ -13,15 +13,15 @@ use crate::nodes::Nodes;
 use crate::rank_set::RankSet;
 use crate::ranks::{Ending, Rank};
 
-/// What the agent remembers for it.
+/// The agent's own state for the flight recorder.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    /// Of the ranks that run now; None until they start.
+    /// The notice of the ranks that run now; None until they start.
     notice: Option<Notice>,
     dump: Dump,
 }
 
-/// What has become of the copy.
+/// The state of the copy of the board.
 #[derive(Debug, Default)]
 enum Dump {
     #[default]
@@ -35,7 +35,7 @@ impl Recorder {
         matches!(self.dump, Dump::Written)
     }
 
-    /// Other ranks follow, and their failures.
+    /// Forgets the copy: other ranks follow, with failures of their own.
     pub(super) fn close_world(&mut self) {
         self.dump = Dump::None;
     }
@@ -66,7 +66,7 @@ impl Agent {
         self.look(reason).filter(|flight| flight.ranks.iter().any(|rank| !rank.lanes.is_empty()))
     }
 
-    /// What all ranks here do, and what is known of others; None before they start.
+    /// Returns what all ranks here do, and what is known of others; None before they start.
     pub(super) fn look(&self, reason: &'static str) -> Option<Flight> {
         let notice = self.recorder.notice.as_ref()?;
         let stories: Vec<RankStory> = self.ranks.iter().map(story).collect();
@@ -76,7 +76,7 @@ impl Agent {
         Some(capture::take(&self.board, &known, reason))
     }
 
-    /// Waits for the files.
+    /// Waits until the files are written.
     pub(super) fn finish_flight(&mut self) {
         match std::mem::take(&mut self.recorder.dump) {
             Dump::Writing(writing) => match writing.and_then(Writing::finish) {

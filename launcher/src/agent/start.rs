@@ -150,7 +150,7 @@ impl Agent {
         }
         match &self.server {
             Some(server) if server.is_ready => return self.start_store().await,
-            // It says when it is.
+            // The server says when it is ready.
             Some(_) => return,
             None => {}
         }
@@ -158,7 +158,7 @@ impl Agent {
         let (job, events) = (&self.job, self.tx.server.clone());
         if let Some(socket) = &self.warm {
             match ForkServer::start_warm(job, &variables, socket, events) {
-                // It says when there is one.
+                // The warm server says when there is a fork server.
                 Ok(server) => self.server = Some(server),
                 Err(error) => self.start_cold(&error.to_string()).await,
             }
@@ -197,7 +197,7 @@ impl Agent {
         self.note_server(pid, true);
     }
 
-    /// Without the warm server, which the next world does not ask either.
+    /// Starts without the warm server, which the next world does not ask either.
     pub(super) async fn start_cold(&mut self, reason: &str) {
         self.say(&format!("no warm fork server ({reason}): this start is a cold one"));
         (self.warm, self.server) = (None, None);
@@ -256,7 +256,7 @@ impl Agent {
         if let Some(port) = self.store_elsewhere() {
             return self.on_store(Some(port), "").await;
         }
-        // When it is gone, its end is reported, too.
+        // When the server is gone, its end is reported, too.
         let _ = server.start_store(&self.job.master_addr, self.job.master_port).await;
     }
 
@@ -284,14 +284,14 @@ impl Agent {
         }
     }
 
-    /// Those that have not been started never will be.
+    /// Ranks that have not been started never will be.
     pub(super) fn forget_to_start(&mut self) {
         for rank in std::mem::take(&mut self.to_start).ranks {
             self.ranks[rank as usize] = Rank::Unborn;
         }
     }
 
-    /// Whether a rank is next. What the fork server was asked for cannot be taken back, so it is not asked for many.
+    /// Whether a rank is next. A request to the fork server cannot be taken back, so it is not asked for many ranks.
     pub(super) fn may_start(&self) -> bool {
         let waiting = self.to_start.ranks.len();
         let asked_for = || self.ranks.iter().filter(|rank| **rank == Rank::Requested).count() - waiting;
@@ -441,20 +441,20 @@ impl Agent {
     }
 }
 
-/// Before any of them is started.
+/// The ranks before any of them is started.
 pub(super) fn unborn(job: &Job) -> Vec<Rank> {
     let here = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
     (0..job.ranks).map(here).collect()
 }
 
-/// What shows and logs the output of one world.
+/// Makes the output of one world, which shows and logs what its ranks write.
 pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
     let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
     Output::new(OutputConfig {
         ranks: job.ranks,
         labels: Labels::new(&job.programs),
         prefix: job.labels,
-        // What nobody here writes is not waited for.
+        // The output of ranks elsewhere is not waited for.
         only: job.here.clone().filter(|rank| job.only.contains(*rank)).collect(),
         reader: job.stdin_rank,
         fold: job.labels,
@@ -465,7 +465,7 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
     })
 }
 
-/// Those whose error files say so, which they write before they print anything.
+/// Finds victims by their error files, which they write before they print anything.
 fn victims(run_dir: &RunDir) -> VictimLookup {
     let run = run_dir.path().to_owned();
     VictimLookup::new(move |rank| {
@@ -488,7 +488,8 @@ fn meanings() -> impl Iterator<Item = (Signal, Asked)> {
     stops.into_iter().chain(passed).chain(own)
 }
 
-/// Two pipes and a socket for each rank, and the log files; the soft limit is often far below the hard one.
+/// Raises the soft limit, which is often far below the hard one: each rank takes two pipes and a socket, and there are
+/// the log files.
 fn allow_descriptors(ranks: u32) -> Result<(), String> {
     let needed = FDS_PER_RANK * u64::from(ranks) + OWN_FDS;
     let limit = getrlimit(Resource::Nofile);
@@ -505,7 +506,7 @@ fn allow_descriptors(ranks: u32) -> Result<(), String> {
     ))
 }
 
-/// Whoever writes a request to the server does not read its answers meanwhile.
+/// Answers that may queue: while the agent writes a request to the server, it does not read the server's answers.
 pub(super) fn queued_answers(job: &Job) -> usize {
     4 * job.ranks as usize + QUEUED_CHUNKS
 }
@@ -514,7 +515,7 @@ fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// What to do about the two limits that many ranks run into.
+/// Names an error, with advice for the two limits that many ranks run into.
 fn explain(error: &io::Error) -> String {
     let hint = match error.kind() {
         io::ErrorKind::WouldBlock => " (too many processes: see ulimit -u and the pids cgroup)",

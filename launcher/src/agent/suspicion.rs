@@ -1,4 +1,4 @@
-//! What the agent says of ranks that keep others waiting, and where everybody is when that ends in a failure.
+//! The agent's words about ranks that keep others waiting, and where all ranks are when that ends in a failure.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::ranks::Rank;
 use crate::suspects;
 
 impl Agent {
-    /// Names who keeps others waiting, in the log and in the text of timeouts to come.
+    /// Names the ranks that keep others waiting, in the log and in the text of timeouts to come.
     pub(super) fn look_for_suspects(&mut self, views: &[RankView], now: Instant) {
         if let Some(notice) = self.suspects.look(views, &self.ranks, now, board::now_ns()) {
             self.run_dir.event(notice.event, notice.details);
@@ -38,7 +38,7 @@ impl Agent {
         }
     }
 
-    /// Lets timeouts to come say who keeps whom waiting, wherever that is.
+    /// Lets timeouts to come say which ranks keep which waiting, on whatever host.
     pub(super) fn note_suspects(&self) {
         let elsewhere = || self.others.iter().flat_map(|others| others.looks.suspects()).cloned();
         let lines: Vec<(u32, String)> = self.suspects.lines().chain(elsewhere()).collect();
@@ -47,7 +47,7 @@ impl Agent {
         }
     }
 
-    /// Where the ranks are in their programs, before they hear that they wait in vain.
+    /// Asks the ranks where they are in their programs, before they hear that they wait in vain.
     pub(super) fn ask_for_stacks(&mut self) {
         let mut ranks: Vec<(u32, i32)> = self.running().into_iter().map(|(pid, rank)| (rank, pid)).collect();
         ranks.sort_unstable();

@@ -1,7 +1,7 @@
 //! `--timings` in the agent: it notes moments as they come, takes those of the ranks from the board, and tells
 //! all of it once, when every rank has had its first collective or the ranks of the first world are gone.
 //!
-//! The file in the run directory is written whoever asked; the table and what it took are for `--timings`.
+//! The file in the run directory is always written; the table and the cost are for `--timings`.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::ranks::Rank;
 use crate::timings::cost::{self, Cost, Measuring};
 use crate::timings::{self, Moments, Step};
 
-/// What is noted until it is told.
+/// The moments that are noted until they are told.
 #[derive(Debug)]
 pub(super) struct Watching {
     moments: Moments,
@@ -62,7 +62,7 @@ impl Agent {
     pub(super) fn next_timing(&self) -> Option<Instant> {
         match &self.timings.state {
             State::Waiting { next_look } => Some(*next_look),
-            // Its thread has nobody to wake.
+            // The thread that measures cannot wake the agent.
             State::Measuring(_) => Some(Instant::now() + LOOK_EVERY),
             State::Told => None,
         }
@@ -71,12 +71,12 @@ impl Agent {
     pub(super) fn look_at_timings(&mut self, now: Instant) {
         match &mut self.timings.state {
             State::Waiting { next_look } if now >= *next_look => {
-                // Ranks may leave soon after, and then their memory can not be measured any more. Who has come
-                // a long way without a collective may never have one.
+                // Ranks may leave soon after, and then their memory can not be measured any more. A job that has
+                // run for long without a collective may never have one.
                 let often = LOOK_EVERY.max((now - self.started) / 1000).min(WATCH_EVERY);
                 *next_look = now + if self.job.timings { often } else { WATCH_EVERY };
                 let (board, ranks) = (&self.board, &self.ranks);
-                // That one was started may be heard of later than that it is done.
+                // The agent may hear that a rank was started later than that its first collective is done.
                 let is_done = |rank: &u32| {
                     ranks[*rank as usize].pid().is_some() && board.mark(*rank, Mark::FirstDone).is_some()
                 };
@@ -97,7 +97,7 @@ impl Agent {
         }
         let ranks = self.ranks.iter().map(|rank| match rank {
             Rank::Running(pid) => *pid,
-            // Not there, or not known to be.
+            // A rank that is not there, or not known to be.
             _ => -1,
         });
         match Measuring::start(self.front, ranks.collect()) {

@@ -1,5 +1,5 @@
-//! Lets who looks at a job on one host see the ranks of all: while somebody does, the agents of the other nodes send
-//! theirs what their own boards say, and it keeps that where `tpurun status` finds it.
+//! Lets a person who looks at a job on one host see the ranks of all hosts. Meanwhile the agents of the other nodes
+//! send the agent there what their own boards say, and it keeps that where `tpurun status` finds it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,14 +13,14 @@ use crate::flight::Flight;
 use crate::flight::elsewhere::{self, Writing};
 use crate::nodes::Frame;
 
-/// What an agent remembers for it.
+/// The agent's own state for those who look at the job.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     /// Nodes where somebody looks, until then.
     nodes: BTreeMap<u32, Instant>,
-    /// What the ranks had used of the CPU when they were told last.
+    /// The CPU time that the ranks had used when they were told of last.
     before: Option<Flight>,
-    /// What other nodes have sent, on its way to a file each.
+    /// The documents that other nodes have sent, each on its way to a file.
     writing: BTreeMap<u32, Writing>,
 }
 
@@ -32,7 +32,7 @@ impl Watchers {
 
     /// Keeps what another node says of its own ranks.
     pub(super) fn keep(&mut self, run_dir: &Path, node: u32, ranks: Range<u32>, document: Vec<u8>) {
-        // The next one comes soon.
+        // The next document comes soon.
         if self.writing.get(&node).is_some_and(|writing| !writing.is_finished()) {
             return;
         }
@@ -71,5 +71,5 @@ impl Agent {
     }
 }
 
-/// After a word that somebody looks, which comes ten times a second.
+/// Time for which the word that somebody looks holds; it comes ten times a second.
 const WANTED_FOR: Duration = Duration::from_millis(300);
