@@ -1,5 +1,5 @@
-//! Options from the environment: the variable that an option is defined with stands for it where the command line
-//! does not, and in the place of what a job file says. What is empty says nothing.
+//! Options from the environment: the variable that an option is defined with gives its value where the command line
+//! does not, and in the place of what a job file says. An empty variable counts as none.
 
 use std::ffi::{OsStr, OsString};
 
@@ -18,7 +18,7 @@ pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 /// The options that variables give.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Variables {
-    /// As they would be typed.
+    /// The options as a person would type them.
     pub(super) words: Vec<OsString>,
     sources: Vec<Source>,
 }
@@ -80,13 +80,13 @@ fn text_of(variable: &str, lookup: Lookup<'_>) -> Result<Option<String>, String>
     text.map_err(|text| format!("{variable}: expected UTF-8, given {}", text.display()))
 }
 
-/// What follows the name of the option; None when it is not to be typed.
+/// Returns the text after the name of the option; None when the option is not to be typed.
 fn word(option: &Arg, variable: &str, text: &str) -> Result<Option<String>, String> {
     let value = match variable {
         _ if matches!(option.get_action(), ArgAction::SetTrue) => {
             return Ok(switch(text)?.then(String::new));
         }
-        // It is no path, and the command lines of processes can be read by others.
+        // The token is no path, and others can read the command lines of processes.
         TOKEN => return Ok(None),
         "TPURUN_DEVICE" => if switch(text)? { "tpu" } else { "cpu" }.to_owned(),
         "TPURUN_TIMEOUT_MS" => format!("{}ms", parse_timeout_ms(text)?),
@@ -123,7 +123,7 @@ fn uses(command: Option<&str>, id: &str) -> bool {
     }
 }
 
-/// Where the word begins and ends, so that `--hosts` is none of `--host`.
+/// Replaces only whole words, so that `--hosts` is none of `--host`.
 fn replace_word(text: &str, word: &str, by: &str) -> String {
     let is_inside = |c: char| c.is_alphanumeric() || c == '-';
     let mut replaced = String::new();
@@ -204,7 +204,7 @@ mod tests {
             shows(variable, &format!("--{option} {job}"), "", of_option);
             shows(variable, job, &in_file, of_variable);
             shows(variable, "-n 4 --hosts 2 true", "", of_variable);
-            // What is empty says nothing.
+            // An empty variable counts as none.
             let empty = format!("{}=", variable.split_once('=').unwrap().0);
             shows(&empty, job, &in_file, of_option);
         }

@@ -32,7 +32,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Cli {
 /// The command line without its first word, the name of the command.
 ///
 /// # Errors
-/// What clap refuses, and what only the combination of several programs makes wrong.
+/// A line that clap refuses, or one that only the combination of several programs makes wrong.
 pub(crate) fn read(words: &[OsString]) -> Result<Cli, Refusal> {
     read_with(words, &|variable| std::env::var_os(variable))
 }
@@ -149,7 +149,7 @@ pub(super) fn one_line(error: &clap::Error) -> String {
 
 /// Between programs, as a word of its own.
 const SEPARATOR: &str = ":";
-/// What each program has for itself; everything else belongs to the job.
+/// Options that each program has for itself; all others belong to the job.
 pub(crate) const OF_PROGRAM: [&str; 4] = ["ranks", "module", "no_python", "role"];
 const PROGRAM: &str = "program";
 
