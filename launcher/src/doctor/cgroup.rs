@@ -1,4 +1,4 @@
-//! What control groups, v1 and v2, allow this process: the smallest limit on the way up to the root.
+//! Limits that control groups, v1 and v2, set for this process: the smallest limit on the way up to the root counts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ impl Cgroups {
         self.limits("pids", |folder| left(folder, "pids.max", "pids.current")).into_iter().min()
     }
 
-    /// What `limit` finds in each folder from this process's group up to the root.
+    /// Collects the limits that `limit` finds in the folders from this process's group up to the root.
     fn limits<T>(&self, controller: &str, limit: impl Fn(&Path) -> Option<T>) -> Vec<T> {
         let governs = |hierarchy: &&Hierarchy| {
             hierarchy.controllers.is_empty() || hierarchy.controllers.iter().any(|name| name == controller)

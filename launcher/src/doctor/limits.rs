@@ -1,4 +1,4 @@
-//! What this process and its ranks may use: cores, memory, descriptors, processes.
+//! Resources that this process and its ranks may use: cores, memory, descriptors, processes.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ const TORCH_BYTES: u64 = 600 << 20;
 /// Pipes, the control connection and the mapping of each rank, as the launcher holds them.
 const LAUNCHER_FILES_PER_RANK: u64 = 8;
 
-/// What a rank opens besides one descriptor per peer: the interpreter, torch, a few data files.
+/// Files that a rank opens besides one descriptor per peer: the interpreter, torch, a few data files.
 const FILES_OF_A_RANK: u64 = 200;
 
 /// The main thread, the progress thread, autograd's and one to spare.

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The oldest Python that tpurun supports.
 const OLDEST: (u32, u32) = (3, 11);
 
-/// Prints one JSON object as its last line. What has no answer because of an earlier one is left out.
+/// Prints one JSON object as its last line. A question that an earlier answer makes meaningless is left out.
 const PROBE: &str = include_str!("probe.py");
 
 #[derive(Debug, Deserialize)]
@@ -47,7 +47,7 @@ enum Forked {
     Failed(String),
 }
 
-/// That there is no interpreter to ask.
+/// The finding that there is no interpreter to ask.
 pub(super) fn missing(error: &str) -> Finding {
     Finding::fail("python", error, ADVICE)
 }
