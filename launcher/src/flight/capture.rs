@@ -13,7 +13,7 @@ use crate::flight::{
 };
 use crate::op_text;
 
-/// What is known of a job besides its board.
+/// Facts about a job besides its board.
 #[derive(Debug)]
 pub(crate) struct Known<'a> {
     pub(crate) notice: &'a Notice,
@@ -49,7 +49,7 @@ pub(crate) fn take(board: &Board, known: &Known<'_>, reason: &'static str) -> Fl
     }
 }
 
-/// Of a job that left no dump: how its ranks ended.
+/// Makes the document of a job that left no dump: it says how the ranks ended.
 pub(crate) fn of_stories(job: &JobFacts, stories: Vec<RankStory>) -> Flight {
     let rank = |(rank, story): (u32, RankStory)| RankFlight {
         rank,
@@ -71,7 +71,7 @@ pub(crate) fn of_stories(job: &JobFacts, stories: Vec<RankStory>) -> Flight {
 
 fn rank_of(board: &Board, known: &Known<'_>, rank: u32) -> RankFlight {
     let story = known.stories.get(rank as usize).cloned().unwrap_or_default();
-    // What the board says of its pid is the rank's own word, and nothing is done with that.
+    // The pid on the board is the rank's own word, and nothing is done with it.
     let usage = story.pid.filter(|_| story.ending.is_none()).and_then(processes::usage);
     let usage = usage.filter(|usage| known.parents.contains(&usage.parent));
     RankFlight {

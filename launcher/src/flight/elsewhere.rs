@@ -1,5 +1,5 @@
-//! What the ranks of other nodes do, as their agents say it: a document for each node, which the agent here keeps in
-//! the run directory while somebody looks. Nothing in it is believed before it is checked.
+//! The ranks of other nodes as their agents describe them: a document for each node, which the agent here keeps in
+//! the run directory while somebody looks. Nothing in a document is believed before it is checked.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,8 @@ use crate::private;
 pub(crate) struct Writing(Option<JoinHandle<()>>);
 
 impl Writing {
-    /// Of a node that has these ranks. What is no document of them is not written.
+    /// Starts to write the document of the node that has these ranks. Anything that is no document of them is not
+    /// written.
     ///
     /// # Errors
     /// When there can be no thread.
@@ -32,7 +33,7 @@ impl Writing {
         let write = move || {
             let Some(flight) = parse(&document, ranks, now_ns) else { return };
             let Ok(()) = private::folder(path.parent().expect("it is in a folder")) else { return };
-            // Who looks sees that nothing has come.
+            // A person who looks sees that nothing has come.
             let _ = serde_json::to_vec(&flight).map(|text| dump::replace(&path, &text));
         };
         Ok(Writing(Some(std::thread::Builder::new().name("elsewhere".into()).spawn(write)?)))
@@ -53,8 +54,8 @@ impl Drop for Writing {
     }
 }
 
-/// What is sent: of each rank what it waits for and the last operations, fewer where there are many; None where that
-/// is too much.
+/// Makes the document that is sent: for each rank the operations that it waits for and the last ones, fewer of these
+/// where there are many. None where even that is too much.
 pub(crate) fn document(mut flight: Flight) -> Option<Vec<u8>> {
     RECORDS.into_iter().find_map(|kept| {
         for rank in &mut flight.ranks {
@@ -74,7 +75,8 @@ pub(crate) fn document(mut flight: Flight) -> Option<Vec<u8>> {
     })
 }
 
-/// What has come from another node about its ranks, by the clock of this one; None when it is something else.
+/// Reads the document that another node has sent about its ranks, with times by the clock of this node. None when it
+/// is something else.
 fn parse(document: &[u8], ranks: Range<u32>, now_ns: u64) -> Option<Flight> {
     (document.len() <= MOST_BYTES).then_some(())?;
     let mut value: Value = serde_json::from_slice(document).ok()?;
@@ -88,7 +90,7 @@ fn parse(document: &[u8], ranks: Range<u32>, now_ns: u64) -> Option<Flight> {
     (are_its && flight.communicators.iter().all(have_places)).then_some(flight)
 }
 
-/// What a node has said last.
+/// Reads the last document of a node.
 pub(crate) fn read(run_dir: &Path, node: u32) -> Option<Flight> {
     let path = path(run_dir, node);
     let size = fs::metadata(&path).ok()?.len();
@@ -132,7 +134,7 @@ impl Flight {
         self.taken_ns = now_ns;
     }
 
-    /// What [`measure_since`](Self::measure_since) needs of it.
+    /// Copies the part that [`measure_since`](Self::measure_since) needs.
     pub(crate) fn used(&self) -> Self {
         let ranks = self.ranks.iter().map(|rank| {
             let RankFlight { rank, pid, cpu_ms, .. } = *rank;

@@ -1,5 +1,5 @@
-//! A running job seen from outside: its board is read where it lies, and its agent is not asked. What ranks of other
-//! nodes do, their agents tell the one here while the board says that somebody looks.
+//! A running job seen from outside: its board is read where it lies, and its agent is not asked. The agents of other
+//! nodes tell the agent here what their ranks do, while the board says that somebody looks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,12 +30,12 @@ impl<'a> Live<'a> {
         let ended = || format!("job {} has just ended", run.notice.job.run);
         let pid = Pid::from_raw(run.notice.job.agent_pid).ok_or_else(ended)?;
         let agent = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| ended())?;
-        // It sees to it that the process behind the descriptor is the agent.
+        // Opening the board checks that the process behind the descriptor is the agent.
         let board = run.notice.open_board()?;
         Ok(Live { run, board, agent })
     }
 
-    /// What the ranks of this node are doing now.
+    /// Returns what the ranks of this node are doing now.
     pub(crate) fn take(&self) -> Flight {
         let story = processes::story(&self.run.dir, self.board.world());
         let notice = &self.run.notice;
@@ -45,12 +45,12 @@ impl<'a> Live<'a> {
         capture::take(&self.board, &known, "asked")
     }
 
-    /// What all ranks are doing, those of other nodes as they say in time; and the nodes that do not.
+    /// Returns what all ranks are doing, those of other nodes as these say in time, and the nodes that do not say it.
     pub(crate) fn take_all(&self) -> (Flight, Vec<NodeRanks>) {
         self.with_others(self.take())
     }
 
-    /// The same, with what each rank has used of the CPU for a fifth of a second, or since it was told last.
+    /// Returns the same, with the CPU time that each rank used in a fifth of a second, or since it was told of last.
     pub(crate) fn take_measured(&self) -> (Flight, Vec<NodeRanks>) {
         // The other nodes measure from here, too.
         let (before, _) = self.take_all();
@@ -58,15 +58,16 @@ impl<'a> Live<'a> {
         self.take_since(&before).1
     }
 
-    /// What the ranks of this node are doing, with what they have used of the CPU since; and all ranks, as above.
+    /// Returns what the ranks of this node are doing, with the CPU time that they have used since; and all ranks, as
+    /// above.
     pub(crate) fn take_since(&self, before: &Flight) -> (Flight, (Flight, Vec<NodeRanks>)) {
         let mut flight = self.take();
         flight.measure_since(before);
         (flight.clone(), self.with_others(flight))
     }
 
-    /// Adds what other nodes say of their ranks: since this was taken, for which it waits, though not for long; else
-    /// what they have said last.
+    /// Adds what other nodes say of their ranks. It waits a short time for words from after `flight` was taken; of a
+    /// node that sends none in time, it takes the last ones.
     fn with_others(&self, mut flight: Flight) -> (Flight, Vec<NodeRanks>) {
         let since_ns = flight.taken_ns;
         let others = (0..).zip(&self.run.notice.others);
@@ -108,13 +109,13 @@ pub(crate) fn names(nodes: &[NodeRanks]) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Not before, nor of another boot.
+/// Whether a document is from that time or later, and of this boot.
 fn is_since(said: &Flight, since_ns: u64) -> bool {
     (since_ns..=board::now_ns()).contains(&said.taken_ns)
 }
 
 const SAMPLE: Duration = Duration::from_millis(200);
-/// Between two looks whether others have said something.
+/// Time between two looks whether other nodes have said something.
 const LOOK: Duration = Duration::from_millis(50);
 /// Agents notice within a tenth of a second that somebody looks, here and then there.
 const PATIENCE_NS: u64 = 1_000_000_000;

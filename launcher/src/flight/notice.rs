@@ -22,14 +22,14 @@ use crate::rank_set::RankSet;
 pub(crate) struct Notice {
     pub(crate) format: u32,
     pub(crate) job: JobFacts,
-    /// Of the agent; with its pid it names one process of this boot.
+    /// Start time of the agent; with its pid it names one process of this boot.
     pub(crate) agent_start_ticks: u64,
     pub(crate) boot_id: String,
     /// The agent's descriptor of the board.
     pub(crate) board_fd: i32,
     /// Roles and their ranks in a job of several programs.
     pub(crate) programs: Vec<ProgramRanks>,
-    /// Of a job of several nodes, those of other agents than this one, by number; None is this one.
+    /// In a job of several nodes, the nodes by number; None stands for the node of this agent.
     #[serde(default)]
     pub(crate) others: Vec<Option<NodeRanks>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Run {
 }
 
 impl Notice {
-    /// Of the job that this process is the agent of, which started so long ago.
+    /// Makes the notice of the job whose agent this process is; the job started `age` ago.
     pub(crate) fn of_this_agent(
         run: &str,
         ranks: u32,
@@ -88,7 +88,7 @@ impl Notice {
         }
     }
 
-    /// Puts it into the run directory, whole or not at all.
+    /// Puts the notice into the run directory, whole or not at all.
     pub(crate) fn write(&self, run_dir: &Path) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
         let unfinished = run_dir.join(".job.json");
@@ -136,7 +136,7 @@ impl Notice {
     }
 }
 
-/// As it could be typed, without options.
+/// The command line as it could be typed, without options.
 fn command(programs: &Programs) -> Vec<String> {
     let words: Vec<Vec<String>> = programs.iter().map(|program| program.target.words()).collect();
     words.join(&":".to_owned())
@@ -236,7 +236,7 @@ fn runs(root: &Path) -> Vec<PathBuf> {
     runs
 }
 
-/// Not what somebody else has put there, or a link to it.
+/// Whether a directory is a run of this user: not one that somebody else has put there, nor a link.
 fn is_run(dir: &Path) -> bool {
     let own = rustix::process::geteuid();
     let is_ours = |found: fs::Metadata| own.is_root() || found.uid() == own.as_raw();
@@ -252,12 +252,12 @@ fn name(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Of this machine since it was started.
+/// The id of the machine's current boot.
 pub(crate) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Its name.
+/// Name of the notice's file.
 pub(crate) const JOB_FILE: &str = "job.json";
 /// The folder of the dump, in the run directory.
 pub(crate) const FLIGHT: &str = "flight";

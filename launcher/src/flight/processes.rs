@@ -1,19 +1,19 @@
-//! The processes of the ranks: which they are, what they have used, how they ended. From the events of the run
-//! and from /proc, so that it can be told from outside the agent, too.
+//! The processes of the ranks: which they are, what they have used, how they ended. All of this is from the events
+//! of the run and from /proc, so that a process outside the agent can tell it, too.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// What the events of a run say of its ranks.
+/// The story of a run and its ranks, from the events of the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Story {
     /// By rank.
     pub(crate) ranks: Vec<RankStory>,
     /// Fork servers, which ranks can be children of.
     pub(crate) servers: Vec<i32>,
-    /// Of the whole job; None while it runs.
+    /// Exit code of the whole job; None while it runs.
     pub(crate) exit: Option<i64>,
     /// From the start of the job until its end, or until the last event.
     pub(crate) ran_ms: u64,
@@ -27,7 +27,7 @@ pub(crate) struct RankStory {
     pub(crate) ending: Option<String>,
 }
 
-/// What a process has used so far.
+/// Resources that a process has used so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// As in `ps`.
@@ -37,7 +37,7 @@ pub(crate) struct Usage {
     pub(crate) rss_bytes: u64,
 }
 
-/// Reads `events.jsonl`; what is not understood is passed over.
+/// Reads `events.jsonl`; a line that is not understood is passed over.
 pub(crate) fn story(run_dir: &Path, ranks: u32) -> Story {
     let path = run_dir.join("events.jsonl");
     let is_small = path.metadata().is_ok_and(|metadata| metadata.len() <= MAX_EVENTS_BYTES);
@@ -74,7 +74,7 @@ fn pid(event: &Value) -> Option<i32> {
     event["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0)
 }
 
-/// Of one process; None when it is gone.
+/// Returns the usage of one process; None when it is gone.
 pub(crate) fn usage(pid: i32) -> Option<Usage> {
     parse_usage(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
