@@ -1,5 +1,5 @@
-//! Ranks that wait in groups of another backend for so long that it looks like a hang. Their stacks are all there is
-//! to tell it by; a rank that works is never asked for one.
+//! Ranks that wait in groups of another backend for so long that it looks like a hang. Only their stacks can tell;
+//! a rank that works is never asked for its stack.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::suspects::Notice;
 pub(crate) struct Sleepers {
     asker: Asker,
     run: PathBuf,
-    /// Where all stacks go.
+    /// The file that all stacks go to.
     file: PathBuf,
     /// The last look at each, and since when it has slept.
     asleep: HashMap<u32, (Sample, Instant)>,
@@ -48,7 +48,7 @@ impl Sleepers {
         }
     }
 
-    /// Of another world, which knows nothing of these ranks.
+    /// Forgets these ranks: another world follows, which knows nothing of them.
     pub(crate) fn forget(&mut self) {
         self.asleep.clear();
         self.asked = None;
@@ -158,7 +158,7 @@ fn waits(file: &str, line: u32) -> bool {
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Long beside the collectives of a healthy job, short beside the half hour that Gloo waits.
 const ASKED_AFTER: Duration = Duration::from_secs(5);
-/// Where the stacks said nothing.
+/// Time until the next question where the stacks said nothing.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// After the first line, and after all later ones.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
