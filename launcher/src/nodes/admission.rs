@@ -1,4 +1,4 @@
-//! Which connections node 0 takes up before it knows who makes them.
+//! Decides which connections node 0 takes up before it knows who makes them.
 //!
 //! A node of the job chooses the id in its first packet so that it proves the token (`Token::first_id`). That is
 //! checked before any key is agreed on, and those packets are always taken up. Every other connection is a
@@ -26,8 +26,8 @@ pub(super) enum Visitor {
 /// Decides about first packets.
 pub(super) struct Admission {
     token: Token,
-    /// Ids of nodes that have been taken up: whoever saw one on the wire cannot use it again. Only those who know the
-    /// token add to it.
+    /// Ids of nodes that have been taken up: a stranger that saw one on the wire cannot use it again. Only nodes that
+    /// know the token add to the set.
     used: HashSet<ConnectionId>,
     strangers: Arc<Semaphore>,
     /// Strangers that may still be taken up, as of `counted`.
@@ -41,7 +41,7 @@ impl Admission {
         Admission { token, used: HashSet::new(), strangers, allowance: BURST, counted: now }
     }
 
-    /// Nothing for a packet that is to be dropped.
+    /// Decides about a first packet; None means that it is to be dropped.
     pub(super) fn admit(&mut self, first_id: ConnectionId, now: Instant) -> Option<Visitor> {
         if self.token.made(&first_id) && self.used.insert(first_id) {
             return Some(Visitor::Node);

@@ -1,5 +1,5 @@
-//! Node 0 until all nodes have come: it listens, looks who knows the token, numbers the ranks and certifies their
-//! keys.
+//! Node 0 until all nodes have come: it listens, checks that a node knows the token, numbers the ranks and certifies
+//! their keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -87,7 +87,7 @@ pub(super) async fn open(
     })
 }
 
-/// At the address that the others are given if this host has it, else wherever they reach this host.
+/// Listens at the address that the other nodes are given if this host has it, else wherever they reach this host.
 fn listen(rendezvous: &str) -> Result<(Endpoint, Option<IpAddr>), String> {
     let addresses = resolve(rendezvous).map_err(|error| format!("--rdzv {error}"))?;
     for at in addresses.iter().filter(|at| is_meant(rendezvous, at.ip())) {
@@ -178,7 +178,7 @@ struct Listeners {
 }
 
 impl Listeners {
-    /// Does not hold up the door, however late the job reads it.
+    /// Tells the job of a refusal without holding up the door, however late the job reads it.
     fn tell_later(&self, line: Option<String>) {
         let Some(line) = line else { return };
         let listeners = self.clone();
@@ -195,7 +195,7 @@ impl Listeners {
     }
 }
 
-/// Lets in who knows the token; of all others it tells why not.
+/// Lets in the nodes that know the token; for all others it tells why they are refused.
 async fn watch_the_door(
     endpoint: Endpoint,
     plan: Plan,
@@ -256,7 +256,7 @@ async fn greet(incoming: Incoming, visitor: Visitor, plan: &Plan, token: &Token)
     };
     if !token.is_known_to(&connection, End::Connects, &code) {
         let reason = "another token".to_owned();
-        // Who is turned away may end before it says that it knows why.
+        // A node that is turned away may end before it says that it knows why.
         tokio::spawn(turn_away(connection, send, reason.clone(), Some(visitor)));
         return Err(Refusal::Stranger(reason));
     }
@@ -296,7 +296,7 @@ async fn greet(incoming: Incoming, visitor: Visitor, plan: &Plan, token: &Token)
     Ok(Guest { number, node, keys, connection, send, receive })
 }
 
-/// Tells why, and keeps the connection until that is known there, for a while at most.
+/// Tells the other end why it is refused, and keeps the connection until that is known there, for a while at most.
 async fn turn_away(connection: Connection, mut send: SendStream, reason: String, visitor: Option<Visitor>) {
     let told = async {
         let _ = link::write_frame(&mut send, &Frame::Refused { reason }).await;

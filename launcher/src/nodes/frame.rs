@@ -1,5 +1,4 @@
-//! What nodes send each other: four bytes of length (little endian), then an rkyv archive that is validated before
-//! use.
+//! Messages between nodes: four bytes of length (little endian), then an rkyv archive that is validated before use.
 
 use rkyv::util::AlignedVec;
 
@@ -16,9 +15,9 @@ mod archived {
     /// A node of the job.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) struct Node {
-        /// What its host is called.
+        /// The name of its host.
         pub(crate) host: String,
-        /// How many run there.
+        /// The number of ranks there.
         pub(crate) ranks: u32,
         /// The IP address where the others reach it.
         pub(crate) address: String,
@@ -27,19 +26,19 @@ mod archived {
     /// One message.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) enum Frame {
-        /// The first one, to node 0: who comes, and its code.
+        /// The first frame, to node 0: the node that comes, and its code.
         Hello { version: String, node: u32, nodes: u32, max_restarts: u32, code: [u8; 32] },
         /// The answer, with the code of node 0.
         Accepted { code: [u8; 32] },
-        /// Instead of it: why not.
+        /// The answer instead of that: why the node is refused.
         Refused { reason: String },
-        /// What will run on this node, with the public keys of its ranks.
+        /// The ranks that will run on this node, with their public keys.
         Join { node: Node, keys: Vec<Vec<u8>> },
         /// All have come: this is the job, and these are the certificates of the ranks on the node that gets this.
         Welcome { id: String, table: Vec<Node>, authority: Vec<u8>, certificates: Vec<Vec<u8>> },
-        /// A rank has ended; where its communicators stood if in order.
+        /// A rank has ended; if in order, also where its communicators stood.
         Ended { code: Option<i32>, signal: Option<i32>, left: RankSays },
-        /// What those who need this rank raise.
+        /// The text that ranks raise that need this rank.
         Lost { rank: u32, kind: u32, text: String },
         /// To node 0: why the job fails, as far as this node knows.
         Proposed(Told),
@@ -47,11 +46,11 @@ mod archived {
         Stands { told: Told, again: bool },
         /// To node 0: nothing is left here of the ranks that have failed.
         Cleared,
-        /// By node 0: nor anywhere; the next world begins.
+        /// By node 0: nothing is left of them anywhere; the next world begins.
         Again,
-        /// To node 0: what comes from here from now on is of that world.
+        /// To node 0: all frames from here are from now on of that world.
         Begun,
-        /// There is no next world; why.
+        /// There is no next world, for this reason.
         NoRestart { why: String },
         /// Somebody asked for the end, by this signal.
         Stop { signal: i32 },
@@ -59,9 +58,9 @@ mod archived {
         Uneasy,
         /// By node 0: all are to say what their ranks do.
         Look { number: u64 },
-        /// What they do, to node 0, which passes it on.
+        /// The views of a node's ranks, to node 0, which passes them on.
         Seen { number: u64, node: u32, said: Said },
-        /// By node 0: all have.
+        /// By node 0: all nodes have answered.
         Complete { number: u64 },
         /// By node 0: ranks wait in vain.
         Deadlock(Proof),
@@ -69,11 +68,11 @@ mod archived {
         Suspects { node: u32, lines: Vec<(u32, String)> },
         /// Somebody looks at the job on this node, and is to see the ranks of all.
         Watched { by: u32 },
-        /// What the ranks of a node do, for another one: a document of the flight recorder, by way of node 0.
+        /// The ranks of a node, for another node: a document of the flight recorder, by way of node 0.
         Flight { of: u32, to: u32, document: Vec<u8> },
         /// To node 0: all ranks here have ended well.
         Done,
-        /// By node 0: all ranks have.
+        /// By node 0: all ranks have ended well.
         Over,
     }
 
@@ -82,38 +81,38 @@ mod archived {
     pub(crate) struct Told {
         pub(crate) culprit: Option<u32>,
         pub(crate) exit_code: i32,
-        /// It may only follow from what another node knows.
+        /// The failure may only follow from one that another node knows.
         pub(crate) is_echo: bool,
         pub(crate) who: Vec<String>,
         pub(crate) why: Vec<String>,
         pub(crate) last_line: Option<String>,
     }
 
-    /// That operations can never complete.
+    /// The proof that operations can never complete.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) struct Proof {
         /// Communicators that can not go on.
         pub(crate) groups: Vec<u64>,
-        /// Who is to blame.
+        /// The ranks that are to blame.
         pub(crate) guilty: Vec<u32>,
         /// Ranks that have finished, and are waited for.
         pub(crate) finished: Vec<u32>,
-        /// What all ranks raise that wait there.
+        /// The text that all ranks raise that wait in these communicators.
         pub(crate) text: String,
     }
 }
 
 impl Frame {
-    /// With its length.
+    /// Returns the bytes of a frame, with its length.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let archive = rkyv::to_bytes::<rkyv::rancor::Error>(self).expect("a frame in memory can be archived");
         [&(archive.len() as u32).to_le_bytes()[..], &archive].concat()
     }
 
-    /// Without its length.
+    /// Reads a frame from its bytes, without its length.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the bytes are no frame.
     pub(crate) fn decode(archive: &[u8]) -> Result<Frame, &'static str> {
         let mut aligned: AlignedVec = AlignedVec::with_capacity(archive.len());
         aligned.extend_from_slice(archive);
@@ -121,7 +120,7 @@ impl Frame {
     }
 }
 
-/// Whatever comes, it is a frame or it is not.
+/// Checks that any bytes are a frame or are refused.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(archive: &[u8]) {
     if let Ok(frame) = Frame::decode(archive) {

@@ -16,7 +16,7 @@ use super::{Nodes, Plan, Store, resolve, shown, tunnel};
 
 /// Why a node is not in.
 enum Trouble {
-    /// It may be better in a moment.
+    /// The trouble may be over in a moment.
     NotYet(String),
     Never(String),
 }

@@ -19,10 +19,10 @@ use tpurun_collectives::network::authority::{Authority, RankKey};
 use super::frame::Frame;
 use super::{NodeEvent, SILENCE};
 
-/// To one node.
+/// The connection to one node.
 pub(super) struct Link {
     frames: mpsc::UnboundedSender<Vec<u8>>,
-    /// So many bytes are not on their way yet.
+    /// Bytes that are not on their way yet.
     waiting: Arc<AtomicUsize>,
     writer: JoinHandle<()>,
 }
@@ -43,10 +43,10 @@ impl Link {
                 if send.write_all(&bytes).await.is_err() {
                     return;
                 }
-                // It protects nothing.
+                // Relaxed, as the count protects nothing.
                 written.fetch_sub(bytes.len(), Ordering::Relaxed);
             }
-            // Until the other end has it all.
+            // Waits until the other end has all of it.
             if send.finish().is_ok() {
                 let _ = send.stopped().await;
             }
@@ -57,11 +57,11 @@ impl Link {
 
     pub(super) fn send(&self, bytes: Vec<u8>) {
         self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
-        // Who is gone is told of by the reader.
+        // The reader tells of a node that is gone.
         let _ = self.frames.send(bytes);
     }
 
-    /// Whether so little waits to be sent that something large may, too, and what comes behind it is not late.
+    /// Whether so little waits to be sent that something large may wait, too, without making later frames late.
     pub(super) fn has_room(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) < MOST_WAITING
     }
@@ -76,7 +76,7 @@ impl Link {
 /// Reads a frame of at most `limit` bytes.
 ///
 /// # Errors
-/// As a line: that the connection ended, or what is wrong with what came.
+/// As a line: the connection ended, or bytes came that are wrong.
 pub(super) async fn read_frame(stream: &mut RecvStream, limit: usize) -> Result<Frame, String> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await.map_err(|error| ended(&error))?;
@@ -114,11 +114,11 @@ pub(super) fn why(lost: &quinn::ConnectionError) -> String {
     }
 }
 
-/// Of a node that has closed its connection.
+/// The reason when a node has closed its connection.
 pub(crate) const OVER: &str = "its tpurun has ended";
-/// Before a node has shown that it knows the token.
+/// Bytes of the largest frame before a node has shown that it knows the token.
 pub(super) const MOST_BEFORE: usize = 4 << 10;
-/// After that: the keys of all ranks of a node, or the words of a report.
+/// Bytes of the largest frame after that: the keys of all ranks of a node, or the words of a report.
 pub(super) const MOST: usize = 16 << 20;
 
 async fn read(node: u32, mut receive: RecvStream, events: mpsc::Sender<NodeEvent>) {
@@ -146,7 +146,7 @@ pub(super) fn endpoint(at: Option<SocketAddr>, towards: SocketAddr) -> Result<En
     endpoint.map_err(|error| error.to_string())
 }
 
-/// The certificate says nothing: who is there is shown by the token.
+/// The certificate says nothing: the token shows who is there.
 fn server() -> Result<quinn::ServerConfig, String> {
     let authority = Authority::new().map_err(|failure| failure.to_string())?;
     let key = RankKey::new().map_err(|failure| failure.to_string())?;
@@ -171,7 +171,7 @@ fn server() -> Result<quinn::ServerConfig, String> {
     Ok(server)
 }
 
-/// Connects to node 0, which has not shown yet that it is that.
+/// Connects to node 0, which has not shown yet that it is node 0.
 pub(super) async fn connect(
     endpoint: &Endpoint,
     to: SocketAddr,
@@ -203,7 +203,7 @@ fn transport() -> TransportConfig {
     transport
 }
 
-/// What node 0 allows until the other end has shown the token: one stream, and a few bytes on it. Each stream that is
+/// Limits of node 0 until the other end has shown the token: one stream, and a few bytes on it. Each stream that is
 /// allowed takes 80 bytes at once, whether it is used or not.
 fn strangers() -> TransportConfig {
     let mut transport = transport();
@@ -214,7 +214,7 @@ fn strangers() -> TransportConfig {
     transport
 }
 
-/// The other end has shown the token, and runs so many ranks.
+/// Lifts these limits when the other end has shown the token; its number of ranks decides the number of streams.
 pub(super) fn trust(connection: &Connection, ranks: u32) {
     connection.set_receive_window(VarInt::MAX);
     let streams = ranks.saturating_mul(STREAMS_OF_A_RANK).saturating_add(STREAMS_OF_A_NODE);
@@ -225,7 +225,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// Checks that the other end has the key of what it shows, and leaves it to the token who that is.
+/// Checks that the other end has the key of the certificate that it shows, and leaves it to the token who that is.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 
@@ -264,7 +264,7 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// Another version speaks another one.
+/// Name of the protocol; another version has another name.
 const PROTOCOL: &[u8] = b"tpurun-nodes/1";
 const MOST_WAITING: usize = 1 << 20;
 /// Streams of one node: one for each connection of a rank to the store.

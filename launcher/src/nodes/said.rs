@@ -1,4 +1,4 @@
-//! What the ranks of a node are doing, as it tells other nodes. Clocks of hosts differ: times are told as ages.
+//! The state of a node's ranks, as it tells other nodes. Clocks of hosts differ: times are told as ages.
 
 use tpurun_collectives::board::{LaneView, OpView, RankView, Wait, WaitKind, WaitView};
 use tpurun_collectives::supervise::Between;
@@ -11,14 +11,14 @@ mod archived {
 
     use rkyv::{Archive, Deserialize, Serialize};
 
-    /// Of one look at all ranks.
+    /// The answer of a node in one look at all ranks.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Said {
         /// Ranks that are not as they were at the last look.
         pub(crate) ranks: Vec<RankSays>,
-        /// Communicators that were not known at the last look, or not so.
+        /// Communicators that were not known at the last look, or have changed since.
         pub(crate) groups: Vec<GroupSays>,
-        /// Between two ranks of which one at least is here; what is not listed has nothing between.
+        /// Messages between two ranks of which at least one is here; a pair that is not listed has none.
         pub(crate) messages: Vec<Crossing>,
     }
 
@@ -30,7 +30,7 @@ mod archived {
         pub(crate) has_failed: bool,
     }
 
-    /// What this host knows of the messages between two ranks of a communicator.
+    /// The messages between two ranks of a communicator, as far as this host knows.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) struct Crossing {
         pub(crate) comm_id: u64,
@@ -44,7 +44,7 @@ mod archived {
 
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) struct RankSays {
-        /// In the world.
+        /// The number in the world.
         pub(crate) rank: u32,
         pub(crate) pid: u32,
         pub(crate) waits: Vec<WaitSays>,
@@ -83,7 +83,7 @@ mod archived {
         pub(crate) op: Option<OpSays>,
     }
 
-    /// What a report says of an operation.
+    /// An operation as a report describes it.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
     pub(crate) struct OpSays {
         pub(crate) seq: u64,
@@ -122,7 +122,7 @@ impl RankSays {
         RankSays { rank, pid: view.pid, waits: waits.collect(), lanes: lanes.collect() }
     }
 
-    /// As if it were on the board here; `None` when it can not be.
+    /// Makes the view as if the rank were on the board here; `None` when that is impossible.
     pub(crate) fn view(self, now_ns: u64) -> Option<RankView> {
         let since = |for_ns: u64| now_ns.saturating_sub(for_ns).max(1);
         let waits = self.waits.into_iter().map(|wait| WaitView {

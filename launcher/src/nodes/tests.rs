@@ -215,7 +215,7 @@ fn a_node_comes_once() {
     assert!(lines.iter().any(|line| line.ends_with(": node 1 is there already")), "{lines:?}");
 }
 
-/// It can pass on no code that it was shown: this one shows back what it got.
+/// A listener can pass on no code that it was shown: this one shows back the code that it got.
 #[test]
 fn who_listens_must_know_the_token() {
     let at = free();
@@ -249,7 +249,7 @@ fn a_node_that_is_gone_is_told_of() {
     });
 }
 
-/// What fuzzing starts from.
+/// The frames that fuzzing starts from.
 #[test]
 fn seeds_are_frames() {
     let told = Told {

@@ -1,8 +1,8 @@
 //! The secret that the nodes of a job share, and how they show each other that they know it.
 //!
 //! Each end sends a code (HMAC-SHA256) under the token over what is particular to this TLS connection (exported
-//! keying material, RFC 8446, section 7.5), so that a code is worth nothing on any other: who sits between two nodes
-//! has a connection with each, and can pass no code on.
+//! keying material, RFC 8446, section 7.5), so that a code is worth nothing on any other: an attacker between two
+//! nodes has a connection with each, and can pass no code on.
 
 use std::fmt;
 use std::fs::{DirBuilder, OpenOptions};
@@ -26,7 +26,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Which end says it.
+/// The end that sends a code.
 #[derive(Clone, Copy)]
 pub(crate) enum End {
     /// Node 0, which listens.
@@ -37,7 +37,7 @@ pub(crate) enum End {
 /// A code over a connection.
 pub(crate) type Code = [u8; 32];
 
-/// Where a token is to be had.
+/// The place that a token comes from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Known(Token),
@@ -64,7 +64,7 @@ impl Source {
         }
     }
 
-    /// Makes it, on node 0, or waits for it.
+    /// Makes the token, on node 0, or waits for it.
     ///
     /// # Errors
     /// One line: that it can not be written, or did not come in time.
@@ -91,7 +91,7 @@ impl Source {
         }
     }
 
-    /// All nodes have come.
+    /// Removes the file once all nodes have come.
     pub(crate) fn forget(&self) {
         if let Source::Shared(path) = self {
             let _ = std::fs::remove_file(path);
@@ -99,13 +99,13 @@ impl Source {
     }
 }
 
-/// A new one, in a file of this user alone.
+/// Makes a new token, in a file of this user alone.
 fn share(path: &Path) -> io::Result<Token> {
     let mut line = Vec::new();
     print_new(&mut line).map_err(io::Error::other)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    // Others see all of it or nothing. What an earlier run left behind is nobody's.
+    // Others see all of it or nothing. A file that an earlier run left behind is nobody's.
     let begun = path.with_extension("new");
     let _ = std::fs::remove_file(&begun);
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(&begun)?.write_all(&line)?;
@@ -113,7 +113,7 @@ fn share(path: &Path) -> io::Result<Token> {
     Token::new(&String::from_utf8_lossy(&line)).map_err(io::Error::other)
 }
 
-/// The text of a file that the user names. Whoever can write it chooses who is let in.
+/// Reads a file that the user names. Anybody who can write that file chooses who is let in.
 fn read_own(path: &Path) -> io::Result<String> {
     let mut file = std::fs::File::open(path)?;
     let found = file.metadata()?;
@@ -151,7 +151,7 @@ impl Token {
     pub(crate) fn new(text: &str) -> Result<Token, String> {
         let text = text.trim();
         if text.len() < LEAST_CHARS {
-            // Who listens in may try all short ones.
+            // Somebody who listens in may try all short tokens.
             return Err(format!(
                 "expected a token of at least {LEAST_CHARS} characters, given {} (make one with `tpurun token`)",
                 text.len()
@@ -160,7 +160,7 @@ impl Token {
         Ok(Token(Box::new(hmac::Key::new(hmac::HMAC_SHA256, text.as_bytes()))))
     }
 
-    /// What this end sends.
+    /// The code that this end sends.
     pub(crate) fn code(&self, connection: &quinn::Connection, end: End) -> Option<Code> {
         let tag = hmac::sign(&self.0, &transcript(connection, end)?);
         tag.as_ref().try_into().ok()
@@ -207,7 +207,7 @@ fn transcript(connection: &quinn::Connection, end: End) -> Option<Vec<u8>> {
     Some([name, &bound].concat())
 }
 
-/// `tpurun token`: a new one, on a line.
+/// `tpurun token`: prints a new token, on a line.
 pub(crate) fn print_new(out: &mut dyn Write) -> Result<(), String> {
     let mut bytes = [0; 24];
     SystemRandom::new().fill(&mut bytes).map_err(|_| "the host has no randomness")?;
@@ -215,9 +215,9 @@ pub(crate) fn print_new(out: &mut dyn Write) -> Result<(), String> {
     writeln!(out, "{text}").map_err(|error| error.to_string())
 }
 
-/// Where it is; no rank inherits this.
+/// The variable with the token; no rank inherits it.
 pub(crate) const VARIABLE: &str = "TPURUN_TOKEN";
-/// Of a connection's id (RFC 9000, section 17.2).
+/// Bytes of the longest connection id (RFC 9000, section 17.2).
 const MAX_CID_SIZE: usize = 20;
 /// The other 12 bytes are the code, which nobody guesses online.
 const NONCE_BYTES: usize = 8;

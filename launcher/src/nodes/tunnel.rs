@@ -26,7 +26,7 @@ pub(super) async fn enter(connection: Connection) -> io::Result<u16> {
     Ok(port)
 }
 
-/// Connects what comes from a node to the store, once that is there.
+/// Connects each stream that comes from a node to the store, once that is there.
 pub(super) async fn lead_on(connection: Connection, store: watch::Receiver<Option<SocketAddr>>) {
     while let Ok((send, receive)) = connection.accept_bi().await {
         let mut store = store.clone();
@@ -51,6 +51,6 @@ async fn join(stream: TcpStream, mut send: SendStream, mut receive: RecvStream) 
         tokio::io::copy(&mut receive, &mut to).await?;
         to.shutdown().await
     };
-    // What fails in one direction ends both.
+    // A failure in one direction ends both.
     tokio::try_join!(out, back).map(drop)
 }
