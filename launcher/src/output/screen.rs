@@ -1,4 +1,4 @@
-//! What goes to stdout and stderr, be they a terminal or pipes: prefixes, colours, the bar that is redrawn.
+//! The text on stdout and stderr, be they a terminal or pipes: prefixes, colours, the bar that is redrawn.
 //!
 //! Knows where the cursor is, so that nothing is ever appended to somebody else's unfinished line. The bytes
 //! stay here, in order, until they are drained.
@@ -19,7 +19,7 @@ const MAX_LABEL_CHARS: usize = 20;
 
 const RANK_COLORS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
-/// To the start of the line, and clear it.
+/// Moves the cursor to the start of the line, and clears the line.
 const ERASE_LINE: &[u8] = b"\r\x1b[2K";
 
 /// While a bar is drawn the terminal must not wrap it: a wrapped bar could not be redrawn in place.
@@ -36,7 +36,7 @@ pub(super) struct Screen {
     pending: Vec<(Stream, Vec<u8>)>,
 }
 
-/// How lines say whose they are.
+/// The way in which a line says which ranks wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
     None,
@@ -49,7 +49,7 @@ pub(super) enum Prefix {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cursor {
     LineStart,
-    /// Behind the unfinished line of a rank.
+    /// The cursor is behind the unfinished line of a rank.
     Behind(u32, Stream),
     OnBar(Stream),
 }

@@ -71,7 +71,7 @@ impl Harness {
         self
     }
 
-    /// What stdout shows, behind a margin that keeps the alignment, with escapes made visible.
+    /// Compares the text on stdout, behind a margin that keeps the alignment, with escapes made visible.
     fn shows(&self, expected: Expect) {
         let text = String::from_utf8_lossy(&self.out).replace('\x1b', "<ESC>").replace('\r', "<CR>");
         expected.assert_eq(&text.split_inclusive('\n').map(|line| format!(">{line}")).collect::<String>());
@@ -113,7 +113,7 @@ fn lines_of_several_programs_say_which_one() {
         h.feed(rank, "ready\n").feed(rank, if rank == 0 { "score 1\n" } else { "loss 2.5\n" });
     }
     h.feed(3, "odd\n").wait(50 * MS);
-    // Words that both programs say are nobody's in particular.
+    // A line that both programs write is labelled with neither of them.
     h.shows(expect![[r#"
         >      0-7| ready
         >   eval 0| score 1

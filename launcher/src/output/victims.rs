@@ -1,7 +1,7 @@
 //! Holds back the traceback of a rank whose error only echoes another rank's failure, and says it in one line.
 //!
 //! The text of such a traceback is known before it arrives, because the rank leaves it in its error file first.
-//! What differs from that text is shown as the rank wrote it.
+//! A line that differs from that text is shown as the rank wrote it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -47,20 +47,20 @@ pub(super) struct Victims {
     pub(super) expects_interrupts: bool,
 }
 
-/// What becomes of a line.
+/// The fate of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// It is no part of a victim's traceback.
+    /// The line is no part of a victim's traceback.
     No,
     Held,
-    /// It differs from what the traceback should go on with; these lines were held before it.
+    /// The line is not the one that should come next in the traceback; these lines were held before it.
     Released(Vec<Vec<u8>>),
 }
 
 /// A traceback that arrives.
 #[derive(Debug)]
 struct Reading {
-    /// What is still to come.
+    /// The lines that are still to come.
     expected: std::vec::IntoIter<String>,
     summary: String,
     held: Vec<Vec<u8>>,
@@ -146,7 +146,7 @@ impl Victims {
     }
 }
 
-/// Without what torch puts in front of each line, and without spaces at the end.
+/// Removes the prefix that torch puts in front of each line, and spaces at the end.
 fn plain(rank: u32, text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let text = text
