@@ -1,4 +1,4 @@
-//! Which operations of different ranks are one: all of a collective, and a send with its receive.
+//! Finds the operations of different ranks that are one: all of a collective, and a send with its receive.
 
 use std::collections::HashMap;
 
@@ -56,7 +56,7 @@ impl Flows {
     }
 }
 
-/// Whether every message since the beginning is known and says whom it is with: else nobody can tell which
+/// Whether every message since the beginning is known and names its other rank: else nobody can tell which
 /// send a receive got.
 fn are_countable(lane: &LaneFlight) -> bool {
     let is_whole = lane.records.first().is_some_and(|record| record.number == 0);
