@@ -1,4 +1,4 @@
-//! What a process did between two looks at it: computed, slept, or waited for a CPU.
+//! The activity of a process between two looks at it: it computed, slept, or waited for a CPU.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,12 +11,12 @@ use crate::proc_stat::{Schedstat, Stat};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) at: Instant,
-    /// Of the main thread, as in `ps`.
+    /// State of the main thread, as in `ps`.
     pub(crate) state: char,
-    /// Of all its threads, those that have ended too.
+    /// CPU time of all its threads, also of those that have ended.
     pub(crate) cpu: Duration,
-    /// Of each thread, how long it has stood in the queue for a CPU; empty where the kernel does not count.
-    /// It counts a stay in the queue when that is over.
+    /// The time that each thread has stood in the queue for a CPU; empty where the kernel does not count it.
+    /// The kernel counts a stay in the queue when that is over.
     pub(crate) queued: HashMap<i32, Duration>,
     /// Any of its threads is on a CPU, or in the queue for one.
     pub(crate) is_runnable: bool,
@@ -24,12 +24,12 @@ pub(crate) struct Sample {
     pub(crate) wait_channel: Option<String>,
 }
 
-/// What a process did.
+/// The activity of a process between two looks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Activity {
-    /// It is a zombie.
+    /// The process is a zombie.
     Ended,
-    /// By SIGSTOP or from a terminal.
+    /// The process is stopped, by SIGSTOP or from a terminal.
     Stopped,
     /// A debugger holds it.
     Traced,
@@ -39,14 +39,14 @@ pub(crate) enum Activity {
     Computing { share: f64 },
     /// It could run, and mostly was not let.
     Starved,
-    /// In a sleep that signals do not end, as disks and network file systems cause.
+    /// It is in a sleep that signals do not end, as disks and network file systems cause.
     Uninterruptible { channel: Option<String> },
     /// It waits for something that the engine knows nothing of.
     Sleeping,
 }
 
 impl Sample {
-    /// None when the process is gone.
+    /// Looks at a process; None when it is gone.
     pub(crate) fn read(pid: i32) -> Option<Sample> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let stat = Stat::parse(&stat)?;
@@ -72,7 +72,7 @@ impl Sample {
         self.cpu.saturating_sub(before.cpu)
     }
 
-    /// Of the thread that waited longest: the others may have waited for what it does.
+    /// Time in the queue of the thread that waited longest: the others may have waited for its work.
     fn queued_since(&self, before: &Sample) -> Duration {
         let since = |(thread, now): (&i32, &Duration)| {
             now.saturating_sub(before.queued.get(thread).copied().unwrap_or_default())
@@ -81,8 +81,8 @@ impl Sample {
     }
 }
 
-/// What a process did from `before` to `after`. The board says whether it waits in the engine; one that
-/// computes meanwhile does that with another thread, and is as busy as it looks.
+/// Classifies the activity of a process from `before` to `after`. The board says whether it waits in the engine. A
+/// process that computes meanwhile does that with another thread, and is as busy as it looks.
 pub(crate) fn classify(before: &Sample, after: &Sample, is_in_engine: bool) -> Activity {
     let window = after.at.saturating_duration_since(before.at).as_secs_f64().max(1e-3);
     let share = after.cpu_since(before).as_secs_f64() / window;
@@ -118,7 +118,7 @@ impl fmt::Display for Activity {
     }
 }
 
-/// Of each thread its number, its state, and its time in the queue where the kernel counts that.
+/// The threads of a process: number, state, and time in the queue where the kernel counts that.
 fn threads(pid: i32) -> Vec<(i32, char, Option<Duration>)> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
@@ -238,7 +238,7 @@ mod tests {
     fn a_process_that_computes_is_seen_computing() {
         let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let first = Sample::read(child.id() as i32).unwrap();
-        // Until it has had a tenth of a second, however busy the machine is.
+        // Waits until the process has had a tenth of a second, however busy the machine is.
         let second = loop {
             let sample = Sample::read(child.id() as i32).unwrap();
             if sample.cpu_since(&first) >= Duration::from_millis(100) {

@@ -1,5 +1,5 @@
-//! Who waits for an answer of the store of torch.distributed that a process holds, as the kernel sees it: programs
-//! that choose where to meet have the store in a rank, and no word of it is on the board.
+//! Finds ranks that wait for an answer of the torch.distributed store that a process holds, as the kernel sees it.
+//! Programs that choose where to meet have the store in a rank, and the board says nothing of it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,7 +15,7 @@ pub(crate) fn holds_store(pid: i32) -> bool {
     })
 }
 
-/// Those of `others`, ranks and their processes, of which a thread waits on a connection to `server`.
+/// Returns the ranks among `others`, ranks and their processes, of which a thread waits on a connection to `server`.
 pub(crate) fn waiting_for(server: i32, others: impl Iterator<Item = (u32, i32)>) -> RankSet {
     let table: Vec<Connection> = ["tcp", "tcp6"]
         .iter()
@@ -84,7 +84,7 @@ fn waited_for(pid: i32) -> impl Iterator<Item = i32> {
 #[derive(Debug, PartialEq, Eq)]
 enum Call {
     Read(i32),
-    /// A list of so many descriptors in the memory of the process.
+    /// A list of `count` descriptors in the memory of the process.
     Poll {
         at: u64,
         count: u64,
@@ -119,7 +119,7 @@ fn sockets(pid: i32) -> HashSet<u64> {
     numbers(format!("/proc/{pid}/fd")).filter_map(|fd| socket(pid, fd)).collect()
 }
 
-/// The socket that a descriptor is of.
+/// The socket of a descriptor.
 fn socket(pid: i32, fd: i32) -> Option<u64> {
     let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
@@ -136,16 +136,16 @@ fn numbers(folder: String) -> impl Iterator<Item = i32> {
 
 /// TCP_LISTEN.
 const LISTENS: &str = "0A";
-/// What an IPv4 address begins with where it is written as one of IPv6.
+/// The beginning of an IPv4 address that is written as one of IPv6.
 const MAPPED: &str = "0000000000000000FFFF0000";
-/// Whoever waits for one store polls one socket.
+/// A thread that waits for a store polls one socket.
 const MOST_POLLED: u64 = 64;
 // read, recvfrom and recvmsg; poll and ppoll.
 #[cfg(target_arch = "x86_64")]
 const READS: [u32; 3] = [0, 45, 47];
 #[cfg(target_arch = "x86_64")]
 const POLLS: [u32; 2] = [7, 271];
-// What other architectures have in common (asm-generic/unistd.h).
+// The numbers that other architectures have in common (asm-generic/unistd.h).
 #[cfg(not(target_arch = "x86_64"))]
 const READS: [u32; 3] = [63, 207, 212];
 #[cfg(not(target_arch = "x86_64"))]
@@ -189,7 +189,7 @@ mod tests {
         let connect = |to: &TcpListener| TcpStream::connect(to.local_addr().unwrap()).unwrap();
         let (mut asks, mut other) = (reader(connect(&listener)), reader(connect(&elsewhere)));
         let (_accepted, _) = listener.accept().unwrap();
-        // A port of another process is not this one's, although its connections are in the same table.
+        // A port of another process does not count, although its connections are in the same table.
         let mut idle = Command::new("sleep").arg("60").spawn().unwrap();
         let ranks = [(0, std::process::id()), (1, asks.id()), (2, idle.id())].map(|(r, pid)| (r, pid as i32));
         let began = Instant::now();
