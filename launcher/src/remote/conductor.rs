@@ -23,11 +23,11 @@ use crate::job::Job;
 use crate::nodes::{self, TOKEN};
 use crate::signals::Signals;
 
-/// What the command line says of the hosts.
+/// The options of the command line about the hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub(crate) hosts: Vec<RemoteHost>,
-    /// Where node 0 is reached, if that is said: `host:port`.
+    /// The address of node 0, if it is given: `host:port`.
     pub(crate) rendezvous: Option<String>,
     /// The words before the name of a host; none: those of [`SSH`].
     pub(crate) ssh: Option<String>,
@@ -38,7 +38,7 @@ pub(crate) struct Remote {
 /// Runs the command line of this process and `more` arguments on all hosts, and returns the exit code of the job.
 ///
 /// # Errors
-/// One line: what can not be started.
+/// One line that names what can not be started.
 pub(crate) fn conduct(job: &Job, remote: &Remote, more: &[String]) -> Result<i32, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
@@ -87,7 +87,7 @@ fn orders(remote: &Remote, more: &[String]) -> Result<Vec<Vec<u8>>, String> {
     (0..).zip(&remote.hosts).map(order).collect()
 }
 
-/// Where the others reach the first one: what ssh takes its name for.
+/// The address where the other hosts reach the first one: the one that ssh takes its name for.
 fn first_host(remote: &Remote) -> String {
     let first = &remote.hosts[0];
     if first.is_here() {
@@ -112,13 +112,13 @@ fn ssh_words(remote: &Remote) -> Vec<&str> {
 /// All hosts, from start to end.
 #[derive(Default)]
 struct Conductor {
-    /// By host: what goes to its standard input.
+    /// By host: the words that go to its standard input.
     words: Vec<mpsc::UnboundedSender<Vec<u8>>>,
     names: Vec<String>,
     running: BTreeSet<usize>,
     ends: JoinSet<(usize, i32)>,
     outputs: Vec<JoinHandle<()>>,
-    /// To end those that do not end by themselves.
+    /// By host: ends an ssh that does not end by itself.
     kills: Vec<mpsc::Sender<()>>,
 }
 
@@ -157,7 +157,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Until all hosts are done.
+    /// Runs until all hosts are done.
     async fn run(mut self, mut signals: Signals<Signal>, stop_grace: Duration) -> i32 {
         let mut codes = Vec::new();
         let mut stop_at = None;
@@ -176,7 +176,7 @@ impl Conductor {
                             eprintln!("tpurun: host {}: {why}", self.names[host]);
                         }
                         if code != 0 {
-                            // The others know in a moment, unless they can not: they wait for this one.
+                            // The other hosts know in a moment, unless they still wait for this one.
                             stop_at.get_or_insert_with(|| Instant::now() + ALONE);
                         }
                         codes.push(code);
@@ -218,7 +218,7 @@ fn outcome(codes: &[i32]) -> i32 {
     failed().find(|code| did_not_run(*code).is_none()).or(failed().next()).unwrap_or(0)
 }
 
-/// Why there was no job on a host, by the exit code of what was to start it.
+/// Says why there was no job on a host, by the exit code of the command that was to start it.
 fn did_not_run(code: i32) -> Option<String> {
     match code {
         // A rank may have ended so, too; then the report says more.
@@ -247,7 +247,7 @@ async fn wait(host: usize, mut child: Child, mut killed: mpsc::Receiver<()>) -> 
     }
 }
 
-/// Until the host is done, or we are: the end of its input ends the job there.
+/// Writes until the host or this process is done: the end of its input ends the job there.
 async fn write_all(mut words: mpsc::UnboundedReceiver<Vec<u8>>, mut stdin: ChildStdin) {
     while let Some(bytes) = words.recv().await {
         if stdin.write_all(&bytes).await.is_err() {
@@ -261,7 +261,7 @@ fn copy_lines<W: Write>(from: OwnedFd, to: impl Fn() -> W) {
     let mut from = std::fs::File::from(from);
     let mut held = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];
-    // Who reads no more needs nothing more; the host must not stop for that.
+    // A reader that has gone needs nothing more; the host must not stop for that.
     let show = |bytes: &[u8]| drop(to().write_all(bytes).and_then(|()| to().flush()));
     loop {
         match from.read(&mut piece) {
@@ -292,7 +292,7 @@ pub(crate) const SSH: &str =
     "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=2";
 /// Nodes notice by themselves in this time that one is gone.
 const ALONE: Duration = Duration::from_secs(8);
-/// After the last rank has ended, and before ssh is ended.
+/// Time after the end of the last rank until ssh is ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const PIECE_BYTES: usize = 64 * 1024;
 

@@ -1,4 +1,4 @@
-//! The end of `--hosts` that ssh starts on a host: it runs what it is told, and passes on what comes after that.
+//! The end of `--hosts` that ssh starts on a host: it runs the order that it gets, and passes on the signals after it.
 
 use std::io::{self, BufRead, Read};
 use std::process::Stdio;
@@ -82,5 +82,5 @@ fn pass_on(child: &Child, signal: Signal) {
     }
 }
 
-/// Of an order: an environment has its limits, too.
+/// Bytes of the largest order: an environment has its limits, too.
 const MOST_BYTES: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! What one tpurun asks another one to run: a line of JSON, then a line with the number of each signal.
+//! The order of one tpurun to another one: a line of JSON, then a line with the number of each signal.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Order {
-    /// Of tpurun; the others must be the same.
+    /// Version of tpurun, which must be the same on all hosts.
     pub(super) version: String,
     pub(super) cwd: PathBuf,
     /// All words of the command line but the first.
     pub(super) args: Vec<String>,
-    /// Beside what the host has by itself.
+    /// Variables beside those that the host has by itself.
     pub(super) env: BTreeMap<String, String>,
 }
 
@@ -26,7 +26,7 @@ impl Order {
     }
 
     /// # Errors
-    /// One line: what it is instead.
+    /// One line that says what it is instead.
     pub(super) fn read(line: &str) -> Result<Order, String> {
         let version: Version =
             serde_json::from_str(line).map_err(|_| "expected to be started by tpurun itself")?;
@@ -40,13 +40,14 @@ impl Order {
     }
 }
 
-/// Other versions may differ in all the rest.
+/// The part of an order that all versions have; they may differ in all the rest.
 #[derive(Deserialize)]
 struct Version {
     version: String,
 }
 
-/// Variables of this process that mean the same on another host: all but those of a login and of a machine.
+/// Returns the variables of this process that mean the same on another host: all but those of a login and of a
+/// machine.
 pub(super) fn portable_environment() -> BTreeMap<String, String> {
     // A value that is no text can not be sent, and nobody would miss it.
     let texts = std::env::vars_os()
