@@ -1,5 +1,5 @@
-//! Whose a run directory is: the agent that writes it holds a lock on a file in it, which says where that agent runs,
-//! and in the end that it has ended.
+//! The owner of a run directory: the agent that writes it holds a lock on a file in it. The file says where that agent
+//! runs, and in the end that it has ended.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -13,14 +13,14 @@ use crate::hosts::own_name;
 use crate::private;
 use crate::processes::Process;
 
-/// The directory is this process's as long as this lives.
+/// The directory belongs to this process as long as the claim lives.
 #[derive(Debug)]
 pub(super) struct Claim(File);
 
-/// What is known of the agent that a directory is of.
+/// The agent of a directory, as far as this process can know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Agent {
-    /// None has been there.
+    /// No agent has been there.
     Nobody,
     Runs(String),
     /// It runs where this process cannot see it, or not any more.
@@ -37,13 +37,13 @@ struct Holder {
     boot_id: String,
     pid_namespace: String,
     host: String,
-    /// Of the file, as the agent sees it.
+    /// Device of the file, as the agent sees it.
     device: u64,
     is_locked: bool,
 }
 
 impl Claim {
-    /// Takes a directory that no running agent has; the second value is of the one before.
+    /// Takes a directory that no running agent has; the second value is the agent before.
     ///
     /// # Errors
     /// Also when it is in use.
@@ -58,10 +58,10 @@ impl Claim {
                         format!("{} uses it (wait for its end, or name another one)", holder_of(&mut file));
                     return Err(io::Error::other(used));
                 }
-                // A file system that has no locks.
+                // The file system has no locks.
                 Err(TryLockError::Error(_)) => false,
             };
-            // Else it was removed before it was locked.
+            // The file may have been removed before it was locked; then this path has another one, or none.
             let found = file.metadata()?;
             if path
                 .symlink_metadata()
@@ -86,24 +86,24 @@ impl Claim {
 /// This process will write nothing more there.
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Without it nobody on another host will remove it, which harms nobody.
+        // Without this word nobody on another host will remove the directory, which harms nobody.
         let _ = self.0.write_all(format!("{ENDED}\n").as_bytes());
     }
 }
 
-/// Holds the directory of an agent that is known to have ended, so that nobody takes it meanwhile. None of one that may
-/// run: where that is not certain, it may.
+/// Holds the directory of an agent that is known to have ended, so that nobody takes it meanwhile. None for an agent
+/// that may run: where its end is not certain, it may.
 pub(super) fn ended(dir: &Path) -> Option<File> {
     let mut file = private::existing(&dir.join(MARKER)).ok()?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => return None,
-        // What it says of itself is to be believed.
+        // The file's own words are to be believed.
         Ok(()) | Err(TryLockError::Error(_)) => {}
     }
     (judge(&mut file) == Agent::Ended).then_some(file)
 }
 
-/// Of a file whose lock nobody else has, as far as that is seen here.
+/// Judges the agent of a file whose lock nobody else has, as far as that is seen here.
 fn judge(file: &mut File) -> Agent {
     let text = read(file);
     if text.is_empty() {
@@ -126,12 +126,12 @@ fn judge(file: &mut File) -> Agent {
         let runs = process.is_some_and(|found| found.start_ticks == holder.start_ticks && !found.is_zombie());
         return if runs { Agent::Runs(who) } else { Agent::Ended };
     }
-    // Of the same kernel, where its lock would be seen.
+    // The agent is of the same kernel; its lock would be seen if the file has local locks.
     let is_seen = file.metadata().is_ok_and(|found| found.dev() == holder.device) && has_local_locks(file);
     if holder.is_locked && is_seen { Agent::Ended } else { Agent::MayRun(who) }
 }
 
-/// Whether all processes of this kernel see each other's locks of a file; not known of others.
+/// Whether all processes of this kernel see each other's locks of a file; false where that is not known.
 fn has_local_locks(file: &File) -> bool {
     fstatfs(file).is_ok_and(|found| LOCAL.contains(&(found.f_type as u64 & 0xffff_ffff)))
 }
@@ -145,7 +145,7 @@ fn holder_of(file: &mut File) -> String {
 fn read(file: &mut File) -> String {
     let mut text = String::new();
     let read = file.rewind().and_then(|()| Read::take(&mut *file, MAX_BYTES).read_to_string(&mut text));
-    // What cannot be read is not nothing.
+    // A file that cannot be read is not an empty one.
     if read.is_ok() { text } else { "?".into() }
 }
 
@@ -167,13 +167,13 @@ impl Holder {
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Whoever wrote it, it is one line.
+        // The name stays one line, whatever is in the file.
         let host = self.host.replace(char::is_control, "");
         write!(f, "a job of pid {} on host {host}", self.pid)
     }
 }
 
-/// What makes a directory one of ours.
+/// The file that marks a directory as one of tpurun.
 pub(super) const MARKER: &str = ".tpurun-run";
 const ENDED: &str = "ended";
 const MAX_BYTES: u64 = 4096;
