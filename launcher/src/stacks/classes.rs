@@ -11,7 +11,7 @@ use crate::rank_set::RankSet;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) ranks: RankSet,
-    /// Innermost first, joined by arrows; empty when no rank of it has told.
+    /// Frames, innermost first, joined by arrows; empty for ranks that have not answered.
     pub(crate) place: String,
 }
 
@@ -53,8 +53,8 @@ fn line(class: &Class) -> String {
     }
 }
 
-/// Where in the user's program a thread is, innermost first: what the user called, then the user's own lines.
-/// `torch` is its folder.
+/// Returns where in the user's program a thread is, innermost first: the function that the user called, then the
+/// user's own lines. `torch` is the folder of torch.
 pub(super) fn place(frames: &[Frame], torch: &str) -> String {
     let is_library = |frame: &Frame| is_library(&frame.file, torch);
     let frames = without_launcher(frames);
@@ -69,7 +69,7 @@ pub(super) fn place(frames: &[Frame], torch: &str) -> String {
     called.into_iter().chain(own).take(MAX_FRAMES).collect::<Vec<_>>().join(ARROW)
 }
 
-/// Every stack in full, equal ones once; what the run directory keeps.
+/// Every stack in full, equal ones once, as the run directory keeps them.
 pub(crate) fn full_text(title: &str, stacks: &[RankStack]) -> String {
     let mut text = format!("{title}\n");
     let mut whole: BTreeMap<(bool, Vec<Frame>), Vec<u32>> = BTreeMap::new();
@@ -102,7 +102,7 @@ pub(crate) fn full_text(title: &str, stacks: &[RankStack]) -> String {
     text
 }
 
-/// Not what runs the program: runpy, and our own part around it.
+/// Drops the frames that run the program: runpy, and our own part around it.
 fn without_launcher(frames: &[Frame]) -> &[Frame] {
     let ours = |frame: &Frame| frame.file.ends_with("/tpurun/run_rank.py");
     let end = frames.iter().position(ours).unwrap_or(frames.len());
@@ -137,7 +137,7 @@ fn place_of(frame: &Frame) -> String {
 
 const ARROW: &str = " <- ";
 const MAX_FRAMES: usize = 6;
-/// Names that say nothing of what was called.
+/// Names of functions that say nothing of the operation behind them.
 const WRAPPERS: [&str; 9] = [
     "wrapper",
     "wrapped",

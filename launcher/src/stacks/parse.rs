@@ -1,12 +1,12 @@
 //! Reads what a rank wrote about its stacks: a header of ours, then what Python's faulthandler prints.
 //!
-//! The program may have written anything there. Whatever is not understood is skipped, every text is cut
+//! The program may have written anything there. A line that is not understood is skipped, every text is cut
 //! and cleaned, and there is a bound on everything that is kept.
 
-/// What a rank said when it could be asked for the first time.
+/// The header that a rank writes when it can be asked for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Of the descriptor that it writes to.
+    /// Number of the descriptor that it writes to.
     pub(crate) fd: i32,
     /// The number that Python gives its main thread.
     pub(crate) main: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Dump {
     /// Whether the thread that answered held the interpreter's lock; None when nobody could tell.
     pub(crate) holds_gil: Option<bool>,
     pub(crate) threads: Vec<Thread>,
-    /// Broken off: there was a frame that could not be read, because it was just being made.
+    /// The answer breaks off: a frame could not be read, because it was just being made.
     pub(crate) is_cut: bool,
 }
 
@@ -125,7 +125,7 @@ fn clean(text: &str) -> String {
 }
 
 const MAX_THREADS: usize = 128;
-/// What faulthandler prints of one stack.
+/// Frames that faulthandler prints of one stack.
 const MAX_FRAMES: usize = 100;
 const MAX_CHARS: usize = 256;
 
