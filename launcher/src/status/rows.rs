@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::flight::{Flight, Outcome, RankFlight, RankState};
 use crate::rank_set::RankSet;
 
-/// Ranks that do the same, and what.
+/// Ranks that do the same, and their state.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     /// As `0-3,7`.
@@ -18,23 +18,23 @@ pub(crate) struct Row {
     /// Name of the communicator.
     pub(crate) group: Option<String>,
     pub(crate) operation: Option<String>,
-    /// Of the operation; null while a rank waits for something else.
+    /// Outcome of the operation; null while a rank waits for something else.
     pub(crate) outcome: Option<Outcome>,
     pub(crate) site: Option<String>,
-    /// For how long: of several ranks, the longest.
+    /// Time for which the ranks have done this: the longest of several ranks.
     pub(crate) for_ms: Option<u64>,
-    /// In that communicator, the least and the most of the ranks.
+    /// Operations in that communicator: the least and the most of the ranks.
     pub(crate) completed: [u64; 2],
     pub(crate) posted: [u64; 2],
-    /// All communicators, mean of the ranks.
+    /// Operations per second in all communicators, mean of the ranks.
     pub(crate) ops_per_s: f64,
-    /// Of one core, mean of the ranks.
+    /// Percent of one core, mean of the ranks.
     pub(crate) cpu_percent: Option<f64>,
-    /// The largest.
+    /// Resident memory: the largest of the ranks.
     pub(crate) rss_bytes: Option<u64>,
 }
 
-/// What makes ranks equal.
+/// The facts that are the same for all ranks of a row.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Class {
     program: Option<String>,
@@ -46,7 +46,7 @@ struct Class {
     site: Option<String>,
 }
 
-/// By class, or one for each rank; in the order of their first ranks.
+/// Makes one row for each class, or one for each rank, in the order of their first ranks.
 pub(crate) fn rows(flight: &Flight, grouping: Grouping) -> Vec<Row> {
     let mut classes: BTreeMap<(Option<u32>, Class), Vec<&RankFlight>> = BTreeMap::new();
     for rank in &flight.ranks {
@@ -61,7 +61,7 @@ pub(crate) fn rows(flight: &Flight, grouping: Grouping) -> Vec<Row> {
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-/// How many rows there are.
+/// The choice between one row for each class and one for each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grouping {
     Class,
