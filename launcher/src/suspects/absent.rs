@@ -1,4 +1,4 @@
-//! Who keeps others waiting: read off the board, without a guess at the reason.
+//! Finds the ranks that keep others waiting: read off the board, without a guess at the reason.
 
 use std::collections::BTreeMap;
 
@@ -29,9 +29,9 @@ pub(crate) struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Awaited {
-    /// Everybody, in this collective.
+    /// All ranks, in this collective.
     Collective(u64),
-    /// Everybody, to make the communicator.
+    /// All ranks, to make the communicator.
     Creation,
     /// This rank of the communicator, to take a message from this one or to send it one.
     Send {
@@ -73,7 +73,7 @@ pub(crate) fn is_in_engine(view: &RankView) -> bool {
     !view.waits.is_empty()
 }
 
-/// Collectives as the communicators tell, asynchronous ones too; the rest as its threads tell.
+/// The waits of a rank: collectives as its communicators tell, asynchronous ones too; the rest as its threads tell.
 fn waits(rank: u32, view: &RankView) -> Vec<(Key, Waiter<'_>)> {
     let key = |lane: &LaneView, awaited| Key { comm_id: lane.comm_id, awaited };
     let collectives = view.lanes.iter().filter_map(|lane| {
@@ -118,7 +118,7 @@ fn absence(views: &[RankView], key: Key, waiters: &[Waiter<'_>]) -> Absence {
     }
 }
 
-/// Only of the world it is known that everybody belongs to it.
+/// Whether all ranks belong to the communicator; only of the world is that known.
 fn is_of_all(lane: &LaneView, views: &[RankView]) -> bool {
     lane.size as usize == views.len()
 }
@@ -136,7 +136,7 @@ fn operation(awaited: Awaited, lane: &LaneView, absent: &[u32]) -> String {
     }
 }
 
-/// Of two communicators with the same members one after the other, the one in use.
+/// Returns the lane of a communicator; of two with the same members one after the other, the one in use.
 fn lane(view: &RankView, comm_id: u64) -> Option<&LaneView> {
     open_lane(view, comm_id).or_else(|| view.lanes.iter().find(|lane| lane.comm_id == comm_id))
 }

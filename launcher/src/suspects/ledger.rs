@@ -1,4 +1,4 @@
-//! Since when each rank has been missed, and what it had of that time: pure bookkeeping.
+//! Notes since when each rank has been missed, and how much of that time was its own: pure bookkeeping.
 //!
 //! Slow is not stuck. A rank is named when it has had a second of its own while others waited for it: a
 //! second in which it ran or slept. Time in the queue for a CPU is not its own, so that ranks that just have
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::absent::{Absence, Key};
 use crate::processes::{Activity, Sample, classify};
 
-/// What is known of the ranks that keep others waiting.
+/// The ranks that keep others waiting, with their times.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     missed: BTreeMap<u32, Missed>,
@@ -22,7 +22,7 @@ pub(crate) struct Ledger {
 struct Missed {
     key: Key,
     since: Instant,
-    /// What it had of its own since it was first seen missing.
+    /// Time of its own since it was first seen missing.
     own: Duration,
     last: Sample,
     activity: Option<Activity>,
@@ -54,7 +54,7 @@ pub(crate) struct Cleared {
 }
 
 impl Ledger {
-    /// Takes in what the board says; `look` looks at the process of a rank. Returns who has come.
+    /// Takes in what the board says; `look` looks at the process of a rank. Returns the ranks that have come.
     pub(crate) fn update(
         &mut self,
         absences: &[Absence],
@@ -95,7 +95,7 @@ impl Ledger {
                 missed.filter(|(_, missed)| missed.key == absence.key && missed.is_suspicious()).collect();
             of_this.iter().any(|(rank, missed)| self.is_due(*rank, missed, 1.0)).then(|| Case {
                 absence: absence.clone(),
-                // Who is nearly due is named on the same line.
+                // A rank that is nearly due is named on the same line.
                 suspects: of_this
                     .iter()
                     .filter(|(rank, missed)| self.is_due(*rank, missed, NEARLY))
@@ -108,7 +108,7 @@ impl Ledger {
         })
     }
 
-    /// These have been named.
+    /// Notes that the suspects of a case have been named.
     pub(crate) fn name(&mut self, case: &Case) {
         for suspect in &case.suspects {
             if let Some(missed) = self.missed.get_mut(&suspect.rank) {
@@ -167,7 +167,7 @@ fn absent_ranks(absences: &[Absence]) -> BTreeMap<u32, &Absence> {
 
 /// Shorter waits are not looked at.
 pub(crate) const NOTICED_AFTER: Duration = Duration::from_millis(100);
-/// Of a rank's own time, while others wait for it.
+/// The own time after which a rank is named, while others wait for it.
 const NAMED_AFTER: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
 const NEARLY: f64 = 0.8;
@@ -179,7 +179,7 @@ mod tests {
     use super::super::absent::tests::{SECOND, world};
     use super::*;
 
-    /// What a rank does with its time.
+    /// The way in which a rank spends its time.
     #[derive(Clone, Copy)]
     enum Does {
         Compute,
@@ -197,7 +197,7 @@ mod tests {
         posted: Vec<u64>,
         does: Vec<Does>,
         in_engine: bool,
-        /// Of each rank, milliseconds on a CPU and in the queue for one.
+        /// By rank: milliseconds on a CPU and in the queue for one.
         had: Vec<(f64, f64)>,
     }
 
@@ -216,7 +216,7 @@ mod tests {
             }
         }
 
-        /// Goes on to this time; returns who was named when, and who came.
+        /// Goes on to this time; returns the ranks that were named, with the times, and those that came.
         fn run_to(&mut self, end_ms: u64) -> (Vec<(u64, Vec<u32>)>, Vec<Cleared>) {
             let (mut named, mut cleared) = (Vec::new(), Vec::new());
             while self.ms < end_ms {

@@ -1,4 +1,4 @@
-//! How suspects read on the screen, in the events and in the text of a timeout.
+//! The text of suspects on the screen, in the events and in a timeout.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::stacks::RankStack;
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) suspect: Suspect,
-    /// Where there are several.
+    /// The host, where there are several.
     pub(crate) host: Option<String>,
     pub(crate) pid: i32,
     pub(crate) stack: Option<RankStack>,
@@ -55,8 +55,8 @@ impl Finding {
     }
 }
 
-/// What a timeout can say of those of these ranks that it may be waiting for: one line for each suspect, a few at
-/// most; empty while there are none.
+/// The text that a timeout adds about the suspects among the ranks that it may be waiting for: one line for each
+/// suspect, a few at most; empty while there are none.
 pub(crate) fn note(suspects: &[(u32, String)], ranks: &[u32]) -> String {
     let of_these = suspects.iter().filter(|(rank, _)| ranks.contains(rank));
     let mut lines: Vec<String> = of_these.map(|(_, line)| line.clone()).collect();
@@ -67,7 +67,7 @@ pub(crate) fn note(suspects: &[(u32, String)], ranks: &[u32]) -> String {
     lines.join("\n")
 }
 
-/// For events.jsonl.
+/// The details of the event in events.jsonl.
 pub(crate) fn event(case: &Case, findings: &[Finding]) -> Value {
     let suspects: Vec<Value> = findings
         .iter()
