@@ -1,4 +1,4 @@
-//! What the start of a job took: CPU and memory of all its processes, the launcher's own among them.
+//! The cost of a job's start: CPU and memory of all its processes, the launcher's own among them.
 
 use std::fs;
 use std::io;
@@ -11,15 +11,15 @@ use serde::ser::{SerializeStruct, Serializer};
 use crate::proc_stat::{Schedstat, Stat};
 use crate::processes::{Process, below};
 
-/// Until the last rank had its first collective done.
+/// The cost until the last rank had its first collective done.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cost {
     pub(crate) cpu_ms: u64,
-    /// None when processes were leaving meanwhile: what they shared would count for those that stay.
+    /// None when processes were leaving meanwhile: the memory that they shared would count for those that stay.
     pub(crate) memory: Option<Memory>,
 }
 
-/// Of all processes together; what several share is counted once.
+/// The memory of all processes together; memory that several share is counted once.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Memory {
     pub(crate) pss_bytes: u64,
@@ -69,7 +69,7 @@ pub(crate) fn cpu_ms(front: i32) -> u64 {
 
 fn measure(front: i32, ranks: &[i32]) -> Cost {
     let processes = all(front);
-    // First: it grows while the memory is looked at.
+    // The CPU time comes first: it grows while the memory is looked at.
     let cpu_ms = cpu_of(front, &processes);
     let is_there = |pid: &i32| processes.iter().any(|process| process.pid == *pid && !process.is_zombie());
     if !ranks.iter().all(is_there) {
@@ -95,14 +95,14 @@ fn cpu_of(front: i32, processes: &[Process]) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).ok();
         let Some(stat) = stat.as_deref().and_then(Stat::parse) else { return Duration::ZERO };
         let own = stat.cpu.max(threads_time(process.pid));
-        // What the front has waited for were other jobs.
+        // The processes that the front has waited for were of other jobs.
         let waited = if process.pid == front { Duration::ZERO } else { stat.waited };
         own.saturating_add(waited)
     });
     times.fold(Duration::ZERO, Duration::saturating_add).as_millis() as u64
 }
 
-/// Of the threads that have not ended, where the kernel counts that. It is finer than ticks, of which a rank
+/// CPU time of the threads that have not ended, where the kernel counts it. It is finer than ticks, of which a rank
 /// that has just started has few.
 fn threads_time(pid: i32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -111,7 +111,7 @@ fn threads_time(pid: i32) -> Duration {
     times.fold(Duration::ZERO, Duration::saturating_add)
 }
 
-/// Of one process; None when it is gone, or not ours to look at.
+/// Memory of one process; None when it is gone, or not ours to look at.
 fn pss(pid: i32) -> Option<u64> {
     parse_pss(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
 }

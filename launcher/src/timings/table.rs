@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::Timings;
 
-/// The whole text, one newline after every line. What a phase took counts from the end of the one before, so
+/// The whole text, one newline after every line. The time of a phase counts from the end of the one before, so
 /// that the column adds up to the whole; it is left open when not all ranks were there.
 pub(crate) fn render(timings: &Timings) -> String {
     let mut text = format!("{:<28}{:>9}{:>8}{:>8}\n", "tpurun: timings", "first s", "last s", "took s");
