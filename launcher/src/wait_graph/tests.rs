@@ -81,7 +81,7 @@ impl Scene {
         World { views: &self.views, ended: &self.ended, groups: &self.known }
     }
 
-    /// What is proven when nobody moves any more.
+    /// The deadlock that is proven when no rank moves any more.
     fn circle(&self) -> Option<Deadlock> {
         let world = self.world();
         let first = world.stuck(None);
@@ -234,7 +234,7 @@ fn a_group_that_is_made_again_under_its_name() {
     let mut scene = Scene::new(2, &[&[0, 1]]);
     scene.known.members.clear();
     scene.wait(0, 0, WaitKind::Creation);
-    // Rank 1 has destroyed the first one, and computes before it comes to the second.
+    // Rank 1 has destroyed the first group, and computes before it comes to the second.
     scene.lane(1, 0).closed = true;
     assert_eq!(scene.world().waits_for_finished(|_| false), None);
     scene.ended[1] = true;
@@ -350,7 +350,7 @@ fn programs() -> impl Strategy<Value = Programs> {
 }
 
 proptest! {
-    /// Whatever is said at any time comes true, and what hangs in the end is always said.
+    /// A verdict at any time comes true, and a hang in the end always has a verdict.
     #[test]
     fn verdicts_are_sound_and_complete(
         programs in programs(),

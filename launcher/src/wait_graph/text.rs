@@ -1,4 +1,4 @@
-//! How a deadlock reads: classes of ranks, what each waits in, and for whom.
+//! The text of a deadlock: classes of ranks, the operation that each waits in, and the ranks that it waits for.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Deadlock, Edge};
 use crate::op_text;
 use crate::rank_set::RankSet;
 
-/// What only the agent knows of ranks and communicators.
+/// Facts about ranks and communicators that only the agent knows.
 pub(crate) struct Names<'a> {
     /// The name of a rank's host.
     pub(crate) host: &'a dyn Fn(u32) -> &'a str,
@@ -21,7 +21,7 @@ pub(crate) struct Names<'a> {
 pub(crate) fn describe(deadlock: &Deadlock, names: &Names<'_>) -> String {
     let mut text = headline(deadlock, names);
     let waited_for = deadlock.waited_for();
-    // Who closes the circle does not drown among those that only hang on it.
+    // Ranks that close the circle come first, and do not drown among those that only hang on it.
     let mut classes: BTreeMap<(bool, String), (RankSet, RankSet)> = BTreeMap::new();
     for edge in &deadlock.edges {
         let class = (!waited_for.contains(&edge.rank), names.wait(edge));
