@@ -1,5 +1,6 @@
-//! What a process cannot change of itself, so that a job gets a fork only of one that has the same: user, limits,
-//! namespaces, control group and environment; and the interpreter and the tpurun that were there when it started.
+//! The circumstances that a process cannot change of itself: user, limits, namespaces, control group and environment;
+//! and the interpreter and the tpurun that were there when it started. A job gets a fork only of a process that has
+//! the same ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +29,7 @@ pub(super) fn of(job: &Job) -> Result<String, String> {
         format!("label {:?}", read("/proc/self/attr/current")),
         of_scheduler(&read("/proc/self/stat")),
     ];
-    // A relative place of modules is one of the directory that the interpreter is started in.
+    // A relative place of modules depends on the directory that the interpreter is started in.
     let path = environment.get("PYTHONPATH").map_or("", String::as_str);
     if path.split(':').any(|place| !place.starts_with('/')) && !path.is_empty() {
         lines.push(format!("directory {:?}", std::env::current_dir().ok()));
@@ -44,7 +45,7 @@ pub(super) fn of(job: &Job) -> Result<String, String> {
     Ok(lines.join("\n"))
 }
 
-/// Only names the socket; a server compares the whole text.
+/// A hash that only names the socket; a server compares the whole text.
 pub(super) fn hash(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);

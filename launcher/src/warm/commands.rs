@@ -1,4 +1,4 @@
-//! `tpurun warm`: which fork servers stay, and their end.
+//! `tpurun warm`: shows the fork servers that stay, and ends them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{Answer, SOCKET, Silence, Talk, folder, say, unexpected};
 use crate::cli::WarmOptions;
 
-/// What a server says of itself.
+/// The status of a server, in its own words.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Status {
     pid: i32,
@@ -18,7 +18,7 @@ pub(crate) struct Status {
     age_s: u64,
     idle_s: u64,
     idle_limit_s: u64,
-    /// That run now, and all that it has had.
+    /// Jobs that run now; `served` counts all that the server has had.
     jobs: u32,
     served: u32,
     preload: Vec<String>,
