@@ -1,4 +1,4 @@
-//! Two strangers flood the port of node 0 while another node joins: what they cost in memory, and in time.
+//! Two strangers flood the port of node 0 while another node joins: their cost in memory, and in time.
 //!
 //! `TPURUN_FLOOD_RUNS=20 cargo test --release -p tpurun-launcher --test flood -- --nocapture` prints the figures of
 //! docs/security.md; without the variable there is one run with a flood and one without. Strangers are on other
@@ -21,9 +21,9 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-/// Of each flooder.
+/// Time between two connections of a flooder.
 const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(2);
-/// Strangers come for so long before the node joins.
+/// Time for which strangers come before the node joins.
 const BEFORE: Duration = Duration::from_secs(1);
 const FLOODERS: usize = 2;
 const MOST_MEMORY_KB: u64 = 1024;
@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn two_flooders_cost_little_memory() {
     let runs: u64 = std::env::var("TPURUN_FLOOD_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let (mut quiet, mut flooded, mut grown, mut knocks) = (vec![], vec![], vec![], 0);
-    // In turn, as the machine is not always as fast.
+    // Runs with and without a flood take turns, as the machine is not always as fast.
     for _ in 0..runs {
         quiet.push(join(0).0);
         let (time, growth, came) = join(FLOODERS);
@@ -56,8 +56,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// How long node 1 takes from its start to its end, by how much node 0 has grown before that, and how many
-/// connections of strangers were begun.
+/// Returns the time that node 1 takes from its start to its end, the growth of node 0 before that, and the number
+/// of connections that strangers began.
 fn join(flooders: usize) -> (Duration, u64, u64) {
     let folder = tempfile::tempdir().unwrap();
     let at = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -127,7 +127,7 @@ fn listens(pid: u32, port: u16) -> bool {
     files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|link| link == Path::new(&socket)))
 }
 
-/// Without the pages of its file, which the first handshake reads in.
+/// Memory of a process without the pages of its file, which the first handshake reads in.
 fn resident_kb(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -172,7 +172,7 @@ async fn flood(at: SocketAddr, is_over: &AtomicBool, begun: &AtomicU64) {
         all.spawn(async move {
             let connection = connecting.await.ok()?;
             let (mut send, receive) = connection.open_bi().await.ok()?;
-            // As much as it may.
+            // The stranger sends as much as it may.
             let _ = send.write_all(&vec![0; 1 << 20]).await;
             Some((connection, send, receive))
         });

@@ -137,7 +137,7 @@ fn only_the_ranks_asked_for_are_shown_and_all_are_logged() {
 fn a_full_disk_behind_the_output_is_a_line_and_an_exit_code() {
     let sandbox = Sandbox::new();
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    // Short, and so long that it ends only because of that.
+    // One program is short, and one is so long that it ends only because of the full disk.
     for program in ["echo words", "echo words; exec sleep 1000"] {
         let mut command = sandbox.command(&["-n", "2", "--log-dir", "logs", "sh", "-c", program]);
         let ended = command.stdout(full()).output().unwrap();
@@ -153,7 +153,7 @@ fn a_full_disk_behind_the_output_is_a_line_and_an_exit_code() {
     assert!(out.contains("tpurun: error: cannot write to standard error: No space left"), "{out}");
 }
 
-/// As where the disk is full, or a log is not the launcher's to write.
+/// Stands for a full disk, or for a log that is not the launcher's to write.
 #[test]
 fn logs_that_cannot_be_written_are_a_line_and_an_exit_code() {
     let sandbox = Sandbox::new();

@@ -27,7 +27,7 @@ fn nothing_survives_the_agent() {
     let outcome = job.wait();
     assert_eq!(outcome.code, 137);
     assert!(outcome.err.contains("was killed by signal 9; its ranks were ended"), "{outcome:?}");
-    // The front has seen to it before it returned.
+    // The front has ended all of them before it returned.
     sandbox.expect_nothing_left();
 }
 
@@ -48,7 +48,7 @@ fn a_slow_reader_does_not_keep_ctrl_c_from_working() {
     job.wait_for_lines("ready", 2);
     job.signal(Signal::INT);
     job.wait_for_note("stopping 2 ranks");
-    // The ranks end; what they wrote waits for the reader until it is said again that nobody cares.
+    // The ranks end; the text that they wrote waits for the reader until another signal says that nobody cares.
     job.signal(Signal::INT);
     job.signal(Signal::TERM);
     assert_eq!(job.wait().code, 130);

@@ -1,4 +1,4 @@
-//! Several programs in one job: who is who, how each kind is started, and what people see of it.
+//! Several programs in one job: the ranks of each, how each kind is started, and what people see of it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use crate::sandbox::{Outcome, Sandbox};
 
 const PYTHON: [&str; 2] = ["--python", "/usr/bin/python3"];
 
-/// What a rank can tell of itself, in one word each.
+/// Prints the facts that a rank can tell of itself, in one word each.
 const WHO: &str = "echo $RANK $TPURUN_PROGRAM $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE $WORLD_SIZE $1";
 
 #[test]

@@ -28,7 +28,7 @@ pub(crate) struct Job {
     out_seen: String,
 }
 
-/// What a job left on the screen.
+/// The output that a job left on the screen, and its exit code.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// 128 + signal when the front itself was killed.
@@ -115,7 +115,7 @@ impl Sandbox {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// How a rank ended: its exit code, or minus its signal.
+    /// The ending of a rank: its exit code, or minus its signal.
     pub(crate) fn ending(&self, rank: u32) -> i64 {
         let events = self.events();
         let ended = events.iter().find(|event| event["event"] == "rank ended" && event["rank"] == rank);
@@ -209,7 +209,7 @@ impl Job {
     }
 
     pub(crate) fn wait(mut self) -> Outcome {
-        // Both pipes at once, or a full one would stop the job.
+        // Reads both pipes at once, or a full one would stop the job.
         let reader = std::thread::spawn(move || rest(&mut self.err));
         self.out_seen.push_str(&rest(&mut self.out));
         self.err_seen.push_str(&reader.join().unwrap());
@@ -223,8 +223,8 @@ impl Job {
 }
 
 impl Outcome {
-    /// Each line of each rank as `rank| line`, in the order of the ranks. Which lines of several ranks are
-    /// shown as one depends on how fast the ranks are; this does not.
+    /// Each line of each rank as `rank| line`, in the order of the ranks. The speed of the ranks decides which lines
+    /// of several ranks are shown as one; this text does not depend on it.
     pub(crate) fn by_rank(&self) -> Vec<String> {
         let unfold = |line: &str| {
             let (prefix, text) = line.split_once('|').unwrap_or_else(|| panic!("no prefix in {self:?}"));
@@ -276,6 +276,6 @@ fn code(front: &mut Child) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
 }
 
-/// In the environment of every process of a job.
+/// A variable in the environment of every process of a job.
 const MARK: &str = "TEST_JOB_MARK";
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What a person or a scheduler asks of a running job.
+//! Signals by which a person or a scheduler asks something of a running job.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What can not work is refused in one line, before anything starts.
+//! A command line that can not work is refused in one line, before anything starts.
 
 use std::process::Command;
 
