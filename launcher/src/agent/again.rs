@@ -1,4 +1,4 @@
-//! From one world to the next on several nodes: it begins on all of them or on none.
+//! The way from one world to the next on several nodes: the next one begins on all of them or on none.
 //!
 //! Node 0 says with its verdict whether there is a next world. Every node ends its ranks and says that nothing is
 //! left of them; once all have, node 0 says that the next world begins. Frames keep their order on the way to node 0
@@ -20,7 +20,7 @@ pub(super) struct Turn {
     cleared: Vec<bool>,
     /// Node 0 has said that nothing is left of them anywhere.
     is_here: bool,
-    /// By node, on node 0: what comes from there is of the world before.
+    /// By node, on node 0: frames from there are of the world before.
     behind: Vec<bool>,
     /// A node is gone, and with it every further world.
     is_over: bool,

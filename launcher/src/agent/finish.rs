@@ -56,7 +56,7 @@ impl Agent {
         if lost.is_some() && code == 0 { LOST_OUTPUT } else { code }
     }
 
-    /// A full disk is no reader that has left: what the ranks wrote is wanted, and not there. Returns the exit code.
+    /// A full disk is no reader that has left: the output of the ranks is wanted, and not there. Returns the exit code.
     async fn say_what_is_lost(&mut self, code: i32) -> i32 {
         let Some((stream, error)) = self.screen.error() else { return code };
         let (lost, other) = match stream {

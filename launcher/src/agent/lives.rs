@@ -1,5 +1,5 @@
-//! From one world to the next: which failures the job goes on with, and how the ranks that failed are followed
-//! by others. The decisions themselves are in `policy.rs`.
+//! The way from one world to the next: the failures that the job goes on with, and the ranks that follow those that
+//! failed. The decisions themselves are in `policy.rs`.
 
 use std::io;
 use std::time::{Duration, Instant};

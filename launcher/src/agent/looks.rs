@@ -174,5 +174,5 @@ impl Agent {
 
 /// Ranks wait for each other all the time; looks at all nodes are for those that wait for long.
 const UNEASY_AFTER: Duration = Duration::from_millis(500);
-/// After somebody was uneasy: so that all see, too, that it is over.
+/// Time for which looks go on after a node was uneasy, so that all see, too, that it is over.
 const WANTED_FOR: Duration = Duration::from_secs(1);

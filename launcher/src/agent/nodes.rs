@@ -1,5 +1,5 @@
-//! The agents of a job of several nodes: what each tells the others, and why the job has failed in the same words
-//! everywhere.
+//! The agents of a job of several nodes: the frames that each sends the others, and the reason why the job has failed,
+//! in the same words everywhere.
 //!
 //! Each agent judges what its own ranks do and proposes that to node 0, whose word stands. A proposal that only
 //! follows from another rank's failure waits a moment there, for the node that knows better.
@@ -301,7 +301,7 @@ impl Agent {
             others.proven = Some((proof.clone(), now + HEARD_AFTER));
             self.settle_deadlock(&proof);
         } else {
-            // Before they can hear it.
+            // The ranks are asked before they can hear of the deadlock.
             self.ask_for_stacks();
             self.settle_deadlock(&proof);
             self.announce_deadlock(&proof);

@@ -1,4 +1,4 @@
-//! From a job to running ranks: what they share is made, the fork server imports meanwhile, then they start.
+//! The way from a job to running ranks: the agent makes what they share while the fork server imports, then they start.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -46,7 +46,7 @@ use crate::watch::Watch;
 #[derive(Default)]
 pub(super) struct ToStart {
     ranks: VecDeque<u32>,
-    /// Where all of them find the store.
+    /// The variables by which all of them find the store.
     store: Variables,
 }
 
@@ -397,7 +397,7 @@ impl Agent {
             None => spawn_all(),
         };
         self.cgroup = cgroup;
-        // After a failure.
+        // Ranks that still wait after a failure are not started.
         waiting.for_each(|rank| self.ranks[rank as usize] = Rank::Unborn);
         spawned
     }

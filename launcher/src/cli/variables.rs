@@ -32,7 +32,7 @@ struct Source {
 }
 
 impl Variables {
-    /// Those of the options that this command uses and its line does not give.
+    /// Reads the variables of options that this command uses and its line does not give.
     ///
     /// # Errors
     /// One line that names the variable.
@@ -272,7 +272,7 @@ mod tests {
                 "-n 4 --hosts 2 --link loss=1% true",
                 "TPURUN_BULK: expected quic beside --link, ",
             ),
-            // Those of several hosts, on one.
+            // Variables of several hosts, on one host.
             (
                 "TPURUN_CONNECTIONS=0",
                 "true",

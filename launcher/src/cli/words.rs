@@ -1,4 +1,4 @@
-//! From the words of a command line to programs: cut at each lone `:`, with what a job file says put in.
+//! Makes programs of the words of a command line: cuts them at each lone `:`, and puts in the job file's options.
 
 use std::ffi::OsString;
 
@@ -147,7 +147,7 @@ pub(super) fn one_line(error: &clap::Error) -> String {
     format!("{first}{rest}")
 }
 
-/// Between programs, as a word of its own.
+/// The word that stands between programs.
 const SEPARATOR: &str = ":";
 /// Options that each program has for itself; all others belong to the job.
 pub(crate) const OF_PROGRAM: [&str; 4] = ["ranks", "module", "no_python", "role"];

@@ -179,7 +179,7 @@ fn bound(ranks: &mut [RankFlight]) {
     }
 }
 
-/// The reason of what is no dump.
+/// The reason in a document that is no dump.
 pub(crate) const NO_DUMP: &str = "no dump";
 /// All lanes of 64 ranks; about 50 MB of JSON.
 const MAX_RECORDS: usize = 64 * board::LANES * RECORDS;

@@ -122,7 +122,7 @@ impl Notice {
             }
             _ => format!("cannot look into job {run}: {error}"),
         };
-        // Before it is opened: opening another kind of file may wait, or do something.
+        // The check is before the opening: to open another kind of file may wait, or do something.
         let target = fs::read_link(&path).map_err(refused)?;
         if !target.to_string_lossy().starts_with("/memfd:tpurun-board") {
             return Err(format!("cannot look into job {run}: {path} is not its board"));
@@ -172,7 +172,7 @@ impl Run {
         Ok(Run { dir: dir.to_owned(), notice })
     }
 
-    /// Where the dump of the run is.
+    /// The folder of the run's dump.
     pub(crate) fn flight_dir(&self) -> PathBuf {
         self.dir.join(FLIGHT)
     }
@@ -192,8 +192,8 @@ impl Run {
     }
 }
 
-/// The job that a person means: a run directory, its name, the beginning or the end of it; by default the newest that runs, else
-/// the newest. The second value names others that run, when nobody said which.
+/// The job that a person means: a run directory, its name, the beginning or the end of it; by default the newest that
+/// runs, else the newest. The second value names others that run, when nobody said which.
 ///
 /// # Errors
 /// One line: no such job, or several.

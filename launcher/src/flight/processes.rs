@@ -15,7 +15,7 @@ pub(crate) struct Story {
     pub(crate) servers: Vec<i32>,
     /// Exit code of the whole job; None while it runs.
     pub(crate) exit: Option<i64>,
-    /// From the start of the job until its end, or until the last event.
+    /// Time from the start of the job until its end, or until the last event.
     pub(crate) ran_ms: u64,
 }
 

@@ -160,7 +160,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const ASKED_AFTER: Duration = Duration::from_secs(5);
 /// Time until the next question where the stacks said nothing.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// After the first line, and after all later ones.
+/// Time until another line, after the first one and after all later ones.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 const TELL_LATER: Duration = Duration::from_secs(600);
 const MOST_CLASSES: usize = 3;

@@ -163,14 +163,14 @@ async fn wait_for_all(
     Ok(guests)
 }
 
-/// Why a connection leads to no node.
+/// The reason why a connection leads to no node.
 enum Refusal {
     /// The other end has not shown the token.
     Stranger(String),
     Node(String),
 }
 
-/// Where the door tells of those who came: to node 0 as it waits, to the running job later.
+/// The receivers of the door's news: node 0 as it waits, the running job later.
 #[derive(Clone)]
 struct Listeners {
     guests: mpsc::Sender<Result<Guest, String>>,

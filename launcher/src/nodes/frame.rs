@@ -34,7 +34,7 @@ mod archived {
         Refused { reason: String },
         /// The ranks that will run on this node, with their public keys.
         Join { node: Node, keys: Vec<Vec<u8>> },
-        /// All have come: this is the job, and these are the certificates of the ranks on the node that gets this.
+        /// All nodes have come: the job, and the certificates of the ranks on the node that gets this.
         Welcome { id: String, table: Vec<Node>, authority: Vec<u8>, certificates: Vec<Vec<u8>> },
         /// A rank has ended; if in order, also where its communicators stood.
         Ended { code: Option<i32>, signal: Option<i32>, left: RankSays },
@@ -56,7 +56,7 @@ mod archived {
         Stop { signal: i32 },
         /// To node 0: ranks here have waited for a while.
         Uneasy,
-        /// By node 0: all are to say what their ranks do.
+        /// By node 0: all nodes are to say what their ranks do.
         Look { number: u64 },
         /// The views of a node's ranks, to node 0, which passes them on.
         Seen { number: u64, node: u32, said: Said },

@@ -14,7 +14,7 @@ use super::link::{self, Link, MOST, MOST_BEFORE};
 use super::token::{End, Token};
 use super::{Nodes, Plan, Store, resolve, shown, tunnel};
 
-/// Why a node is not in.
+/// The reason why a node is not in the job.
 enum Trouble {
     /// The trouble may be over in a moment.
     NotYet(String),

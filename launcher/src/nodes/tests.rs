@@ -29,7 +29,7 @@ fn free() -> String {
     UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Runs node 0 and what is done beside it, on one thread as the agent does.
+/// Runs node 0 and a future beside it, on one thread as the agent does.
 fn beside_node_0<T>(
     patience: Duration,
     count: u32,

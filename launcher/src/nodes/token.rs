@@ -170,7 +170,7 @@ impl Token {
     /// a code over it.
     pub(crate) fn first_id(&self) -> ConnectionId {
         let mut id = [0; MAX_CID_SIZE];
-        // Without randomness it is an id that was used before, and counts as a stranger's.
+        // Without randomness the id is one that was used before, and counts as a stranger's.
         let _ = SystemRandom::new().fill(&mut id[..NONCE_BYTES]);
         let tag = hmac::sign(&self.0, &first_text(&id[..NONCE_BYTES]));
         id[NONCE_BYTES..].copy_from_slice(&tag.as_ref()[..MAX_CID_SIZE - NONCE_BYTES]);

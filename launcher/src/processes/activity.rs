@@ -20,7 +20,7 @@ pub(crate) struct Sample {
     pub(crate) queued: HashMap<i32, Duration>,
     /// Any of its threads is on a CPU, or in the queue for one.
     pub(crate) is_runnable: bool,
-    /// Where in the kernel the main thread sleeps, when the kernel tells.
+    /// The place in the kernel where the main thread sleeps, when the kernel tells.
     pub(crate) wait_channel: Option<String>,
 }
 
@@ -139,7 +139,7 @@ fn parse_channel(text: &str) -> Option<String> {
 
 /// A process that wants the CPU for this share of the time is not asleep.
 const BUSY: f64 = 0.2;
-/// One that gets less than this share of what it stands in the queue for is starved.
+/// A process that gets less than this share of the CPU time that it queues for is starved.
 const LET_RUN: f64 = 0.1;
 const MAX_THREADS: usize = 256;
 

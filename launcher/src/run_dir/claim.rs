@@ -229,7 +229,7 @@ mod tests {
         let is_certain = |dir: tempfile::TempDir| ended(dir.path()).is_some();
         assert!(is_certain(left(|_| ())));
         assert!(!is_certain(left(|holder| holder.boot_id = "of another machine".into())));
-        // In another PID namespace of this machine, the lock tells; where it can be seen.
+        // In another PID namespace of this machine the lock tells, where it can be seen.
         let has_locks = has_local_locks(&tempfile::tempfile().unwrap());
         assert_eq!(is_certain(left(|holder| holder.pid_namespace = "pid:[1]".into())), has_locks);
         let elsewhere = |holder: &mut Holder| {

@@ -7,7 +7,7 @@ use crate::flight::{Outcome, RankState};
 use crate::report;
 use crate::status::rows::Row;
 
-/// A heading and its columns: what a row says there, and on which side it is aligned.
+/// A column: its title, the text of a row in it, and the side on which that is aligned.
 struct Column {
     title: &'static str,
     cell: fn(&Row) -> String,

@@ -52,7 +52,7 @@ pub(super) fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// A file, and what changes when it is replaced.
+/// A file, with the numbers that change when it is replaced.
 fn identity(path: &Path) -> String {
     let found = fs::metadata(path);
     let found = found.map(|meta| (meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()));

@@ -13,7 +13,7 @@ fn run(sandbox: &mut Sandbox, ranks: &str, role: &str) -> Outcome {
     sandbox.run(&["-n", ranks, program.to_str().unwrap(), "--exact", "board::rank", "--nocapture"])
 }
 
-/// Not a test of its own: what a rank does in the tests below.
+/// Not a test of its own, but the work of a rank in the tests below.
 #[test]
 fn rank() {
     let Ok(role) = std::env::var(ROLE) else { return };
