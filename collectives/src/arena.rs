@@ -24,8 +24,7 @@ use rustix::rand::GetRandomFlags;
 pub use self::export::Export;
 pub use self::peer::PeerArena;
 use crate::failure::{Failure, FailureKind, invalid_usage};
-use crate::layout::HUGE_PAGE;
-use crate::region::Region;
+use crate::region::{HUGE_PAGE, Region};
 
 /// "tpurun-a", little endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-a");

@@ -3,7 +3,7 @@
 use crate::buffer::Spans;
 use crate::config::Matching;
 use crate::dtype::{Dtype, ReduceOp};
-use crate::layout::SLOT_BYTES;
+use crate::match_key::SLOT_BYTES;
 use crate::match_key::{self, Planned, Slot};
 use crate::op::{Op, OpKind, Shape};
 use crate::process;

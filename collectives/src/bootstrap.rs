@@ -10,16 +10,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags};
-use rustix::io::Errno;
-
 use crate::control::{ControlClient, ControlError};
+use crate::descriptor::{Kind, open_of_process};
 use crate::failure::{Failure, FailureKind, INTERRUPTED, invalid_usage};
 use crate::hosts::{self, Hosts};
-use crate::network::bell::Ears;
+use crate::join::{Bootstrap, as_others_learn_it, interrupted, is_its_own};
+use crate::membership::Membership;
 use crate::network::{Addresses, Crossing, Network};
-use crate::region::is_plain_memory;
-use crate::segment::{Bootstrap, Membership, Nonce, Segment, Settings, nonce_of};
+use crate::segment::bell::Ears;
+use crate::segment::{Nonce, Segment, Settings, nonce_of};
 use crate::text::{hex, unhex};
 
 /// The key-value store of a process group. Values are small; `get` waits for the key.
@@ -64,7 +63,7 @@ impl<'n, S: Store> StoreBootstrap<'n, S> {
         // A group that is destroyed and made again finds its old keys in the store: the n-th time that a
         // rank comes, it asks for the n-th segment.
         let times = store.add(&format!("tpurun/times/{rank}"), 1)?;
-        let place = (host_name(), machine());
+        let place = (hosts::shown_name(), machine());
         Ok(Self { store, rank, times, network, place, hosts: OnceCell::new(), agent: None })
     }
 
@@ -188,22 +187,6 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
     }
 }
 
-/// Whether it is this rank that cannot make a group, or cannot join it: the others know nothing of that yet.
-fn is_its_own(failure: &Failure) -> bool {
-    !matches!(failure.kind(), FailureKind::Timeout | FailureKind::RankLost) && failure.ranks().is_empty()
-}
-
-/// Returns the failure that a rank which cannot make a group, or cannot join it, tells the others.
-pub(crate) fn as_others_learn_it(members: &Membership, failure: &Failure) -> Failure {
-    if !is_its_own(failure) {
-        return failure.clone();
-    }
-    let rank = members.world_ranks[members.rank as usize];
-    let (host, pid) = (host_name(), std::process::id());
-    let text = format!("rank {rank} (host {host}, pid {pid}) {}", failure.text());
-    Failure::new(FailureKind::Aborted, text).blaming([rank])
-}
-
 /// Begins what the store holds of a rank that has given up; no place does.
 const GIVEN_UP: &str = "given up ";
 
@@ -224,7 +207,7 @@ fn given_up(value: &str) -> Option<Failure> {
 
 /// Whether the launcher says that the ranks of this job are on several hosts, if there is one.
 pub(crate) fn is_of_several_hosts() -> bool {
-    std::env::var_os(HOST).is_some()
+    std::env::var_os(hosts::HOST).is_some()
 }
 
 /// The address under which other hosts reach this one: the one that is said, or that of the way to the rank that
@@ -238,7 +221,7 @@ fn own_address() -> Result<IpAddr, Failure> {
     }
     // A name is looked up as torch does to reach the store.
     let master = std::env::var("MASTER_ADDR").ok().and_then(|name| (name, 0).to_socket_addrs().ok()?.next());
-    let is_pretended = std::env::var_os(HOST).is_some();
+    let is_pretended = std::env::var_os(hosts::HOST).is_some();
     let ways = [master.map(|master| master.ip()), (!is_pretended).then_some(FAR_AWAY)];
     let reached: Vec<IpAddr> = ways.into_iter().flatten().filter_map(|to| address_towards(to).ok()).collect();
     let first = reached.iter().find(|address| !address.is_loopback()).or(reached.first());
@@ -260,16 +243,6 @@ pub fn address_towards(to: IpAddr) -> io::Result<IpAddr> {
 const FAR_AWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The IP address under which other hosts reach this one.
 const ADDRESS: &str = "TPURUN_ADDRESS";
-
-/// Returns the name of this host in messages.
-fn host_name() -> String {
-    let given = std::env::var(HOST).ok().filter(|name| !name.is_empty());
-    let name = given.unwrap_or_else(hosts::own_name);
-    name.replace(char::is_control, "")
-}
-
-/// Ranks for which this differs share no memory: hosts that are only pretended.
-const HOST: &str = "TPURUN_HOST";
 
 /// Where the descriptor of a segment is: on which machine, in which process; and what the segment must begin with.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -315,53 +288,6 @@ fn unreadable(error: &io::Error) -> Failure {
     Failure::new(FailureKind::Transport, format!("cannot read the shared segment: {error}"))
 }
 
-/// The kind of file that another process is to have open.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Memory,
-    Pipe,
-}
-
-/// Opens a file that another process has open: `what` it says it is. The writer of the store says which process and
-/// which descriptor, so a file that is not of this user, or of another kind, is not even opened.
-pub(crate) fn open_of_process(what: &str, kind: Kind, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
-    let path = format!("/proc/{pid}/fd/{fd}");
-    let refused = |error: &dyn std::fmt::Display| {
-        Failure::new(FailureKind::Transport, format!("cannot open {what} at {path}: {error}"))
-    };
-    let failed = |error: Errno| match error {
-        // A process that is gone takes its descriptors along: the group has lost a rank.
-        Errno::NOENT => Failure::new(FailureKind::RankLost, refused(&error).text()),
-        _ => refused(&error),
-    };
-    // Finds out what it is without doing anything with it.
-    let place = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    check(&place, kind, rustix::process::geteuid().as_raw()).map_err(|error| refused(&error))?;
-    // Opening must not wait for anybody, nor give us a terminal, whatever the file is.
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let own = format!("/proc/self/fd/{}", place.as_raw_fd());
-    rustix::fs::open(own, flags, Mode::empty()).map_err(failed)
-}
-
-/// # Errors
-/// A text with what was expected, and what the file is.
-fn check(place: &OwnedFd, kind: Kind, own: u32) -> Result<(), String> {
-    let found = rustix::fs::fstat(place).map_err(|error| error.to_string())?;
-    let (is_so, shown) = match kind {
-        Kind::Memory => (is_plain_memory(place.as_fd()), "shared memory"),
-        Kind::Pipe => (FileType::from_raw_mode(found.st_mode) == FileType::Fifo, "a pipe"),
-    };
-    if !is_so {
-        return Err("another kind of file is there".to_owned());
-    }
-    // A file of either kind belongs to the user of the process that made it.
-    if found.st_uid != own {
-        let uid = found.st_uid;
-        return Err(format!("expected {shown} of this user (uid {own}), given one of uid {uid}"));
-    }
-    Ok(())
-}
-
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} {} ", self.machine, self.pid, self.fd)?;
@@ -400,7 +326,7 @@ fn machine() -> String {
     let name = hosts::own_name().replace(' ', "");
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let network = network.to_string_lossy().replace(' ', "");
-    let pretended = std::env::var(HOST).unwrap_or_default().replace(' ', "");
+    let pretended = std::env::var(hosts::HOST).unwrap_or_default().replace(' ', "");
     format!("{name}/{}/{namespace}/{network}/{pretended}", boot.trim())
 }
 
@@ -467,11 +393,6 @@ impl Bootstrap for ControlBootstrap<'_> {
 /// The agent tells all ranks within milliseconds; after this long, something is wrong with it.
 const AGENT_GRACE: Duration = Duration::from_secs(3);
 
-/// The program of this rank waits no longer for the group of this title.
-pub(crate) fn interrupted(title: &str) -> Failure {
-    Failure::new(FailureKind::Aborted, format!("stopped creating {title}: {INTERRUPTED}"))
-}
-
 fn refused(error: &ControlError) -> Failure {
     match error {
         ControlError::Failed(failure) => failure.clone(),
@@ -495,35 +416,6 @@ pub(crate) fn survives(value: &str) {
 mod tests {
     use super::*;
     use crate::region::Region;
-
-    #[test]
-    fn only_memory_of_this_user_is_opened() {
-        let opened =
-            |kind, fd: &OwnedFd| open_of_process("it", kind, std::process::id(), fd.as_raw_fd() as u32);
-        let (_region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
-        let (out, _in) = rustix::pipe::pipe().expect("pipes work here");
-        opened(Kind::Memory, &memory).expect("memory of this process");
-        opened(Kind::Pipe, &out).expect("a pipe of this process");
-        let file = OwnedFd::from(std::fs::File::open("Cargo.toml").expect("a file on disk"));
-        let null = OwnedFd::from(std::fs::File::open("/dev/null").expect("a device"));
-        for (kind, fd) in
-            [(Kind::Memory, &out), (Kind::Memory, &null), (Kind::Memory, &file), (Kind::Pipe, &memory)]
-        {
-            let refused = opened(kind, fd).expect_err("another kind of file");
-            assert_eq!(refused.kind(), FailureKind::Transport);
-            assert!(refused.text().ends_with(": another kind of file is there"), "{}", refused.text());
-        }
-        let own = rustix::process::geteuid().as_raw();
-        check(&memory, Kind::Memory, own).expect("it is ours");
-        let refused = check(&memory, Kind::Memory, own + 1).expect_err("another user's");
-        assert_eq!(
-            refused,
-            format!("expected shared memory of this user (uid {}), given one of uid {own}", own + 1)
-        );
-        let gone =
-            open_of_process("it", Kind::Memory, std::process::id(), 1 << 20).expect_err("nothing is there");
-        assert_eq!(gone.kind(), FailureKind::RankLost);
-    }
 
     #[test]
     fn a_place_survives_the_store() {

@@ -11,7 +11,6 @@
 //! of a fold, which are read later, have places for four rounds. That its ranks have arrived is counted only once
 //! round k - 1 is open here.
 
-pub(crate) mod frame;
 mod parcel;
 mod stripe;
 
@@ -19,10 +18,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::failure::FailureKind;
+use crate::frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
 use crate::layout::{CHANNELS, TURNS};
 use crate::segment::{Segment, Verdict};
 use crate::sync::{Ordering, RingError};
-use frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
 pub(crate) use parcel::Parcel;
 use parcel::Piece;
 pub(crate) use stripe::Shares;
@@ -637,7 +636,7 @@ fn about(kind: Kind, rank: u32, bytes: usize) -> Header {
 fn area(segment: &Segment, kind: Kind, rank: u32, round: u64) -> (usize, usize) {
     let (parity, layout) = ((round % 2) as usize, segment.layout());
     match kind {
-        Kind::Slot => (layout.slot(rank, parity), crate::layout::SLOT_BYTES),
+        Kind::Slot => (layout.slot(rank, parity), crate::match_key::SLOT_BYTES),
         Kind::Behind => (layout.behind(rank, parity), crate::match_key::OFFERS_BYTES),
         Kind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
         Kind::Folded => (layout.folded(turn(round)), layout.window_bytes()),

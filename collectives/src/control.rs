@@ -24,8 +24,8 @@ use rustix::process::Signal;
 
 pub use frames::{AgentFrame, RankFrame};
 
+use crate::authority::Credentials;
 use crate::failure::{Failure, FailureKind, INTERRUPTED};
-use crate::network::authority::Credentials;
 use crate::sync::interrupt;
 use crate::text::head;
 
@@ -114,7 +114,7 @@ mod frames {
             ranks: Vec<u32>,
         },
         /// The certificate and key that the rank shows to other hosts, and the authority that it believes; see
-        /// [`Credentials`](crate::network::authority::Credentials).
+        /// [`Credentials`](crate::authority::Credentials).
         Identity {
             /// The request number of the `Identify`.
             request: u64,

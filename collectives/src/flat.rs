@@ -11,14 +11,12 @@ use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::chain::{Chained, is_chained};
 use crate::failure::Failure;
-use crate::lane::{
-    Agreed, Between, Gathered, Lane, Meet, Memory, Staging, is_halved, is_scattered, partials,
-};
+use crate::lane::{Agreed, Between, Lane, Meet, Memory, Staging, is_halved, is_scattered, partials};
 use crate::layout::{LINE, Window};
 use crate::op::{Op, OpKind};
 use crate::reduce::Copying;
 use crate::segment::Segment;
-use crate::segment::crossing::Place;
+use crate::segment::crossing::{Gathered, Place};
 use crate::traffic::Counter;
 
 /// Whether the last to arrive folds what all have staged, which nobody else reads then.

@@ -9,6 +9,16 @@ pub struct Hosts {
     hosts: Vec<(String, Vec<u32>)>,
 }
 
+/// Ranks for which this differs share no memory: hosts that are only pretended.
+pub(crate) const HOST: &str = "TPURUN_HOST";
+
+/// Returns the name of this host in messages.
+pub(crate) fn shown_name() -> String {
+    let given = std::env::var(HOST).ok().filter(|name| !name.is_empty());
+    let name = given.unwrap_or_else(own_name);
+    name.replace(char::is_control, "")
+}
+
 /// Returns the name that this host calls itself.
 pub(crate) fn own_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

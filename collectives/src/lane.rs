@@ -40,7 +40,7 @@ use crate::trial::Trial;
 use crate::verdict;
 use crate::verify;
 
-pub(crate) use between::{Between, Gathered, is_halved, is_scattered, partials};
+pub(crate) use between::{Between, is_halved, is_scattered, partials};
 pub(crate) use burst::{BURST, Begun, Call, Progress, Staged};
 
 /// Executes the collectives of one communicator in order.

@@ -26,19 +26,16 @@
 use std::ops::Range;
 
 use crate::arena::{ArenaKind, Export};
-use crate::match_key::OFFERS_BYTES;
-use crate::segment::crossing::WRITTEN_WORDS;
+use crate::match_key::{OFFERS_BYTES, SLOT_BYTES};
 
 /// Version of this layout; ranks with different versions refuse each other.
 pub(crate) const VERSION: u32 = 11;
 /// "tpurun-s", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 
-/// Parts of windows that lie apart begin at multiples of this.
-pub(crate) use tpurun_kernels::LINE;
-pub(crate) const PAGE: usize = 4096;
-/// The bytes that the processor can map as one page.
-pub(crate) const HUGE_PAGE: usize = 2 << 20;
+pub(crate) use crate::region::{HUGE_PAGE, LINE, PAGE};
+/// Words that say what a rank has written, before one for each rank.
+pub(crate) const WRITTEN_WORDS: usize = 9;
 const LEDGER_BYTES: usize = 8;
 pub(crate) const MEMBER_BYTES: usize = 384;
 /// Within a member, between words of segment.rs.
@@ -46,8 +43,6 @@ const EXPORT: usize = 208;
 const EXPORT_BYTES: usize = 48;
 pub(crate) const EXPORTS_END: usize = EXPORT + ArenaKind::ALL.len() * EXPORT_BYTES;
 const _: () = assert!(8 + Export::BYTES <= EXPORT_BYTES);
-/// A slot: one cache line of key, the rest details for messages.
-pub(crate) const SLOT_BYTES: usize = 384;
 /// Rings carry schedules on the channels below this one, and `send` and `recv` on this one.
 pub(crate) const P2P_CHANNEL: u32 = 6;
 pub(crate) const CHANNELS: u32 = P2P_CHANNEL + 1;

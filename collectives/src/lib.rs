@@ -12,6 +12,8 @@ mod sync;
 #[cfg(not(tpurun_loom))]
 pub mod arena;
 #[cfg(not(tpurun_loom))]
+pub mod authority;
+#[cfg(not(tpurun_loom))]
 #[doc(hidden)]
 pub mod benching;
 #[cfg(not(tpurun_loom))]
@@ -31,6 +33,8 @@ mod config;
 #[cfg(not(tpurun_loom))]
 pub mod control;
 #[cfg(not(tpurun_loom))]
+mod descriptor;
+#[cfg(not(tpurun_loom))]
 mod engine;
 #[cfg(not(tpurun_loom))]
 pub mod execution;
@@ -40,10 +44,14 @@ mod failure;
 pub mod ffi;
 #[cfg(not(tpurun_loom))]
 mod flat;
+#[cfg(not(tpurun_loom))]
+mod frame;
 #[cfg(all(any(test, fuzzing), not(tpurun_loom)))]
 pub mod fuzzing;
 #[cfg(not(tpurun_loom))]
 mod hosts;
+#[cfg(not(tpurun_loom))]
+mod join;
 #[cfg(not(tpurun_loom))]
 mod lane;
 #[cfg(not(tpurun_loom))]
@@ -56,6 +64,8 @@ mod looks;
 mod mapped;
 #[cfg(not(tpurun_loom))]
 mod match_key;
+#[cfg(not(tpurun_loom))]
+mod membership;
 #[cfg(not(tpurun_loom))]
 mod message;
 #[cfg(not(tpurun_loom))]
@@ -74,6 +84,8 @@ mod process;
 mod rank_list;
 #[cfg(not(tpurun_loom))]
 mod rank_set;
+#[cfg(not(tpurun_loom))]
+pub mod refusals;
 #[cfg(not(tpurun_loom))]
 mod region;
 #[cfg(not(tpurun_loom))]
@@ -118,9 +130,11 @@ pub use config::{Config, Matching, Results, parse_timeout_ms, switch};
 #[cfg(not(tpurun_loom))]
 pub use failure::{Failure, FailureKind};
 #[cfg(not(tpurun_loom))]
-pub use op::{Op, OpKind, Shape};
+pub use join::Bootstrap;
 #[cfg(not(tpurun_loom))]
-pub use segment::{Bootstrap, Membership};
+pub use membership::Membership;
+#[cfg(not(tpurun_loom))]
+pub use op::{Op, OpKind, Shape};
 #[cfg(not(tpurun_loom))]
 pub use sentinel::Sentinel;
 #[cfg(not(tpurun_loom))]

@@ -13,7 +13,6 @@ use tpurun_topology::Algorithm;
 use crate::arena::ArenaKind;
 use crate::config::Matching;
 use crate::dtype::{Dtype, ReduceOp};
-use crate::layout::SLOT_BYTES;
 use crate::op::{MAX_DIMS, Op, OpKind, Shape};
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering};
@@ -61,6 +60,8 @@ const KEY_WORDS: usize = SITE + 1;
 /// Most operations that are offered behind the one of a slot.
 pub(crate) const MAX_BEHIND: usize = 31;
 const _: () = assert!(MAX_BEHIND <= BEHIND_BITS as usize);
+/// The bytes of a slot: one cache line of key, the rest details for messages.
+pub(crate) const SLOT_BYTES: usize = 384;
 pub(crate) const OFFER_BYTES: usize = 64;
 /// Those of one rank.
 pub(crate) const OFFERS_BYTES: usize = MAX_BEHIND * OFFER_BYTES;

@@ -4,18 +4,16 @@
 //! large goes over TCP beside that (`lanes.rs`), or over QUIC, too. Where a thread may be too slow there are several,
 //! each with all of that: several connections to every other process.
 
-pub mod authority;
-pub(crate) mod bell;
 mod connections;
 mod driver;
 mod greeting;
+mod heard;
 mod invitation;
 mod lanes;
 mod line;
 mod link;
 mod mesh;
 mod records;
-pub mod refusals;
 pub(crate) mod tls;
 
 use std::fmt;
@@ -30,16 +28,17 @@ use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
 use rustix::event::epoll;
 use rustix::net::sockopt;
 
+use crate::authority::Credentials;
 use crate::bridge::{Bridge, Shares};
 use crate::config::usable_cpus;
 use crate::failure::{Failure, FailureKind, invalid_usage};
 use crate::segment::Segment;
+use crate::segment::bell::Ears;
 use crate::text::{hex, unhex};
-use authority::Credentials;
-use bell::{Ears, Heard};
 use driver::{Added, Carrier, Command, Commands, Driver, Over};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
+use heard::Heard;
 use invitation::Invitation;
 use lanes::Lanes;
 pub use link::{Link, NoLink};

@@ -489,8 +489,10 @@ mod tests {
     use crate::buffer::Spans;
     use crate::config::{Matching, Results};
     use crate::dtype::{Dtype, ReduceOp};
+    use crate::join::Bootstrap;
+    use crate::membership::Membership;
     use crate::op::Shape;
-    use crate::segment::{Bootstrap, Membership, Settings};
+    use crate::segment::Settings;
     use crate::work::Carrier;
 
     #[derive(Default)]
@@ -517,7 +519,7 @@ mod tests {
         let settings =
             Settings { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
         let limit = Duration::from_secs(60);
-        Segment::rendezvous(members, settings, handover, limit).expect("both come").0
+        crate::join::rendezvous(members, settings, handover, limit).expect("both come").0
     }
 
     fn op(kind: OpKind) -> Op {

@@ -6,8 +6,8 @@ use tpurun_topology::{Algorithm, Collective, Machine, Placement, Request, Schedu
 
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::membership::Membership;
 use crate::op::{Op, OpKind};
-use crate::segment::Membership;
 
 /// Makes this rank's schedules.
 #[derive(Debug)]

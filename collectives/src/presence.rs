@@ -6,8 +6,8 @@ use tpurun_topology::Algorithm;
 
 use crate::board::{Board, Lane, OpRecord, Outcome, RankWriter, Recording, Wait, WaitKind, Waiting};
 use crate::failure::Failure;
+use crate::membership::Membership;
 use crate::op::{Op, OpKind};
-use crate::segment::Membership;
 
 /// The lane of a communicator, and the waits of this rank's threads in it.
 #[derive(Debug)]

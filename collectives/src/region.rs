@@ -14,9 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::layout::{HUGE_PAGE, LINE, PAGE};
 use crate::reduce::{self, Reduction, Sources};
 use crate::sync::Word;
+
+/// What one rank writes and what another one writes lie at least this far apart.
+pub(crate) use tpurun_kernels::LINE;
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
+/// The bytes that the processor can map as one page.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// Types that live in a region: any bit pattern is a value, all access is atomic.
 ///

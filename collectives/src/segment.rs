@@ -1,124 +1,39 @@
 //! The shared segment of one communicator on one host: how its ranks meet, and how they fail together.
 
+pub(crate) mod bell;
 pub(crate) mod crossing;
 mod lending;
 mod note;
+mod roll;
 mod settings;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
-use crate::bootstrap::{as_others_learn_it, interrupted};
 use crate::config::{Matching, Results};
 use crate::failure::{Failure, FailureKind};
 use crate::hosts::Hosts;
 use crate::layout::{EXPORTS_END, FAILURE_TEXT_BYTES, LINE, Layout, MAGIC, MEMBER_BYTES, PLACES, VERSION};
 use crate::looks::share;
-use crate::network::Crossing;
-use crate::network::bell::{Bell, Ears};
+use crate::membership::Membership;
 use crate::op::OpKind;
-use crate::process::{self, LOOK_PERIOD, Liveness};
+use crate::process::{self, Liveness};
 use crate::rank_list::RankList;
 use crate::rank_set::RankSet;
 use crate::region::{Region, is_plain_memory};
 use crate::sync::{
     AtomicU32, AtomicU64, Attendance, Chain, Doorbell, Meeting, Ordering, Progress, Publication, Ring, Run,
-    Settled, Standing, Writer, interrupt,
+    Settled, Writer,
 };
 use crate::text::head;
 
+use bell::{Bell, Ears};
 use settings::MOST_WINDOW;
 pub(crate) use settings::Settings;
-
-/// How the ranks of a host hand each other the descriptor of their segment.
-pub trait Bootstrap {
-    /// Finds out which ranks share a host, and takes rank 0's settings to all of them.
-    ///
-    /// # Errors
-    /// The failure of the store or of the control plane.
-    fn survey(&self, members: &Membership, settings: Settings) -> Result<(Hosts, Settings), Failure> {
-        Ok((Hosts::one(members.size()), settings))
-    }
-
-    /// The first rank of a host: offers the segment to all others there.
-    ///
-    /// # Errors
-    /// The failure of the store or of the control plane.
-    fn offer(&self, segment: BorrowedFd<'_>) -> Result<(), Failure>;
-    /// The others: waits for it.
-    ///
-    /// # Errors
-    /// As above, or that the deadline passed.
-    fn fetch(&self, deadline: Instant) -> Result<OwnedFd, Failure>;
-    /// The first rank of a host, where there are others: connects to them.
-    ///
-    /// # Errors
-    /// As above, or that the host refuses a socket.
-    fn connect(&self, segment: &Arc<Segment>, ears: Ears) -> Result<Crossing, Failure> {
-        let (_, _) = (segment, ears);
-        Err(Failure::new(FailureKind::Internal, "these ranks are on one host"))
-    }
-
-    /// This rank cannot make the segment, or cannot join it: those who wait for that learn why.
-    fn give_up(&self, members: &Membership, failure: &Failure) {
-        let (_, _) = (members, failure);
-    }
-
-    /// The segment of this rank has failed before all came: those who come too late to find it learn why.
-    fn pass_on(&self, failure: &Failure) {
-        let _ = failure;
-    }
-
-    /// Whether a rank that has not come never will; not every bootstrap can tell.
-    fn is_gone(&self, rank: u32) -> bool {
-        let _ = rank;
-        false
-    }
-
-    /// How long to leave it to somebody else, who knows how a rank ended, to say that it is gone.
-    fn grace(&self) -> Duration {
-        Duration::ZERO
-    }
-}
-
-/// The members of a communicator.
-#[derive(Clone, Debug)]
-pub struct Membership {
-    /// The process group's name, shown in messages.
-    pub name: String,
-    /// This rank in the group.
-    pub rank: u32,
-    /// The ranks of the group by their rank in the world.
-    pub world_ranks: Vec<u32>,
-    /// Which generation of the group this is: one more each time that survivors go on without the lost.
-    pub epoch: u32,
-}
-
-impl Membership {
-    /// Ranks of the group.
-    pub fn size(&self) -> u32 {
-        self.world_ranks.len() as u32
-    }
-
-    /// Returns the name in messages: most names are numbers or digests, which torch makes and nobody knows as
-    /// groups.
-    pub(crate) fn title(&self) -> String {
-        let is_made_up = self.name.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'_');
-        if is_made_up { format!("group {}", self.name) } else { self.name.clone() }
-    }
-
-    /// A number for the group: the same on all its ranks, different for other names, ranks or epochs.
-    pub(crate) fn id(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (&self.name, &self.world_ranks, self.epoch).hash(&mut hasher);
-        hasher.finish()
-    }
-}
 
 // Header words.
 const H_MAGIC: usize = 0;
@@ -248,7 +163,7 @@ pub struct Segment {
     hosts: Hosts,
     /// Rung for the bridge to other hosts, where there are any.
     bell: Option<Bell>,
-    /// See [`Bootstrap::grace`].
+    /// The time for which it is left to somebody else to say that a rank is gone.
     grace: Duration,
     /// When this rank first saw that another one was gone.
     seen_gone: OnceLock<Instant>,
@@ -263,90 +178,42 @@ impl Segment {
         Self { region, layout, members, hosts, bell: None, grace, seen_gone, seen_failed }
     }
 
-    /// Creates (the first rank of a host) or joins the segment, and returns when all ranks are in.
-    pub(crate) fn rendezvous(
+    /// Makes the segment of a communicator whose ranks are on `hosts`; its descriptor, too.
+    pub(crate) fn create(
         members: Membership,
-        settings: Settings,
-        bootstrap: &dyn Bootstrap,
-        timeout: Duration,
-    ) -> Result<(Arc<Self>, Option<Crossing>), Failure> {
-        let deadline = Instant::now() + timeout;
-        let (hosts, settings) = bootstrap.survey(&members, settings)?;
-        let is_first = hosts.first(hosts.of(members.rank)) == members.rank;
-        let give_up = |failure: &Failure| bootstrap.give_up(&members, failure);
-        if !is_first {
-            let segment = Self::fetched(&members, hosts, bootstrap, deadline).inspect_err(give_up)?;
-            segment.wait_for_all(bootstrap, deadline, timeout)?;
-            return Ok((Arc::new(segment), None));
-        }
-        let (segment, fd, ears) =
-            Self::offered_by_us(&members, hosts, settings, bootstrap).inspect_err(give_up)?;
-        let segment = Arc::new(segment);
-        let crossing =
-            ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
-                segment.give_up_creation(failure);
-                segment.decide_alone();
-                give_up(failure);
-            })?;
-        segment.wait_for_all(bootstrap, deadline, timeout).inspect_err(|why| bootstrap.pass_on(why))?;
-        // Only now may the descriptor go: others may have opened it through this process.
-        drop(fd);
-        Ok((segment, crossing))
-    }
-
-    /// The one that the first rank of this host has made.
-    fn fetched(
-        members: &Membership,
-        hosts: Hosts,
-        bootstrap: &dyn Bootstrap,
-        deadline: Instant,
-    ) -> Result<Self, Failure> {
-        let maker = hosts.first(hosts.of(members.rank));
-        // A segment that a process had open is gone with it.
-        let blame = |failure: Failure| match failure.kind() {
-            FailureKind::RankLost if failure.ranks().is_empty() => {
-                failure.blaming([members.world_ranks[maker as usize]])
-            }
-            _ => failure,
-        };
-        let fd = bootstrap.fetch(deadline).map_err(blame)?;
-        let mut segment = Self { grace: bootstrap.grace(), hosts, ..Self::join(members.clone(), &fd)? };
-        if segment.is_bridged() {
-            let word = |at: usize| segment.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
-            let bell = Bell::open(word(H_BELL_PID), word(H_BELL));
-            // Where that rank has given up, it has said so before it let go of its bell.
-            segment.bell = Some(bell.map_err(|none| segment.failure().unwrap_or_else(|| blame(none)))?);
-        }
-        segment.attach()?;
-        Ok(segment)
-    }
-
-    /// The one that this rank, the first of its host, has made and the others are given; its descriptor, and what
-    /// hears the others' bell where there are other hosts.
-    fn offered_by_us(
-        members: &Membership,
         hosts: Hosts,
         settings: Settings,
-        bootstrap: &dyn Bootstrap,
-    ) -> Result<(Self, OwnedFd, Option<Ears>), Failure> {
+        grace: Duration,
+    ) -> Result<(Self, OwnedFd), Failure> {
         let layout = Layout::new(members.size(), hosts.count(), settings.window_bytes);
         let (region, fd) = Region::create("tpurun-communicator", layout.total())
-            .map_err(|error| refused(members, "create", layout.total(), &error))?;
-        let mut segment =
-            Self { grace: bootstrap.grace(), hosts, ..Self::new(region, layout, members.clone()) };
+            .map_err(|error| refused(&members, "create", layout.total(), &error))?;
+        let segment = Self::new(region, layout, members).on(hosts, grace);
         segment.write_header(settings);
         segment.write_nonce()?;
-        let mut ears = None;
-        if segment.is_bridged() {
-            let (bell, end) = Bell::new()?;
-            let word = |at: usize| segment.region.at::<AtomicU32>(at);
-            word(H_BELL_PID).store(std::process::id(), Ordering::Relaxed);
-            word(H_BELL).store(bell.descriptor(), Ordering::Relaxed);
-            (segment.bell, ears) = (Some(bell), Some(end));
-        }
-        segment.attach()?;
-        bootstrap.offer(fd.as_fd())?;
-        Ok((segment, fd, ears))
+        Ok((segment, fd))
+    }
+
+    /// The same segment, of ranks on these hosts. It is left to somebody else for `grace` to say that a rank is gone.
+    pub(crate) fn on(self, hosts: Hosts, grace: Duration) -> Self {
+        Self { hosts, grace, ..self }
+    }
+
+    /// Makes the bell of this host, of which all its ranks learn from the segment.
+    pub(crate) fn make_bell(&mut self) -> Result<Ears, Failure> {
+        let (bell, ears) = Bell::new()?;
+        let word = |at: usize| self.region.at::<AtomicU32>(at);
+        word(H_BELL_PID).store(std::process::id(), Ordering::Relaxed);
+        word(H_BELL).store(bell.descriptor(), Ordering::Relaxed);
+        self.bell = Some(bell);
+        Ok(ears)
+    }
+
+    /// Opens the bell that the first rank of this host has made.
+    pub(crate) fn open_bell(&mut self) -> Result<(), Failure> {
+        let word = |at: usize| self.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
+        self.bell = Some(Bell::open(word(H_BELL_PID), word(H_BELL))?);
+        Ok(())
     }
 
     fn write_header(&self, settings: Settings) {
@@ -515,7 +382,8 @@ impl Segment {
         Ok(Self::new(region, layout, members))
     }
 
-    fn attach(&self) -> Result<(), Failure> {
+    /// Says that this rank is in.
+    pub(crate) fn attach(&self) -> Result<(), Failure> {
         // A rank that comes after the others gave up has no part in it.
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -537,48 +405,9 @@ impl Segment {
         Ok(())
     }
 
-    fn attendance(&self) -> &Attendance {
+    /// The ranks that are in so far.
+    pub(crate) fn attendance(&self) -> &Attendance {
         self.region.at(self.layout.header() + H_ATTACHED)
-    }
-
-    fn wait_for_all(
-        &self,
-        bootstrap: &dyn Bootstrap,
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        for look in 0.. {
-            let until = deadline.min(Instant::now() + LOOK_PERIOD);
-            let here = match self.attendance().wait(self.size(), Some(until)) {
-                Standing::Whole => return Ok(()),
-                Standing::Ended => break,
-                Standing::Waiting(here) => here,
-            };
-            if interrupt::is_stopped() {
-                self.give_up_creation(&interrupted(&self.members.title()));
-                continue;
-            }
-            let (came, missing): (Vec<u32>, Vec<u32>) = self.ranks().partition(|rank| self.pid(*rank) != 0);
-            let mut lost = self.lost_among(&came, &came, look);
-            lost.extend(missing.iter().copied().filter(|rank| bootstrap.is_gone(*rank)));
-            if !lost.is_empty() {
-                lost.sort_unstable();
-                let text =
-                    format!("{}: {} can not be created", self.describe_gone(&lost), self.members.title());
-                self.fail_creation(&Verdict::new(FailureKind::RankLost, text).blaming(lost));
-            } else if Instant::now() >= deadline {
-                let text = format!(
-                    "Timed out after {timeout:?} creating {}: {here} of {} ranks came, missing rank {}{}",
-                    self.members.title(),
-                    self.members.size(),
-                    RankList(&self.in_world(&missing)),
-                    self.note()
-                );
-                self.fail_creation(&Verdict::new(FailureKind::Timeout, text).blaming(missing));
-            }
-        }
-        let nobody_said = || Failure::new(FailureKind::Internal, "closed without a failure");
-        Err(self.failure().unwrap_or_else(nobody_said))
     }
 
     pub(crate) fn region(&self) -> &Region {
@@ -880,12 +709,6 @@ impl Segment {
             }
             ended
         });
-    }
-
-    /// The same, because of what has failed on this rank.
-    fn give_up_creation(&self, failure: &Failure) {
-        let told = as_others_learn_it(&self.members, failure);
-        self.fail_creation(&self.verdict(told.kind(), told.text(), told.ranks()));
     }
 
     /// Writes the text, lets `take_effect` decide whether it stands, and tells everybody.

@@ -7,14 +7,17 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{ControlBootstrap, Kind, interrupted, open_of_process};
+use crate::bootstrap::ControlBootstrap;
 use crate::control::ControlClient;
+use crate::descriptor::{Kind, open_of_process};
 use crate::failure::{Failure, FailureKind, invalid_usage};
+use crate::join::{Bootstrap, interrupted};
+use crate::membership::Membership;
 use crate::process::Liveness;
 use crate::rank_set::RankSet;
-use crate::segment::{Bootstrap, Membership, Segment};
+use crate::segment::Segment;
 use crate::sync::ballot::{self, Count, Roll};
-use crate::sync::{AtomicU32, AtomicU64, Doorbell, Ordering, interrupt};
+use crate::sync::{Ordering, interrupt};
 
 /// How often a survivor looks at its share of those it waits for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -27,28 +30,6 @@ pub(crate) struct Survivors<'a> {
     timeout: Duration,
     look: Instant,
     looks: u32,
-}
-
-impl Roll for Segment {
-    fn ranks(&self) -> u32 {
-        self.size()
-    }
-
-    fn state(&self) -> &AtomicU64 {
-        self.region().at(self.layout().ballot())
-    }
-
-    fn bell(&self) -> &Doorbell {
-        self.region().at(self.layout().ballot() + 64)
-    }
-
-    fn wish(&self, rank: u32) -> &AtomicU32 {
-        self.wished(rank)
-    }
-
-    fn list(&self, rank: u32, word: usize) -> &AtomicU64 {
-        RankSet::new(self.region(), self.layout().survivors(rank), self.size()).word(word)
-    }
 }
 
 impl<'a> Survivors<'a> {

@@ -2,8 +2,8 @@
 
 use crate::dtype::supported;
 use crate::failure::{Failure, invalid_usage};
+use crate::membership::Membership;
 use crate::op::{Op, OpKind};
-use crate::segment::Membership;
 
 /// Refuses an operation that cannot work whatever the others do.
 pub(crate) fn validate(op: &Op, members: &Membership) -> Result<(), Failure> {

@@ -11,10 +11,10 @@ use tokio::net::UnixDatagram;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tpurun_collectives::FailureKind;
+use tpurun_collectives::authority::Credentials;
 use tpurun_collectives::control::{
     AgentFrame, ControlError, Message, RankFrame, Sender, ask_for_senders, receive, send,
 };
-use tpurun_collectives::network::authority::Credentials;
 
 use crate::exchange::{Delivery, Exchange, Orphan};
 use crate::identities::Identities;

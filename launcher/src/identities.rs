@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tpurun_collectives::Failure;
-use tpurun_collectives::network::authority::{Authority, Credentials, RankKey};
+use tpurun_collectives::authority::{Authority, Credentials, RankKey};
 
 /// Who has them.
 #[derive(Debug, Default)]

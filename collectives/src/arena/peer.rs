@@ -1,7 +1,7 @@
 //! The other side: the arena of another process of this host, mapped.
 
 use super::{Export, HEADER_BYTES, MAX_BYTES, PAGE, header, size};
-use crate::bootstrap::{Kind, open_of_process};
+use crate::descriptor::{Kind, open_of_process};
 use crate::failure::{Failure, FailureKind};
 use crate::region::Region;
 

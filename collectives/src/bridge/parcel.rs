@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::frame::Header;
+use crate::frame::Header;
 use crate::segment::Segment;
 
 /// Bytes of the smallest piece that is shared; a smaller one is copied.

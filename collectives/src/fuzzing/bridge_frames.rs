@@ -1,8 +1,8 @@
 //! Frames of another host that are anything, in any order, of ranks that are somewhere else.
 
 use super::{Input, Target};
-use crate::bridge::frame::{Failed, HEADER_BYTES, Header, Kind, Status};
 use crate::bridge::{Bridge, Frames, Shares};
+use crate::frame::{Failed, HEADER_BYTES, Header, Kind, Status};
 use crate::hosts::Hosts;
 use crate::layout::P2P_CHANNEL;
 use crate::network::{Addresses, Greeting};

@@ -4,7 +4,7 @@ use super::memory::{Memory, op};
 use super::{Input, Target};
 use crate::config::Matching;
 use crate::dtype::Dtype;
-use crate::layout::SLOT_BYTES;
+use crate::match_key::SLOT_BYTES;
 use crate::match_key::{self, MAX_BEHIND, Offer, Planned, Slot};
 use crate::op::OpKind;
 use crate::segment::Segment;

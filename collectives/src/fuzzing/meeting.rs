@@ -8,7 +8,7 @@ use super::{Input, Target};
 use crate::config::{Config, Matching};
 use crate::dtype::Dtype;
 use crate::lane::{Call, Lane};
-use crate::layout::SLOT_BYTES;
+use crate::match_key::SLOT_BYTES;
 use crate::match_key::{Offer, Planned, Slot};
 use crate::op::{Op, OpKind};
 use crate::planning::Planner;

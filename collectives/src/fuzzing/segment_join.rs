@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::{Input, Target};
 use crate::layout::{LINE, Layout, MAGIC, VERSION};
+use crate::membership::Membership;
 use crate::region::Region;
-use crate::segment::{Membership, Segment};
+use crate::segment::Segment;
 use crate::supervise::Supervised;
 use crate::survivors::Survivors;
 use crate::sync::ballot::{self, Count};

@@ -12,11 +12,11 @@ use std::ops::Range;
 
 use crate::buffer::Spans;
 use crate::failure::Failure;
-use crate::layout::LINE;
 use crate::match_key::{OFFER_BYTES, Slot};
 use crate::op::{Op, OpKind};
 use crate::reduce::{Copying, Reduction};
 use crate::segment::Segment;
+use crate::segment::crossing::Gathered;
 use crate::segment::crossing::{Place, Written};
 use crate::splits;
 
@@ -38,28 +38,6 @@ pub(crate) struct Between {
     pub(crate) for_each: Option<usize>,
     /// The stretches that were folded that way at the meeting before, which all hosts get now.
     pub(crate) gathered: Gathered,
-}
-
-/// Stretches of a result, one for each rank, each folded on the rank's host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Gathered {
-    /// Distance of the stretches.
-    pub(crate) stride: usize,
-    /// The bytes of all of them.
-    pub(crate) bytes: usize,
-}
-
-impl Gathered {
-    /// The stretches of `bytes` bytes among `ranks` ranks.
-    pub(crate) fn among(bytes: usize, ranks: u32) -> Self {
-        Self { stride: bytes.div_ceil(ranks as usize).next_multiple_of(LINE), bytes }
-    }
-
-    /// The stretch of one rank, which may be empty.
-    pub(crate) fn of(&self, rank: u32) -> Range<usize> {
-        let at = |rank: usize| rank.saturating_mul(self.stride).min(self.bytes);
-        at(rank as usize)..at(rank as usize + 1)
-    }
 }
 
 /// Whether hosts fold stretches of it, and not each of them all of it. It must pay for partial results that may be

@@ -14,10 +14,10 @@ use quinn_proto::{
 };
 
 use super::driver::Carrier;
-use super::refusals::Refusals;
 use super::tls::{self, Certificate, Expected, Identity};
 use super::{Address, MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
 use crate::failure::Failure;
+use crate::refusals::Refusals;
 
 /// One call to the system sends at most so much.
 const MOST_BATCH: usize = 65_000;

@@ -16,7 +16,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::Address;
-use super::bell::Heard;
+use super::heard::Heard;
 use super::lanes::{LANES, Lanes};
 use super::link::{Flight, Link};
 use super::mesh::Mesh;

@@ -17,11 +17,11 @@ use rustls::ServerConfig;
 
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
 use super::line::{Flow, Line};
-use super::refusals::Refusals;
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
 use crate::bridge::{Bridge, Frames, Outbox};
 use crate::failure::Failure;
+use crate::refusals::Refusals;
 
 /// So often connections are tried again, and those that are late looked at.
 const LOOK: Duration = Duration::from_millis(100);

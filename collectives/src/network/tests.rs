@@ -9,9 +9,9 @@ use proptest::prelude::*;
 
 use quinn_proto::ConnectionId;
 
-use super::authority::{Authority, RankKey};
 use super::simulation::{LONG, Sky};
 use super::*;
+use crate::authority::{Authority, RankKey};
 use crate::hosts::Hosts;
 use crate::segment::Segment;
 

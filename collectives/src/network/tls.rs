@@ -22,8 +22,8 @@ use rustls::{
 };
 
 use super::Address;
-use super::authority::{self, Credentials};
 use super::invitation::Invitation;
+use crate::authority::{self, Credentials};
 use crate::failure::{Failure, FailureKind};
 
 /// Spoken over connections; another version speaks others.

@@ -1,14 +1,15 @@
 //! The parts of a segment for the bridge to other hosts, and the data that the bridge puts in for their
 //! ranks. Where all ranks share one host none of it is used.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::arena::ArenaKind;
-use crate::bridge::frame::{Failed, Status};
 use crate::failure::{Failure, FailureKind};
+use crate::frame::{Failed, Status};
 use crate::hosts::Hosts;
-use crate::lane::Gathered;
-use crate::layout::{FAILURE_TEXT_BYTES, SLOT_BYTES};
+use crate::layout::{FAILURE_TEXT_BYTES, LINE, WRITTEN_WORDS};
+use crate::match_key::SLOT_BYTES;
 use crate::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
 
 use super::{
@@ -36,6 +37,28 @@ pub(crate) struct Written {
     pub(crate) folded: Gathered,
 }
 
+/// Stretches of a result, one for each rank, each folded on the rank's host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Gathered {
+    /// Distance of the stretches.
+    pub(crate) stride: usize,
+    /// The bytes of all of them.
+    pub(crate) bytes: usize,
+}
+
+impl Gathered {
+    /// The stretches of `bytes` bytes among `ranks` ranks.
+    pub(crate) fn among(bytes: usize, ranks: u32) -> Self {
+        Self { stride: bytes.div_ceil(ranks as usize).next_multiple_of(LINE), bytes }
+    }
+
+    /// The stretch of one rank, which may be empty.
+    pub(crate) fn of(&self, rank: u32) -> Range<usize> {
+        let at = |rank: usize| rank.saturating_mul(self.stride).min(self.bytes);
+        at(rank as usize)..at(rank as usize + 1)
+    }
+}
+
 /// The place of a stretch of a tensor in an arena of its rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
@@ -52,9 +75,6 @@ pub(crate) const AGREEMENT: Duration = Duration::from_secs(1);
 const UNDECIDED: u32 = 0;
 const DECIDING: u32 = 1;
 const DECIDED: u32 = 2;
-
-/// Words of it in the segment, before one for each rank.
-pub(crate) const WRITTEN_WORDS: usize = 9;
 
 impl Segment {
     pub(crate) fn hosts(&self) -> &Hosts {

@@ -55,13 +55,16 @@ const _: () = assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::H_NAME + super:
 #[cfg(test)]
 #[cfg(not(tpurun_loom))]
 mod tests {
-    use super::super::{Arc, Bootstrap, Membership, Settings};
+    use super::super::Settings;
     use super::*;
     use crate::config::{Matching, Results};
     use crate::failure::Failure;
+    use crate::join::Bootstrap;
+    use crate::membership::Membership;
     use crate::supervise::Supervised;
     use std::cell::RefCell;
     use std::os::fd::{BorrowedFd, OwnedFd};
+    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
     use std::time::{Duration, Instant};
 
@@ -86,7 +89,7 @@ mod tests {
             Settings { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
         let alone = Alone::default();
         let (segment, _) =
-            Segment::rendezvous(members, settings, &alone, Duration::from_secs(5)).expect("alone");
+            crate::join::rendezvous(members, settings, &alone, Duration::from_secs(5)).expect("alone");
         let fd = alone.0.into_inner().expect("offered");
         (segment, Supervised::open(&fd, 1).expect("a segment"))
     }

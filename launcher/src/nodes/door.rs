@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
-use tpurun_collectives::network::authority::{Authority, RankKey};
-use tpurun_collectives::network::refusals::{PERIOD, Refusals};
+use tpurun_collectives::authority::{Authority, RankKey};
+use tpurun_collectives::refusals::{PERIOD, Refusals};
 
 use super::admission::{Admission, Visitor};
 use super::frame::{Frame, Node};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use quinn::{Connection, RecvStream, SendStream};
 use tokio::sync::mpsc;
+use tpurun_collectives::authority::RankKey;
 use tpurun_collectives::bootstrap::address_towards;
-use tpurun_collectives::network::authority::RankKey;
 
 use super::door::{QUEUED, TELL_EVERY, VERSION};
 use super::frame::{Frame, Node};

@@ -6,15 +6,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::authority::{Authority, RankKey};
 use super::super::link::Link;
 use super::super::simulation::{LONG, Sky};
 use super::super::tls::{Expected, Identity};
 use super::super::{Address, SILENCE};
 use super::ID;
-use crate::bridge::frame::Status;
+use crate::authority::{Authority, RankKey};
 use crate::bridge::{Bridge, Shares};
 use crate::failure::FailureKind;
+use crate::frame::Status;
 use crate::hosts::Hosts;
 use crate::segment::crossing::Written;
 use crate::segment::{Segment, Verdict};

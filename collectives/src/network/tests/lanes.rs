@@ -13,7 +13,6 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustls::{ServerConnection, Stream};
 
-use super::super::authority::{Authority, RankKey};
 use super::super::driver::Carrier;
 use super::super::greeting::GREETING_BYTES;
 use super::super::invitation::PROOF_BYTES;
@@ -22,8 +21,9 @@ use super::super::line::{Flow, Line};
 use super::super::tls::{Expected, Identity, Who};
 use super::super::{Address, SILENCE};
 use super::{HERE, ID};
-use crate::bridge::frame::{Header, Kind, Status};
+use crate::authority::{Authority, RankKey};
 use crate::bridge::{Bridge, Shares};
+use crate::frame::{Header, Kind, Status};
 use crate::hosts::Hosts;
 use crate::segment::Segment;
 

@@ -6,13 +6,11 @@
 //! are one system call.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::bootstrap::{Kind, open_of_process};
+use crate::descriptor::{Kind, open_of_process};
 use crate::failure::{Failure, FailureKind};
-use crate::segment::Segment;
 use crate::sync::{AtomicU32, Ordering};
 
 /// To ring with.
@@ -52,28 +50,17 @@ impl Bell {
     }
 }
 
-/// Rings as they come.
-#[derive(Debug)]
-pub(crate) struct Heard {
-    ears: Ears,
-    segment: Arc<Segment>,
-}
-
-impl Heard {
-    pub(crate) fn new(ears: Ears, segment: Arc<Segment>) -> Self {
-        Self { ears, segment }
-    }
-
-    /// A ring has come: who looks after this sees all that was rung for.
-    pub(crate) fn clear(&self) {
-        let _ = rustix::io::read(&self.ears.0, &mut [0_u8; 64]);
-        self.segment.rung().swap(0, Ordering::AcqRel);
+impl Ears {
+    /// Takes the rings that have come so far; `rung` is that of the bell. A reader sees all that was rung for.
+    pub(crate) fn clear(&self, rung: &AtomicU32) {
+        let _ = rustix::io::read(&self.0, &mut [0_u8; 64]);
+        rung.swap(0, Ordering::AcqRel);
     }
 }
 
 /// Can be read when a ring comes.
-impl AsFd for Heard {
+impl AsFd for Ears {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ears.0.as_fd()
+        self.0.as_fd()
     }
 }
