@@ -37,7 +37,7 @@ RAY_READY := $(RAY)/.tpurun-ray
 
 # What has to be compiled, and what an interpreter reads as it is.
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(wildcard README.md) $(shell find topology collectives runtime launcher \
-	python/csrc python/CMakeLists.txt -type f -not -path '*/tests/*' -not -name '*.so')
+	python/csrc python/library python/CMakeLists.txt -type f -not -path '*/tests/*' -not -name '*.so')
 MODULES := $(shell find python/tpurun -not -path '*/__pycache__*' -not -name '*.so')
 
 export CARGO_HOME := $(CURDIR)/.cache/cargo
@@ -121,7 +121,7 @@ nightly: ## 10,000 random programs and networks, other ones every day; Slurm and
 NETWORKS ?= 500
 .PHONY: simulation
 simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, from SEED=0 on
-	@TPURUN_TEST_SEED=$(SEED) TPURUN_TEST_SEEDS=$(NETWORKS) cargo test --locked -p tpurun-collectives --lib \
+	@TPURUN_TEST_SEED=$(SEED) TPURUN_TEST_SEEDS=$(NETWORKS) cargo test --locked -p tpurun-engine --lib \
 		network::tests::hosts::hosts_go -- --nocapture
 
 # As root: it installs Debian's packages where they are missing.
@@ -262,7 +262,7 @@ test-loom: | tools ## the models of the concurrent parts, in every order of thei
 	$(call say,checking the models of the concurrent parts)
 	@RUSTFLAGS="--cfg tpurun_loom" LOOM_MAX_PREEMPTIONS=2 CARGO_TARGET_DIR=target/loom \
 		CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 \
-		cargo test --package tpurun-collectives --release --locked --lib loom
+		cargo test --package tpurun-memory --release --locked --lib loom
 
 # The same on a busy machine, where times are not.
 .PHONY: test-instructions
@@ -290,11 +290,11 @@ fuzz: | tools ## feed hostile bytes to every parser, ten minutes each (SECONDS_E
 .PHONY: bench-matching
 bench-matching: | tools ## what comparing the operations of all ranks costs (ARGS="TURNS BLOCK_MS")
 	$(call say,building the engine with and without match keys)
-	@binary() { cargo bench --package tpurun-collectives --locked --bench matching --no-run --message-format=json \
+	@binary() { cargo bench --package tpurun-engine --locked --bench matching --no-run --message-format=json \
 		| $(PYTHON) -c 'import json, sys; print([e for e in map(json.loads, sys.stdin) if e.get("executable")][-1]["executable"])'; }; \
 	matched=$$(binary); \
 	unmatched=$$(RUSTFLAGS="--cfg tpurun_unmatched" CARGO_TARGET_DIR=target/unmatched binary); \
-	$(PYTHON) collectives/benches/matching.py "$$matched" "$$unmatched" $(ARGS)
+	$(PYTHON) collectives/engine/benches/matching.py "$$matched" "$$unmatched" $(ARGS)
 
 # --- checks -----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from subprocess import PIPE
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "target" / "planted"
-SOURCES = Path("collectives/src")
+SOURCES = Path("collectives")
 # A bug may make a model run for ever: it is caught then, too.
 LIMIT_S = 120
 BUGS = ROOT / "collectives" / "planted-bugs.toml"
@@ -43,13 +43,17 @@ class Bug:
 
 @dataclass(frozen=True)
 class Models:
-    """Tests whose names have `names` in them, compiled with these flags."""
+    """Tests of a package whose names have `names` in them, compiled with these flags."""
 
+    package: str
     names: str
     flags: str
 
 
-MODELS = {"loom": Models("loom", "--cfg tpurun_loom"), "simulation": Models("network::tests::hosts", "")}
+MODELS = {
+    "loom": Models("tpurun-memory", "loom", "--cfg tpurun_loom"),
+    "simulation": Models("tpurun-engine", "network::tests::hosts", ""),
+}
 
 
 def main() -> int:
@@ -69,7 +73,7 @@ def main() -> int:
         caught_by = planted(bug)
         missed += caught_by is None
         took = time.monotonic() - began
-        print(f"{bug.file:<24} {bug.what:<45} {took:>4.0f} s  {caught_by or 'MISSED'}", flush=True)
+        print(f"{bug.file:<46} {bug.what:<45} {took:>4.0f} s  {caught_by or 'MISSED'}", flush=True)
     print(f"{len(bugs)} bugs planted, {len(bugs) - missed} caught")
     return 1 if missed else 0
 
@@ -107,7 +111,7 @@ def run(models: Models) -> str | None:
         "LOOM_MAX_PREEMPTIONS": "2",
         "CARGO_TARGET_DIR": str(ROOT / "target" / f"planted-{models.names.partition(':')[0]}"),
     }
-    command = ["cargo", "test", "--package", "tpurun-collectives", "--release", "--locked", "--lib"]
+    command = ["cargo", "test", "--package", models.package, "--release", "--locked", "--lib"]
     command.append(models.names)
     build = subprocess.run([*command, "--no-run"], cwd=COPY, env=env, capture_output=True, text=True)
     if build.returncode != 0:

@@ -12,7 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAWS = (ROOT / "docs/invariants.md").read_text()
-CRATES = ["topology", "collectives", "collectives/kernels", "runtime", "launcher"]
+CRATES = [
+    "topology",
+    "collectives/kernels",
+    "collectives/memory",
+    "collectives/protocol",
+    "collectives/engine",
+    "runtime",
+    "launcher",
+]
 TESTED = re.compile(r"\n *#\[cfg\([^\n]*\btest\b[^\n]*\n *(?:pub(?:\([a-z]+\))? )?mod \w+ \{")
 
 
@@ -75,7 +83,7 @@ def test_laws_that_sources_name_exist():
 
 def test_plans_are_pure():
     pure = [path for path in sources() if "topology" in path.parts]
-    execution = ROOT / "collectives/src/execution"
+    execution = ROOT / "collectives/engine/src/execute/execution"
     pure += [execution.with_suffix(".rs"), *execution.glob("*.rs")]
     modules = "fs|io|net|time|thread|env|process|sync::(Mutex|Condvar|atomic)"
     impure = rf"\bstd::({modules})\b|\btracing::|\be?println!"
@@ -90,9 +98,13 @@ def test_plans_are_pure():
 def test_no_crate_knows_python():
     lock = (ROOT / "Cargo.lock").read_text()
     assert not re.findall(r'^name = "(?:pyo3|cpython|python3-sys|tch|torch-sys).*"', lock, re.M)
-    borders = {"collectives/src/ffi.rs", "runtime/src/ffi.rs"}
+    borders = {"collectives/engine/src/ffi.rs", "runtime/src/ffi.rs"}
     # A handler of forks each, and the check of a thread that waits.
-    others = {"collectives/src/process.rs", "runtime/src/process.rs", "collectives/src/sync/interrupt.rs"}
+    others = {
+        "collectives/memory/src/process.rs",
+        "runtime/src/process.rs",
+        "collectives/memory/src/sync/interrupt.rs",
+    }
     foreign = {name for name in with_pattern(r'extern "C"') if name.endswith(".rs")}
     assert foreign == borders | others
     assert {name for name in with_pattern(r"no_mangle") if name.endswith(".rs")} == borders
@@ -115,15 +127,15 @@ def test_words_that_are_compared_and_swapped():
 
 
 def test_shared_memory_has_no_lock():
-    assert with_pattern(r"\bunsafe impl\b.* Shared for\b") == {"collectives/src/region.rs"}
-    region = (ROOT / "collectives/src/region.rs").read_text()
+    assert with_pattern(r"\bunsafe impl\b.* Shared for\b") == {"collectives/memory/src/region.rs"}
+    region = (ROOT / "collectives/memory/src/region.rs").read_text()
     shared = re.findall(r"impl(?:<.*?>)? Shared for (?:\w+::)*([\w\[\]; ]+) \{\}", region)
     words = {"Word", "AtomicU32", "AtomicU64", "[T; COUNT]"}
     primitives = {"Publication", "Attendance", "Hands", "Doorbell", "Meeting", "RingCounters", "Progress"}
     assert set(shared) == words | primitives, "a type that processes share: say here that it holds no lock"
     files = ["publication", "attendance", "hands", "doorbell", "meeting", "ring", "chain", "ballot"]
     for name in files:
-        source = code(ROOT / f"collectives/src/sync/{name}.rs")
+        source = code(ROOT / f"collectives/memory/src/sync/{name}.rs")
         assert not re.search(r"\b(Mutex|RwLock|Condvar|pthread_mutex)\b", source), f"{name}.rs has a lock"
 
 

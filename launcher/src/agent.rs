@@ -25,7 +25,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tpurun_collectives::board::{self, Board, RankView};
+use tpurun_protocol::board::{self, Board, RankView};
 
 use crate::cgroup::JobCgroup;
 use crate::control_server::{ControlEvent, ControlServer};

@@ -10,9 +10,9 @@ use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tpurun_collectives::FailureKind;
-use tpurun_collectives::authority::Credentials;
-use tpurun_collectives::control::{
+use tpurun_memory::FailureKind;
+use tpurun_protocol::authority::Credentials;
+use tpurun_protocol::control::{
     AgentFrame, ControlError, Message, RankFrame, Sender, ask_for_senders, receive, send,
 };
 
@@ -276,7 +276,7 @@ async fn next(socket: &UnixDatagram) -> Result<Message, ControlError> {
 mod tests {
     use super::*;
     use std::time::{Duration, Instant};
-    use tpurun_collectives::control::ControlClient;
+    use tpurun_protocol::control::ControlClient;
 
     /// Serves until every rank has closed its end, then returns what the ranks returned.
     fn serve<T: Send + 'static>(programs: Vec<Box<dyn FnOnce(ControlClient) -> T + Send>>) -> Vec<T> {

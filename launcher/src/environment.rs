@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
-use tpurun_collectives::board::BOARD_FD_VAR;
-use tpurun_collectives::control::{CONTROL_FD_VAR, STACK_SIGNAL_VAR};
+use tpurun_protocol::board::BOARD_FD_VAR;
+use tpurun_protocol::control::{CONTROL_FD_VAR, STACK_SIGNAL_VAR};
 
 use crate::job::Job;
 use crate::nodes::TOKEN;

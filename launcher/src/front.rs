@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
-use tpurun_collectives::board::now_ns;
+use tpurun_protocol::board::now_ns;
 
 use crate::job::Job;
 use crate::processes::Process;

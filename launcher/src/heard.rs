@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use tpurun_collectives::FailureKind;
-use tpurun_collectives::board::{LaneView, OpView, Outcome};
-use tpurun_collectives::supervise::Supervised;
+use tpurun_memory::FailureKind;
+use tpurun_protocol::board::{LaneView, OpView, Outcome};
+use tpurun_protocol::supervise::Supervised;
 
 use crate::ranks::Ending;
 use crate::run_dir::ErrorRecord;

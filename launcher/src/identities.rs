@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tpurun_collectives::Failure;
-use tpurun_collectives::authority::{Authority, Credentials, RankKey};
+use tpurun_memory::Failure;
+use tpurun_protocol::authority::{Authority, Credentials, RankKey};
 
 /// Who has them.
 #[derive(Debug, Default)]

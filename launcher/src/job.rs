@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tpurun_collectives::network::{Bulk, Link, parse_connections};
+use tpurun_protocol::network::{Bulk, Link, parse_connections};
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::addresses;
@@ -604,7 +604,7 @@ fn parse_size(flag: &str, text: &str) -> Result<u64, String> {
     if sizes.contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
-const MAX_RANKS: u32 = tpurun_collectives::board::MAX_RANKS;
+const MAX_RANKS: u32 = tpurun_protocol::board::MAX_RANKS;
 const FAILURE_GRACE: Duration = Duration::from_millis(1200);
 /// As long as torchrun waits.
 const RENDEZVOUS_PATIENCE: Duration = Duration::from_secs(600);

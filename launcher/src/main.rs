@@ -65,7 +65,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
 
 use clap::CommandFactory;
-use tpurun_collectives::board::now_ns;
+use tpurun_protocol::board::now_ns;
 
 use cli::{Bench, Cli, Command};
 use doctor::DoctorOptions;

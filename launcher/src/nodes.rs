@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tpurun_collectives::authority::Credentials;
+use tpurun_protocol::authority::Credentials;
 
 pub(crate) use door::random_id;
 #[cfg(test)]

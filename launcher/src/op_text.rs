@@ -1,6 +1,6 @@
 //! How an operation on the board reads in a message: `all_reduce#11 (f32[1024], SUM)`.
 
-use tpurun_collectives::board::OpView;
+use tpurun_protocol::board::OpView;
 
 /// The codes come from shared memory that any rank may have scribbled on.
 pub(crate) fn describe(op: &OpView) -> String {

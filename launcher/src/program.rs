@@ -199,7 +199,7 @@ const READ_AT_START: [&str; 12] = [
     "MKL_",
     "OPENBLAS_",
 ];
-const MAX_RANKS: u32 = tpurun_collectives::board::MAX_RANKS;
+const MAX_RANKS: u32 = tpurun_protocol::board::MAX_RANKS;
 const DEFAULT_ROLE: &str = "default";
 /// Of `tpurun .` and the like.
 const UNNAMED: &str = "main";

@@ -14,7 +14,7 @@ use rustix::process::WaitStatus;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
-use tpurun_collectives::control::CONTROL_FD_VAR;
+use tpurun_protocol::control::CONTROL_FD_VAR;
 
 use crate::addresses::SameAddresses;
 use crate::environment::{PRIVATE, Variables};

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use expect_test::{Expect, expect};
     use std::time::Instant;
-    use tpurun_collectives::board::OpView;
+    use tpurun_protocol::board::OpView;
 
     fn facts(victims: &str) -> Facts<'_> {
         Facts {

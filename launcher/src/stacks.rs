@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tpurun_collectives::control::{STACK_SIGNAL, STACK_SIGNAL_VAR, realtime_signal};
+use tpurun_protocol::control::{STACK_SIGNAL, STACK_SIGNAL_VAR, realtime_signal};
 
 use crate::processes::{Process, handles_signal};
 

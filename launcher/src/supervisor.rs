@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
-use tpurun_collectives::FailureKind;
-use tpurun_collectives::supervise::{Between, Supervised};
+use tpurun_memory::FailureKind;
+use tpurun_protocol::supervise::{Between, Supervised};
 
 use crate::nodes::{Crossing, GroupSays};
 use crate::wait_graph::Groups;

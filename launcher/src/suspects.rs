@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tpurun_collectives::board::RankView;
+use tpurun_protocol::board::RankView;
 
 use crate::hosts::Hosts;
 use crate::private;

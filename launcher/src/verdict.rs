@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tpurun_collectives::board::{LaneView, OpView, RankView, WaitKind, WaitView};
+use tpurun_protocol::board::{LaneView, OpView, RankView, WaitKind, WaitView};
 
 use crate::nodes::Told;
 use crate::rank_set::RankSet;
@@ -280,7 +280,7 @@ const ECHO_TEXTS: [&str; 3] = ["Connection closed by peer", "Connection reset by
 
 #[cfg(test)]
 mod tests {
-    use tpurun_collectives::board::Wait;
+    use tpurun_protocol::board::Wait;
 
     use super::*;
 

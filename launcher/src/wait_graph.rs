@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use petgraph::algo::{astar, tarjan_scc};
 use petgraph::graphmap::DiGraphMap;
-use tpurun_collectives::board::{LANES, LaneView, RankView, WaitKind, WaitView};
-use tpurun_collectives::supervise::Between;
+use tpurun_protocol::board::{LANES, LaneView, RankView, WaitKind, WaitView};
+use tpurun_protocol::supervise::Between;
 
 pub(crate) use text::{Names, describe};
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use tpurun_collectives::board::{self, Board, RankView};
+use tpurun_protocol::board::{self, Board, RankView};
 
 use crate::processes::{self, Process};
 use crate::rank_set::RankSet;

@@ -12,7 +12,7 @@
 //                and may be made with the GIL held.
 // No call needs the GIL. A fork of the rank has no part in its groups: there, calls that post or wait return
 // TPURUN_INVALID_USAGE, and calls that end something do nothing.
-// The Rust side is collectives/src/ffi.rs; both sides assert the sizes below.
+// The Rust side is collectives/engine/src/ffi.rs; both sides assert the sizes below.
 #pragma once
 
 #include <stddef.h>
@@ -20,7 +20,7 @@
 
 // Of this header and of runtime.h. It grows with every change that code built before that change would get
 // wrong: a struct, the arguments of a function, the meaning of a number. The engine has its own copy of the
-// number (ABI_VERSION in collectives/src/ffi.rs), and the shim compares the two when it is loaded.
+// number (ABI_VERSION in collectives/engine/src/ffi.rs), and the shim compares the two when it is loaded.
 #define TPURUN_ABI_VERSION 1
 
 #ifdef __cplusplus
@@ -290,12 +290,12 @@ uint32_t tpurun_abi_version(void);
 #endif
 
 #ifdef __cplusplus
-static_assert(sizeof(TpurunSpan) == 16, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunStore) == 32, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunCommConfig) == 88, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunError) == 12288, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunMembers) == 40, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunOp) == 136, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunCheck) == 16, "collectives/src/ffi.rs says the same");
-static_assert(sizeof(TpurunTraffic) == 24, "collectives/src/ffi.rs says the same");
+static_assert(sizeof(TpurunSpan) == 16, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunStore) == 32, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunCommConfig) == 88, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunError) == 12288, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunMembers) == 40, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunOp) == 136, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunCheck) == 16, "collectives/engine/src/ffi.rs says the same");
+static_assert(sizeof(TpurunTraffic) == 24, "collectives/engine/src/ffi.rs says the same");
 #endif

@@ -11,7 +11,7 @@ import os
 import struct
 import time
 
-# In the order of `Mark` in collectives/src/board/marks.rs.
+# In the order of `Mark` in collectives/protocol/src/board/marks.rs.
 SCRIPT_ENTERED = 0
 GROUP_CREATED = 1
 

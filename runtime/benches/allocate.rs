@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
-use tpurun_runtime::collectives::ffi::CError;
+use tpurun_memory::ffi::CError;
 use tpurun_runtime::ffi::{tpurun_memory_allocate, tpurun_memory_free, tpurun_memory_open};
 
 const BLOCKS: usize = 21;

@@ -1,6 +1,6 @@
 //! Why device memory could not be had.
 
-use tpurun_collectives::{Failure, FailureKind};
+use tpurun_memory::{Failure, FailureKind};
 
 use crate::shortage::Shortage;
 use crate::units::Bytes;

@@ -5,8 +5,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tpurun_collectives::Failure;
-use tpurun_collectives::ffi::CError;
+use tpurun_memory::Failure;
+use tpurun_memory::ffi::CError;
 
 use crate::accounts::Stats;
 use crate::error::MemoryError;

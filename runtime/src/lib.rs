@@ -3,7 +3,6 @@
 //! A tensor on device `tpu` lives in the arena of its process, which the other ranks of the host can map.
 //! [`Heap`] decides which bytes of it are whose, in pure code over offsets; [`ArenaMemory`] puts the two
 //! together; `process.rs` holds the one of this process, and `ffi.rs` is what the Python extension calls.
-//! The extension links this crate alone: the engine's C ABI is in it, too.
 
 mod accounts;
 mod error;
@@ -15,9 +14,6 @@ mod report;
 mod shortage;
 mod sites;
 mod units;
-
-// Its C ABI is part of this library's.
-pub use tpurun_collectives as collectives;
 
 pub use accounts::Stats;
 pub use error::MemoryError;

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use tpurun_collectives::arena::Arena;
+use tpurun_memory::arena::Arena;
 
 use crate::accounts::Stats;
 use crate::error::MemoryError;

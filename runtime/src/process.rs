@@ -7,8 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use tpurun_collectives::arena::{self, ArenaKind};
-use tpurun_collectives::{Failure, FailureKind};
+use tpurun_memory::arena::{self, ArenaKind};
+use tpurun_memory::{Failure, FailureKind};
 
 use crate::error::MemoryError;
 use crate::memory::ArenaMemory;

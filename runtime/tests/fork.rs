@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+use tpurun_memory::ffi::CError;
 use tpurun_runtime::Stats;
-use tpurun_runtime::collectives::ffi::CError;
 use tpurun_runtime::ffi::*;
 
 const LIMIT: u64 = 64 << 20;

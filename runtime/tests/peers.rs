@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+use tpurun_memory::FailureKind;
+use tpurun_memory::arena::{Export, PeerArena};
 use tpurun_runtime::ArenaMemory;
-use tpurun_runtime::collectives::FailureKind;
-use tpurun_runtime::collectives::arena::{Export, PeerArena};
 
 const OWNER: &str = "TPURUN_TEST_OWNER";
 const BYTES: u64 = 3 << 20;

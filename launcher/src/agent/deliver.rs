@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tpurun_collectives::FailureKind;
-use tpurun_collectives::board::RankView;
+use tpurun_memory::FailureKind;
+use tpurun_protocol::board::RankView;
 
 use super::{Agent, Phase};
 use crate::last_words::{self, Loss};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::sync::mpsc;
-use tpurun_collectives::board::Board;
+use tpurun_protocol::board::Board;
 
 use super::nodes::{self, Others};
 use super::start::{QUEUED_CHUNKS, new_output, queued_answers, unborn};

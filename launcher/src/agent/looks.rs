@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use tpurun_collectives::board::{self, RankView};
+use tpurun_protocol::board::{self, RankView};
 
 use super::deliver::SECOND_LOOK;
 use super::{Agent, WATCH_EVERY};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
-use tpurun_collectives::FailureKind;
-use tpurun_collectives::board::{self, RankView};
+use tpurun_memory::FailureKind;
+use tpurun_protocol::board::{self, RankView};
 
 use super::again::Turn;
 use super::looks::Looks;

@@ -11,7 +11,7 @@ use rustix::process::{
 };
 use serde_json::json;
 use tokio::sync::mpsc;
-use tpurun_collectives::board::{self, Board, Mark};
+use tpurun_protocol::board::{self, Board, Mark};
 
 use super::helpers::Helper;
 use super::nodes::{self, Others};

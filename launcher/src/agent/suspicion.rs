@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tpurun_collectives::board::{self, RankView};
+use tpurun_protocol::board::{self, RankView};
 
 use super::{Agent, Phase};
 use crate::ranks::Rank;

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use tpurun_collectives::board::{self, Mark};
+use tpurun_protocol::board::{self, Mark};
 
 use super::{Agent, WATCH_EVERY};
 use crate::flight::dump;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tpurun_collectives::board;
+use tpurun_protocol::board;
 
 use super::Agent;
 use crate::flight::Flight;

@@ -4,8 +4,8 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory};
-use tpurun_collectives::control::STACK_SIGNAL_VAR;
-use tpurun_collectives::{Config, parse_timeout_ms, switch};
+use tpurun_protocol::config::{Config, parse_timeout_ms, switch};
+use tpurun_protocol::control::STACK_SIGNAL_VAR;
 
 use super::Cli;
 use super::words::is_typed;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tpurun_collectives::board::{self, Board, LaneView, OpView, RECORDS, WaitKind, WaitView};
+use tpurun_protocol::board::{self, Board, LaneView, OpView, RECORDS, WaitKind, WaitView};
 use tpurun_topology::Algorithm;
 
 use crate::flight::notice::Notice;
@@ -187,7 +187,7 @@ const MAX_RECORDS: usize = 64 * board::LANES * RECORDS;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tpurun_collectives::board::{OpRecord, Wait as BoardWait};
+    use tpurun_protocol::board::{OpRecord, Wait as BoardWait};
 
     fn notice(ranks: u32) -> Notice {
         let job = JobFacts { ranks, ..JobFacts::default() };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use serde_json::Value;
-use tpurun_collectives::board;
+use tpurun_protocol::board;
 
 use super::{Communicator, Flight, RankFlight, dump};
 use crate::private;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tpurun_collectives::board::{self, Board};
+use tpurun_protocol::board::{self, Board};
 
 use crate::flight::Flight;
 use crate::flight::capture::{self, Known};

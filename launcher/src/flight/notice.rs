@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use tpurun_collectives::board::Board;
+use tpurun_protocol::board::Board;
 
 use crate::flight::{FORMAT, JobFacts};
 use crate::hosts::own_name;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
-use tpurun_collectives::authority::{Authority, RankKey};
-use tpurun_collectives::refusals::{PERIOD, Refusals};
+use tpurun_protocol::authority::{Authority, RankKey};
+use tpurun_protocol::refusals::{PERIOD, Refusals};
 
 use super::admission::{Admission, Visitor};
 use super::frame::{Frame, Node};
@@ -48,10 +48,10 @@ pub(super) async fn open(
     let table: Vec<Node> =
         nodes.into_iter().cloned().zip(names).map(|(node, host)| Node { host, ..node }).collect();
     let world: u64 = table.iter().map(|node| u64::from(node.ranks)).sum();
-    if world > u64::from(tpurun_collectives::board::MAX_RANKS) {
+    if world > u64::from(tpurun_protocol::board::MAX_RANKS) {
         return Err(format!("expected at most 65536 ranks on all nodes together, given {world}"));
     }
-    let failed = |failure: tpurun_collectives::Failure| failure.to_string();
+    let failed = |failure: tpurun_memory::Failure| failure.to_string();
     let authority = Authority::new().map_err(failed)?;
     let id = format!("{:016x}", random_id());
     let (store, store_at) = watch::channel(None);

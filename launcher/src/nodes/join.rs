@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use quinn::{Connection, RecvStream, SendStream};
 use tokio::sync::mpsc;
-use tpurun_collectives::authority::RankKey;
-use tpurun_collectives::bootstrap::address_towards;
+use tpurun_protocol::authority::RankKey;
+use tpurun_protocol::hosts::address_towards;
 
 use super::door::{QUEUED, TELL_EVERY, VERSION};
 use super::frame::{Frame, Node};
@@ -151,4 +151,4 @@ fn refused(reason: &str) -> Trouble {
 
 const AGAIN: Duration = Duration::from_millis(200);
 const MOST_CHARS: usize = 400;
-const MOST_RANKS: u64 = tpurun_collectives::board::MAX_RANKS as u64;
+const MOST_RANKS: u64 = tpurun_protocol::board::MAX_RANKS as u64;

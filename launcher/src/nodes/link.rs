@@ -14,7 +14,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, Error, PeerIncompatible, SignatureScheme};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tpurun_collectives::authority::{Authority, RankKey};
+use tpurun_protocol::authority::{Authority, RankKey};
 
 use super::frame::Frame;
 use super::{NodeEvent, SILENCE};

@@ -1,7 +1,7 @@
 //! The state of a node's ranks, as it tells other nodes. Clocks of hosts differ: times are told as ages.
 
-use tpurun_collectives::board::{LaneView, OpView, RankView, Wait, WaitKind, WaitView};
-use tpurun_collectives::supervise::Between;
+use tpurun_protocol::board::{LaneView, OpView, RankView, Wait, WaitKind, WaitView};
+use tpurun_protocol::supervise::Between;
 
 pub(crate) use archived::{Crossing, GroupSays, LaneSays, OpSays, RankSays, Said, WaitSays, WaitsFor};
 

@@ -1,6 +1,6 @@
 use std::net::UdpSocket;
 
-use tpurun_collectives::supervise::Between;
+use tpurun_protocol::supervise::Between;
 
 use super::said::{WaitSays, WaitsFor};
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tpurun_collectives::board::{LaneView, RankView, WaitKind};
+use tpurun_protocol::board::{LaneView, RankView, WaitKind};
 
 use crate::op_text;
 use crate::rank_set::RankSet;
@@ -148,7 +148,7 @@ fn open_lane(view: &RankView, comm_id: u64) -> Option<&LaneView> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use tpurun_collectives::board::{OpView, Wait, WaitView};
+    use tpurun_protocol::board::{OpView, Wait, WaitView};
 
     pub(crate) const SECOND: u64 = 1_000_000_000;
 

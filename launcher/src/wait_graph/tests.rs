@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use tpurun_collectives::board::{OpView, Wait};
+use tpurun_protocol::board::{OpView, Wait};
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tpurun_collectives::board::{LaneView, OpView, RankView, WaitKind};
+use tpurun_protocol::board::{LaneView, OpView, RankView, WaitKind};
 
 use super::{Deadlock, Edge};
 use crate::op_text;

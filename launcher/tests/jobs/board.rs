@@ -1,7 +1,7 @@
 //! Failures that only the board tells of. The ranks are this test program itself, started again.
 
 use rustix::process::{Signal, getpid, kill_process};
-use tpurun_collectives::board::{Board, OpRecord};
+use tpurun_protocol::board::{Board, OpRecord};
 
 use crate::sandbox::{Outcome, Sandbox};
 

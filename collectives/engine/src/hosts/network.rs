@@ -1,0 +1,427 @@
+//! This process's end of the network: a UDP socket, QUIC connections to other processes over it, a stream for each
+//! communicator on them. One thread drives all of it (`driver.rs`); it exists from the first communicator on that
+//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). What is
+//! large goes over TCP beside that (`lanes.rs`), or over QUIC, too. Where a thread may be too slow there are several,
+//! each with all of that: several connections to every other process.
+
+mod connections;
+mod driver;
+mod emulated_link;
+mod greeting;
+mod heard;
+mod invitation;
+mod lanes;
+mod line;
+mod mesh;
+mod records;
+pub(crate) mod tls;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
+use rustix::event::epoll;
+use rustix::net::sockopt;
+
+use crate::hosts::bridge::{Bridge, Shares};
+use driver::{Added, Carrier, Command, Commands, Driver, Over};
+#[cfg(any(test, fuzzing))]
+pub(crate) use greeting::Greeting;
+use heard::Heard;
+use invitation::Invitation;
+use lanes::Lanes;
+use mesh::Mesh;
+use tls::{Certificate, Expected, Identity, Who};
+use tpurun_memory::failure::{Failure, FailureKind};
+use tpurun_memory::invalid_usage;
+use tpurun_memory::text::{hex, unhex};
+use tpurun_protocol::authority::Credentials;
+use tpurun_protocol::config::usable_cpus;
+use tpurun_protocol::network::{Bulk, Link, MOST_CONNECTIONS, parse_connections};
+use tpurun_protocol::segment::Segment;
+use tpurun_protocol::segment::bell::Ears;
+
+/// So long nothing may come from a host before it counts as lost. Each says something four times as often.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Streams that a process may open to another before some have ended. Each takes 80 bytes at once, used or not.
+const MOST_STREAMS: u32 = 4096;
+/// The same before TLS has shown who it is.
+const MOST_STREAMS_BEFORE: u32 = 16;
+/// Bytes that one host may have on the way to another in one communicator.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// Largest datagram where the way allows it, which is found out: what an Ethernet frame of 9000 bytes holds.
+const MOST_DATAGRAM: u16 = 8_952;
+const SOCKET_BUFFER: usize = 16 << 20;
+/// A [`Link`].
+const LINK: &str = "TPURUN_LINK";
+/// How many connections there are between each two processes.
+const CONNECTIONS: &str = "TPURUN_CONNECTIONS";
+/// A [`Bulk`].
+const BULK: &str = "TPURUN_BULK";
+/// So often a port is looked for that is free for both UDP and TCP.
+const PORTS: usize = 64;
+/// Connections that the system takes before this process has looked at them. Linux allows so many by default.
+const QUEUED: i32 = 4096;
+/// More are not made unasked.
+const MANY_CONNECTIONS: usize = 4;
+/// Nor more than one for so many processors, which ranks need, too.
+const CORES: usize = 4;
+
+/// Where a process is reached, how it is known there, and what those who connect must prove.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Address {
+    socket: SocketAddr,
+    who: Who,
+    invitation: Invitation,
+}
+
+/// The same of a process that takes several connections, each at a port of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Addresses {
+    first: Address,
+    more_ports: Vec<u16>,
+    /// Over its ports: TCP as well as QUIC, or QUIC alone.
+    bulk: Bulk,
+}
+
+impl Addresses {
+    /// Connections that it takes.
+    fn count(&self) -> usize {
+        1 + self.more_ports.len()
+    }
+
+    /// Where it takes each of them.
+    fn each(&self) -> impl Iterator<Item = Address> {
+        let first = &self.first;
+        let ports = std::iter::once(first.socket.port()).chain(self.more_ports.iter().copied());
+        ports.map(|port| Address { socket: SocketAddr::new(first.socket.ip(), port), ..first.clone() })
+    }
+}
+
+/// With the certificate, unless the authority says who it is.
+impl fmt::Display for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first.socket)?;
+        self.more_ports.iter().try_for_each(|port| write!(f, ",{port}"))?;
+        if self.bulk == Bulk::Tcp {
+            write!(f, "/tcp")?;
+        }
+        write!(f, " {}", self.first.invitation)?;
+        let Who::Shows(certificate) = &self.first.who else { return Ok(()) };
+        write!(f, " ")?;
+        hex(certificate.der(), f)
+    }
+}
+
+impl Addresses {
+    /// Reads what [`Display`](fmt::Display) wrote, of this rank of the world.
+    pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
+        let mut words = text.split(' ');
+        let (sockets, invitation) = (words.next()?, Invitation::parse(words.next()?)?);
+        let tcp = sockets.strip_suffix("/tcp");
+        let bulk = if tcp.is_some() { Bulk::Tcp } else { Bulk::Quic };
+        let mut sockets = tcp.unwrap_or(sockets).split(',');
+        let socket = sockets.next()?.parse().ok()?;
+        let more_ports: Vec<u16> = sockets.map(str::parse).collect::<Result<_, _>>().ok()?;
+        let who = match words.next() {
+            None => Who::Rank(rank),
+            Some(hex) => Who::Shows(Certificate::from_der(unhex(hex)?)),
+        };
+        let first = Address { socket, who, invitation };
+        let is_one = words.next().is_none() && more_ports.len() < MOST_CONNECTIONS;
+        is_one.then_some(Self { first, more_ports, bulk })
+    }
+}
+
+/// The network of one process; nothing happens before it is needed.
+#[derive(Debug)]
+pub struct Network {
+    /// Of the process with this number: one that it forks begins anew.
+    running: Mutex<Option<(u32, Arc<Running>)>>,
+    /// How many to each other process, and what they are for, where that does not depend on the environment.
+    given: Option<(usize, Bulk)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// Of each thread.
+    drivers: Vec<Arc<Commands>>,
+    expected: Expected,
+    addresses: Addresses,
+}
+
+impl Network {
+    /// Not in use yet.
+    pub const fn new() -> Self {
+        Self { running: Mutex::new(None), given: None }
+    }
+
+    /// With at most so many connections to each other process.
+    pub const fn of_connections(count: usize, bulk: Bulk) -> Self {
+        Self { running: Mutex::new(None), given: Some((count, bulk)) }
+    }
+
+    /// This process's end on a host that others reach at `ip`; `rank` of the world, if an authority has given it
+    /// `credentials`. It is opened at the first time.
+    pub(crate) fn open(
+        &self,
+        ip: IpAddr,
+        rank: u32,
+        credentials: impl FnOnce() -> Result<Option<Credentials>, Failure>,
+    ) -> Result<Arc<Running>, Failure> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((pid, running)) = &*running
+            && *pid == std::process::id()
+        {
+            return Ok(running.clone());
+        }
+        let started = Running::start(ip, rank, credentials()?, self.given)?;
+        // A fork's copy of its parent's is left alone: its thread is not here.
+        std::mem::forget(running.replace((std::process::id(), started.clone())));
+        Ok(started)
+    }
+}
+
+impl Running {
+    /// Where this process is reached.
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// Has bridges talk to the other hosts of a communicator, whose first ranks are at `addresses`, by host, over as
+    /// many connections as all of them take.
+    pub(crate) fn cross(
+        &self,
+        segment: &Arc<Segment>,
+        ears: Ears,
+        id: u64,
+        addresses: &[Addresses],
+    ) -> Crossing {
+        {
+            let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+            for Addresses { first, .. } in addresses {
+                if let Who::Shows(certificate) = &first.who
+                    && !expected.contains(certificate)
+                {
+                    expected.push(certificate.clone());
+                }
+            }
+        }
+        let connections = addresses.iter().map(Addresses::count).fold(self.drivers.len(), usize::min);
+        let all_take_tcp =
+            addresses.iter().chain([&self.addresses]).all(|addresses| addresses.bulk == Bulk::Tcp);
+        let drivers = &self.drivers[..connections];
+        // Which driver each bridge is at.
+        let (shares, at): (_, Vec<(usize, Carrier)>) = match all_take_tcp {
+            false => {
+                (Shares::All(connections), (0..connections).map(|index| (index, Carrier::Quic)).collect())
+            }
+            true => {
+                let lanes = (0..connections).map(|index| (index, Carrier::Tcp));
+                (Shares::AllButFirst(connections), std::iter::once((0, Carrier::Quic)).chain(lanes).collect())
+            }
+        };
+        let each: Vec<Vec<Address>> = addresses.iter().map(|addresses| addresses.each().collect()).collect();
+        let mut heard = Some(Heard::new(ears, segment.clone()));
+        let mut ways = vec![];
+        for (index, (bridge, (driver, carrier))) in
+            Bridge::all(segment, shares).into_iter().zip(at).enumerate()
+        {
+            // Of one driver, each hears of the other.
+            let calls = match (index, driver) {
+                (0, _) => &drivers[1..],
+                (_, 0) => &[],
+                _ => &drivers[..1],
+            };
+            let addresses = each.iter().map(|each| each[driver].clone()).collect();
+            let over = Arc::<Over>::default();
+            let (heard, calls) = (heard.take(), calls.to_vec());
+            let added = Added { id, carrier, bridge, heard, addresses, calls, over: over.clone() };
+            ways.push((drivers[driver].clone(), over, added));
+        }
+        // The first one last: whom it calls is there then.
+        let ways = ways.into_iter().rev().map(|(driver, over, added)| {
+            driver.send(Command::Add(Box::new(added)));
+            (driver, over)
+        });
+        Crossing { id, ways: ways.collect() }
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A communicator's way to other hosts, which ends with this: what was to be told by then is.
+#[derive(Debug)]
+pub struct Crossing {
+    id: u64,
+    /// Over each connection.
+    ways: Vec<(Arc<Commands>, Arc<Over>)>,
+}
+
+impl Crossing {
+    /// Waits until all ranks here have left and the other hosts know, at most so long.
+    pub(crate) fn wait(self, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        for (_, over) in &self.ways {
+            over.wait(until.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+impl Drop for Crossing {
+    fn drop(&mut self) {
+        self.ways.iter().for_each(|(driver, _)| driver.send(Command::Stop(self.id)));
+    }
+}
+
+impl Running {
+    fn start(
+        ip: IpAddr,
+        rank: u32,
+        credentials: Option<Credentials>,
+        given: Option<(usize, Bulk)>,
+    ) -> Result<Arc<Self>, Failure> {
+        // The link that is to be between hosts, worse than the one there is.
+        let link: Option<Link> = setting(LINK, str::parse)?;
+        let (connections, bulk) = match given {
+            Some(given) => given,
+            None => (self::connections(link)?, bulk_beside(link, setting(BULK, str::parse)?)?),
+        };
+        // They share the one there is.
+        let link = link.map(|link| Link { rate: link.rate.div_ceil(connections as u64), ..link });
+        let identity = Arc::new(Identity::new(credentials)?);
+        let expected = Expected::default();
+        let made: Vec<_> = (0..connections)
+            .map(|_| make_driver(ip, &identity, &expected, link, bulk))
+            .collect::<Result<_, Failure>>()?;
+        let (mut drivers, mut ports) = (vec![], vec![]);
+        for (driver, commands, port) in made {
+            thread::Builder::new()
+                .name("tpurun-net".to_owned())
+                .spawn(move || driver.run())
+                .map_err(|error| refused("start a thread", &error))?;
+            drivers.push(commands);
+            ports.push(port);
+        }
+        let more_ports = ports.split_off(1);
+        let first = identity.at(SocketAddr::new(ip, ports[0]), rank);
+        Ok(Arc::new(Self { drivers, expected, addresses: Addresses { first, more_ports, bulk } }))
+    }
+}
+
+/// What one thread is to drive, where it is told what to do, and the port of its sockets.
+fn make_driver(
+    ip: IpAddr,
+    identity: &Arc<Identity>,
+    expected: &Expected,
+    link: Option<Link>,
+    bulk: Bulk,
+) -> Result<(Driver, Arc<Commands>, u16), Failure> {
+    let (socket, listener) = bind(ip, bulk).map_err(|error| refused("open a socket", &error))?;
+    enlarge(&socket);
+    let port = socket.local_addr().map_err(|error| refused("open a socket", &error))?.port();
+    let mesh = Mesh::new(identity.clone(), expected.clone(), None)?;
+    let commands = Arc::new(Commands::new().map_err(|error| refused("make an event", &error))?);
+    let epoll =
+        epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| refused("watch a socket", &error))?;
+    let epoll = Arc::new(epoll);
+    let lanes =
+        listener.map(|listener| Lanes::new(listener, epoll.clone(), identity.clone(), expected.clone()));
+    let driver = Driver::new(mesh, lanes.transpose()?, socket, epoll, commands.clone(), link);
+    Ok((driver.map_err(|error| refused("watch a socket", &error))?, commands, port))
+}
+
+/// A port for QUIC, and the same one for TCP if that is wanted.
+fn bind(ip: IpAddr, bulk: Bulk) -> io::Result<(UdpSocket, Option<TcpListener>)> {
+    let mut tries = 0;
+    loop {
+        let socket = UdpSocket::bind((ip, 0))?;
+        if bulk == Bulk::Quic {
+            return Ok((socket, None));
+        }
+        match TcpListener::bind((ip, socket.local_addr()?.port())) {
+            Ok(listener) => {
+                listener.set_nonblocking(true)?;
+                // Strangers that come faster than they are sent away must not fill the queue.
+                rustix::net::listen(&listener, QUEUED)?;
+                return Ok((socket, Some(listener)));
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < PORTS => tries += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn refused(what: &str, error: &dyn fmt::Display) -> Failure {
+    Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
+}
+
+/// The number that is given, or what suits the processors here.
+fn connections(link: Option<Link>) -> Result<usize, Failure> {
+    Ok(setting(CONNECTIONS, parse_connections)?.unwrap_or_else(|| match link {
+        // What is pretended is to be the same everywhere.
+        Some(_) => 1,
+        None => (usable_cpus() as usize / CORES).clamp(1, MANY_CONNECTIONS),
+    }))
+}
+
+/// What is said, or TCP, unless the link is a pretended one: that is one of datagrams.
+fn bulk_beside(link: Option<Link>, given: Option<Bulk>) -> Result<Bulk, Failure> {
+    match (link, given) {
+        (Some(_), Some(Bulk::Tcp)) => {
+            Err(invalid_usage!("{BULK}: expected quic beside {LINK}, which is one of datagrams, given tcp"))
+        }
+        (Some(_), _) => Ok(Bulk::Quic),
+        (None, given) => Ok(given.unwrap_or(Bulk::Tcp)),
+    }
+}
+
+/// What this variable of the environment says, unless it says nothing.
+fn setting<T, E: fmt::Display>(name: &str, parse: fn(&str) -> Result<T, E>) -> Result<Option<T>, Failure> {
+    let given = std::env::var(name).ok().filter(|text| !text.is_empty());
+    given.map(|text| parse(&text).map_err(|error| invalid_usage!("{name}: {error}"))).transpose()
+}
+
+/// What bursts fit into: rounds come as a whole. More than the system allows is for who may.
+fn enlarge(socket: &UdpSocket) {
+    for bytes in [SOCKET_BUFFER, SOCKET_BUFFER / 4] {
+        let _ = sockopt::set_socket_recv_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes));
+        let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+        if sockopt::socket_recv_buffer_size(socket).is_ok_and(|now| now >= bytes) {
+            return;
+        }
+    }
+}
+
+/// With so many streams of the other side at a time.
+fn transport(streams: u32) -> TransportConfig {
+    let mut discovery = MtuDiscoveryConfig::default();
+    // To the byte, nearly: else it may end 20 of them, 1.5 % of a packet of 1500, below what fits.
+    discovery.upper_bound(MOST_DATAGRAM).minimum_change(2);
+    let mut transport = TransportConfig::default();
+    transport
+        .mtu_discovery_config(Some(discovery))
+        .max_idle_timeout(Some(SILENCE.try_into().expect("it is short")))
+        .keep_alive_interval(Some(SILENCE / 4))
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
+        .receive_window(VarInt::from_u32(STREAM_WINDOW))
+        .send_window(u64::from(2 * STREAM_WINDOW))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .datagram_receive_buffer_size(None);
+    transport
+}
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;

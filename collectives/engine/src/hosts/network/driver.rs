@@ -1,0 +1,397 @@
+//! The thread of the network: a UDP socket, the bells of communicators, and the time, for a [`Mesh`] that knows none
+//! of them; and the TCP connections of [`Lanes`], if there are any.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use quinn_proto::{EcnCodepoint, Transmit};
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use super::Address;
+use super::emulated_link::Flight;
+use super::heard::Heard;
+use super::lanes::{LANES, Lanes};
+use super::mesh::Mesh;
+use crate::hosts::bridge::Bridge;
+use tpurun_protocol::network::Link;
+
+/// What the system receives or sends at once.
+const ROOM: usize = 64 << 10;
+/// So often at once, for one system call: what comes is still in the caches when it is decrypted.
+const RECEIVED: usize = 8;
+const _: () = assert!(RECEIVED <= BATCH_SIZE);
+/// What is shorter is copied out of where it was received; the rest is handed on with the room it is in, all of which
+/// lives as long as what is in it, and is zeroed again.
+const LEAST_HANDED_ON: usize = ROOM / 2;
+/// So many calls to send are between two looks at what has come.
+const SENDS: usize = 8;
+
+// What epoll says an event is of; communicators have others.
+const SOCKET: u64 = 0;
+const COMMANDS: u64 = 1;
+const FIRST_BELL: u64 = 2;
+
+/// What other threads have it do.
+pub(super) enum Command {
+    Add(Box<Added>),
+    /// Another bridge of this host has something for the one here.
+    Look(u64),
+    Stop(u64),
+}
+
+/// What a bridge sends over.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Carrier {
+    /// Everything, or pieces of what is large.
+    Quic,
+    /// Only such pieces.
+    Tcp,
+}
+
+/// A communicator, as far as it goes over the connections of one driver.
+pub(super) struct Added {
+    pub(super) id: u64,
+    pub(super) carrier: Carrier,
+    pub(super) bridge: Bridge,
+    /// What ranks here do, if they say it here.
+    pub(super) heard: Option<Heard>,
+    /// Of the other hosts' first ranks, by host.
+    pub(super) addresses: Vec<Address>,
+    /// Drivers of this host's other bridges that have to know what this one gets or has cut into pieces.
+    pub(super) calls: Vec<Arc<Commands>>,
+    pub(super) over: Arc<Over>,
+}
+
+/// Where they say so.
+pub(super) struct Commands {
+    queue: Mutex<Vec<Command>>,
+    wake: OwnedFd,
+}
+
+impl fmt::Debug for Commands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commands").field("wake", &self.wake).finish_non_exhaustive()
+    }
+}
+
+impl Commands {
+    pub(super) fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { queue: Mutex::default(), wake })
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        // A count that is full has woken enough.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> Vec<Command> {
+        let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
+        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Whether a communicator's way to other hosts over one driver's connections has ended.
+#[derive(Debug, Default)]
+pub(super) struct Over {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Over {
+    fn say(&self) {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn wait(&self, timeout: Duration) {
+        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.changed.wait_timeout_while(is_over, timeout, |is_over| !*is_over);
+    }
+}
+
+pub(super) struct Driver {
+    mesh: Mesh,
+    lanes: Option<Lanes>,
+    socket: UdpSocket,
+    state: UdpSocketState,
+    commands: Arc<Commands>,
+    epoll: Arc<OwnedFd>,
+    communicators: HashMap<(Carrier, u64), Known>,
+    /// Whose each bell is.
+    bells: HashMap<u64, u64>,
+    next_bell: u64,
+    received: Vec<BytesMut>,
+    sent: Vec<u8>,
+    /// What the socket did not take yet, of these bytes.
+    unsent: Option<Transmit>,
+    /// A link that is worse than the one there is.
+    link: Option<Flight<Datagram>>,
+    /// Communicators that are over, and when the last of what they have sent is at the end of that link.
+    over: Vec<(Instant, Carrier, u64)>,
+}
+
+#[derive(Clone)]
+struct Datagram {
+    to: SocketAddr,
+    ecn: Option<quinn_udp::EcnCodepoint>,
+    bytes: Vec<u8>,
+}
+
+struct Known {
+    heard: Option<Heard>,
+    calls: Vec<Arc<Commands>>,
+    over: Arc<Over>,
+}
+
+impl Driver {
+    /// `epoll` watches the connections of `lanes`, too.
+    pub(super) fn new(
+        mesh: Mesh,
+        lanes: Option<Lanes>,
+        socket: UdpSocket,
+        epoll: Arc<OwnedFd>,
+        commands: Arc<Commands>,
+        link: Option<Link>,
+    ) -> io::Result<Self> {
+        let state = UdpSocketState::new((&socket).into())?;
+        let event = epoll::EventData::new_u64;
+        epoll::add(&epoll, &socket, event(SOCKET), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &commands.wake, event(COMMANDS), epoll::EventFlags::IN)?;
+        Ok(Self {
+            mesh,
+            lanes,
+            socket,
+            state,
+            commands,
+            epoll,
+            communicators: HashMap::new(),
+            bells: HashMap::new(),
+            next_bell: FIRST_BELL,
+            received: vec![BytesMut::new(); RECEIVED],
+            sent: Vec::with_capacity(ROOM),
+            unsent: None,
+            // Others every time: what a program can stand does not depend on a seed.
+            link: link.map(|link| Flight::new(link, std::process::id().into())),
+            over: vec![],
+        })
+    }
+
+    /// As long as the process lives.
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(16);
+        loop {
+            events.clear();
+            let wait = self.wait().map(|wait| Timespec::try_from(wait).expect("waits are short"));
+            // What is not heard of now is at the next look.
+            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), wait.as_ref());
+            let now = Instant::now();
+            for event in &events {
+                match event.data.u64() {
+                    SOCKET => self.receive(now),
+                    COMMANDS => self.obey(now),
+                    line if line >= LANES => self.lanes.iter_mut().for_each(|lanes| lanes.ready(now, line)),
+                    bell => self.hear(now, bell),
+                }
+            }
+            self.mesh.settle(now);
+            self.mesh.tick(now);
+            self.lanes.iter_mut().for_each(|lanes| lanes.tick(now));
+            self.mesh.settle(now);
+            self.call(now);
+            self.send(now);
+            self.mesh.settle(now);
+            self.call(now);
+            // A real link keeps what was sent when its process ends.
+            let landed = self.link.as_ref().and_then(Flight::last).unwrap_or(now);
+            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, Carrier::Quic, id)));
+            let lanes = self.lanes.as_mut().map(Lanes::over).unwrap_or_default();
+            self.over.extend(lanes.into_iter().map(|id| (now, Carrier::Tcp, id)));
+            while let Some((landed, carrier, id)) = self.over.first().copied()
+                && landed <= now
+            {
+                self.over.remove(0);
+                self.forget(carrier, id);
+            }
+        }
+    }
+
+    fn wait(&self) -> Option<Duration> {
+        // The socket says when it takes more.
+        if self.unsent.is_none() && self.mesh.has_more_to_send() {
+            return Some(Duration::ZERO);
+        }
+        let arrival = self.link.as_ref().and_then(Flight::next);
+        let landing = self.over.first().map(|(landed, ..)| *landed);
+        let late = self.lanes.as_ref().and_then(Lanes::deadline);
+        let deadline = self.mesh.deadline().into_iter().chain(arrival).chain(landing).chain(late).min();
+        deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn obey(&mut self, now: Instant) {
+        for command in self.commands.take() {
+            match command {
+                Command::Add(added) => self.add(now, *added),
+                Command::Look(id) => {
+                    self.mesh.rung(now, id);
+                    self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+                }
+                Command::Stop(id) => {
+                    self.mesh.stop(now, id);
+                    self.lanes.iter_mut().for_each(|lanes| lanes.stop(now, id));
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, now: Instant, added: Added) {
+        let Added { id, carrier, bridge, heard, addresses, calls, over } = added;
+        if let Some(heard) = &heard {
+            let bell = self.next_bell;
+            self.next_bell += 1;
+            let event = epoll::EventData::new_u64(bell);
+            if let Err(error) = epoll::add(&self.epoll, heard.as_fd(), event, epoll::EventFlags::IN) {
+                // Looks come at intervals, too.
+                tracing::warn!(%error, "the network thread hears no bell");
+            }
+            self.bells.insert(bell, id);
+        }
+        self.communicators.insert((carrier, id), Known { heard, calls, over });
+        match (carrier, &mut self.lanes) {
+            (Carrier::Tcp, Some(lanes)) => lanes.add(now, id, bridge, addresses),
+            _ => self.mesh.add(now, id, bridge, addresses),
+        }
+    }
+
+    fn hear(&mut self, now: Instant, bell: u64) {
+        let Some(id) = self.bells.get(&bell) else { return };
+        if let Some(Known { heard: Some(heard), .. }) = self.communicators.get(&(Carrier::Quic, *id)) {
+            heard.clear();
+            self.mesh.rung(now, *id);
+        }
+    }
+
+    /// Has other bridges look, here and where other drivers have them, until none has anything for another one.
+    fn call(&mut self, now: Instant) {
+        loop {
+            let of_mesh = self.mesh.calls();
+            let of_lanes = self.lanes.as_mut().map(Lanes::calls).unwrap_or_default();
+            if of_mesh.is_empty() && of_lanes.is_empty() {
+                return;
+            }
+            for id in of_mesh {
+                self.call_others(Carrier::Quic, id);
+                self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+            }
+            for id in of_lanes {
+                self.call_others(Carrier::Tcp, id);
+                self.mesh.rung(now, id);
+            }
+        }
+    }
+
+    fn call_others(&self, carrier: Carrier, id: u64) {
+        let called = self.communicators.get(&(carrier, id)).map_or(&[][..], |known| &known.calls);
+        called.iter().for_each(|driver| driver.send(Command::Look(id)));
+    }
+
+    fn forget(&mut self, carrier: Carrier, id: u64) {
+        let Some(Known { heard, over, .. }) = self.communicators.remove(&(carrier, id)) else { return };
+        if let Some(heard) = heard {
+            self.bells.retain(|_, of| *of != id);
+            let _ = epoll::delete(&self.epoll, heard.as_fd());
+        }
+        over.say();
+    }
+
+    fn receive(&mut self, now: Instant) {
+        for room in self.received.iter_mut().filter(|room| room.len() < ROOM) {
+            // The same memory, if what was handed on is not needed any more.
+            room.clear();
+            room.reserve(ROOM);
+            room.resize(ROOM, 0);
+        }
+        let mut metas = [RecvMeta::default(); RECEIVED];
+        let mut buffers: Vec<IoSliceMut<'_>> =
+            self.received.iter_mut().map(|room| IoSliceMut::new(room)).collect();
+        // An error is what a host says of a datagram of ours; QUIC notices by itself.
+        let Ok(count) = self.state.recv((&self.socket).into(), &mut buffers, &mut metas) else { return };
+        for (meta, room) in metas[..count].iter().zip(&mut self.received) {
+            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+            let mut rest = match meta.len < LEAST_HANDED_ON {
+                true => BytesMut::from(&room[..meta.len]),
+                false => room.split_to(meta.len),
+            };
+            while !rest.is_empty() {
+                let datagram = rest.split_to(meta.stride.clamp(1, rest.len()));
+                self.mesh.datagram(now, meta.addr, ecn, datagram);
+            }
+            // And when it is copied to where it belongs.
+            self.mesh.settle(now);
+        }
+    }
+
+    /// What has come to the end of a link that is worse than the one there is.
+    fn send_arrived(&mut self, now: Instant) {
+        let Some(link) = &mut self.link else { return };
+        while let Some(Datagram { to, ecn, bytes }) = link.arrived(now) {
+            let datagram = quinn_udp::Transmit {
+                destination: to,
+                ecn,
+                contents: &bytes,
+                segment_size: None,
+                src_ip: None,
+            };
+            // What the socket does not take is lost, too.
+            let _ = self.state.send((&self.socket).into(), &datagram);
+        }
+    }
+
+    fn send(&mut self, now: Instant) {
+        self.send_arrived(now);
+        for _ in 0..SENDS {
+            let was_blocked = self.unsent.is_some();
+            let transmit = self.unsent.take().or_else(|| {
+                self.sent.clear();
+                self.mesh.transmit(now, self.state.max_gso_segments(), &mut self.sent)
+            });
+            let Some(transmit) = transmit else { return };
+            let ecn = transmit.ecn.and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8));
+            if let Some(link) = &mut self.link {
+                let size = transmit.segment_size.unwrap_or(transmit.size);
+                for bytes in self.sent[..transmit.size].chunks(size) {
+                    let datagram = Datagram { to: transmit.destination, ecn, bytes: bytes.to_vec() };
+                    link.send(now, bytes.len(), datagram);
+                }
+                continue;
+            }
+            let datagrams = quinn_udp::Transmit {
+                destination: transmit.destination,
+                ecn,
+                contents: &self.sent[..transmit.size],
+                segment_size: transmit.segment_size,
+                src_ip: transmit.src_ip,
+            };
+            let sent = self.state.send((&self.socket).into(), &datagrams);
+            let is_blocked = sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+            if is_blocked != was_blocked {
+                let room = if is_blocked { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+                let flags = epoll::EventFlags::IN | room;
+                let _ = epoll::modify(&self.epoll, &self.socket, epoll::EventData::new_u64(SOCKET), flags);
+            }
+            if is_blocked {
+                self.unsent = Some(transmit);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The rings of a communicator's bell, as the network thread hears them.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use tpurun_protocol::segment::Segment;
+use tpurun_protocol::segment::bell::Ears;
+
+/// Rings as they come.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    ears: Ears,
+    segment: Arc<Segment>,
+}
+
+impl Heard {
+    pub(crate) fn new(ears: Ears, segment: Arc<Segment>) -> Self {
+        Self { ears, segment }
+    }
+
+    /// A ring has come: who looks after this sees all that was rung for.
+    pub(crate) fn clear(&self) {
+        self.ears.clear(self.segment.rung());
+    }
+}
+
+/// Can be read when a ring comes.
+impl AsFd for Heard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ears.as_fd()
+    }
+}

@@ -1,0 +1,719 @@
+//! Large rounds between hosts: a TCP connection for each communicator and host that has sent one, and the bridges that
+//! say what goes over them. All else is QUIC's (`mesh.rs`), which also tells who is lost.
+//!
+//! Who sends makes the connection, when it first has something; the other side answers its greeting once it has made
+//! the communicator, too, and reads what comes at once from then on: no communicator can hold up another one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustls::ServerConfig;
+
+use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
+use super::line::{Flow, Line};
+use super::tls::{Expected, Identity};
+use super::{Address, SILENCE};
+use crate::hosts::bridge::{Bridge, Frames, Outbox};
+use tpurun_memory::failure::Failure;
+use tpurun_protocol::refusals::Refusals;
+
+/// So often connections are tried again, and those that are late looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// So many may come at a time that have not said it yet.
+const MOST_UNKNOWN: usize = 256;
+/// So many are taken between two looks at other connections.
+const MOST_AT_ONCE: usize = 64;
+/// So many may wait for their communicators: each has a socket.
+const MOST_WAITING: usize = 4096;
+/// Who is lost is noticed before.
+const UNREACHABLE: Duration = SILENCE.saturating_add(Duration::from_secs(5));
+
+/// Why who says nothing, or nothing that is known, is sent away.
+const SILENT: &str = "it did not say what it is for";
+
+/// What epoll says events of these are of: this, and the number of the connection.
+pub(super) const LANES: u64 = 1 << 63;
+const LISTENER: u64 = LANES;
+
+/// All of them, of one driver.
+pub(super) struct Lanes {
+    listener: TcpListener,
+    epoll: Arc<OwnedFd>,
+    identity: Arc<Identity>,
+    server: Arc<ServerConfig>,
+    lines: BTreeMap<u64, (Line, Use)>,
+    last: u64,
+    communicators: BTreeMap<u64, Communicator>,
+    early: Early<u64>,
+    next_look: Option<Instant>,
+    /// Nobody is let in before the next look.
+    is_deaf: bool,
+    /// Communicators that are over, and nobody has been told.
+    over: Vec<u64>,
+    /// Communicators of which this host's other bridges must look, and have not been told.
+    calls: Vec<u64>,
+    refusals: Refusals,
+}
+
+/// What a connection is for.
+#[derive(Debug)]
+enum Use {
+    /// Not known yet: what it has said so far, and since when it is there.
+    Unknown(Vec<u8>, Instant),
+    /// It waits for its communicator to be made here.
+    Early(Greeting),
+    /// What that host sends.
+    From(Place),
+    /// What is sent there, and what it has answered so far.
+    To(Place, Vec<u8>),
+    /// Nothing is needed of it any more.
+    Ending(Instant),
+}
+
+/// A host of a communicator.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    communicator: u64,
+    host: u32,
+}
+
+struct Communicator {
+    bridge: Bridge,
+    /// By host.
+    ways: Vec<Way>,
+    /// Nothing more will happen here that others must be told.
+    is_quiet: bool,
+    /// What is not connected will not be.
+    is_stopped: bool,
+}
+
+impl Communicator {
+    /// Whether all ranks of a host have left or are lost.
+    fn has_nobody(&self, host: u32) -> bool {
+        let segment = self.bridge.segment();
+        let is_gone = |rank: &u32| segment.left(*rank).is_some() || segment.is_lost(*rank);
+        segment.hosts().ranks(host).iter().all(is_gone)
+    }
+}
+
+/// To and from one host.
+struct Way {
+    address: Address,
+    /// To be sent.
+    out: VecDeque<Bytes>,
+    to: To,
+    /// What comes from there, if anything has.
+    from: Option<u64>,
+    /// When a connection to or from there has broken, and why. Whether the host is lost is found out over QUIC;
+    /// what is still here long after that is cut off.
+    broken: Option<(Instant, String)>,
+    frames: Frames,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum To {
+    /// Nothing has been sent yet.
+    Unused,
+    /// To be connected at the next look; since then there is something to be sent.
+    Apart(Instant),
+    /// Not answered yet.
+    Greeting(u64, Instant),
+    Open(u64),
+    /// All is written; until the other side has it, or this long.
+    Finishing(u64, Instant),
+    Closed,
+}
+
+impl Lanes {
+    pub(super) fn new(
+        listener: TcpListener,
+        epoll: Arc<OwnedFd>,
+        identity: Arc<Identity>,
+        expected: Expected,
+    ) -> Result<Self, Failure> {
+        let server = Arc::new(identity.tcp_server(expected)?);
+        let lanes = Self {
+            listener,
+            epoll,
+            identity,
+            server,
+            lines: BTreeMap::new(),
+            last: 0,
+            communicators: BTreeMap::new(),
+            early: Early::new(),
+            next_look: None,
+            is_deaf: false,
+            over: vec![],
+            calls: vec![],
+            refusals: Refusals::default(),
+        };
+        let (event, flags) = (EventData::new_u64(LISTENER), EventFlags::IN);
+        let watched = epoll::add(&lanes.epoll, &lanes.listener, event, flags);
+        watched.map_err(|error| super::refused("watch a socket", &error))?;
+        Ok(lanes)
+    }
+
+    /// Has `bridge` send its pieces to the other hosts of its communicator, whose first ranks are at `addresses`, by
+    /// host.
+    pub(super) fn add(&mut self, now: Instant, id: u64, bridge: Bridge, addresses: Vec<Address>) {
+        let own = bridge.segment().host();
+        let ways = (0_u32..).zip(addresses).map(|(host, address)| {
+            let to = if host == own { To::Closed } else { To::Unused };
+            Way { address, out: VecDeque::new(), to, from: None, broken: None, frames: Frames::default() }
+        });
+        let ways: Vec<Way> = ways.collect();
+        let hosts = ways.len() as u32;
+        self.communicators.insert(id, Communicator { bridge, ways, is_quiet: false, is_stopped: false });
+        for host in 0..hosts {
+            let greeting = Greeting { communicator: id, host };
+            for token in self.early.take(greeting) {
+                if let Some((line, _)) = self.lines.remove(&token) {
+                    self.introduce(greeting, token, line);
+                }
+            }
+        }
+        self.rung(now, id);
+    }
+
+    /// Ends what is not connected; what is gets what it was to be sent.
+    pub(super) fn stop(&mut self, now: Instant, id: u64) {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return };
+        communicator.is_stopped = true;
+        communicator.bridge.stop();
+        self.look(now, id, Bridge::look_closely);
+    }
+
+    /// Another bridge of this host has something for the one here.
+    pub(super) fn rung(&mut self, now: Instant, id: u64) {
+        self.look(now, id, Bridge::look);
+    }
+
+    fn look(&mut self, now: Instant, id: u64, look: fn(&mut Bridge) -> Outbox) {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return };
+        if !communicator.is_quiet {
+            let out = look(&mut communicator.bridge);
+            for (way, parcel) in communicator.ways.iter_mut().zip(out) {
+                way.out.extend(parcel.into_chunks());
+            }
+            communicator.is_quiet = communicator.bridge.is_over();
+        }
+        let is_quiet = communicator.is_quiet;
+        for host in 0..communicator.ways.len() as u32 {
+            self.advance(now, Place { communicator: id, host });
+        }
+        self.end_if_over(now, id);
+        if is_quiet && self.communicators.contains_key(&id) {
+            self.wake(now);
+        }
+    }
+
+    fn way(&mut self, place: Place) -> Option<(&mut Communicator, u32)> {
+        self.communicators.get_mut(&place.communicator).map(|communicator| (communicator, place.host))
+    }
+
+    /// Sends what is to be sent, and finishes if that is all.
+    fn advance(&mut self, now: Instant, place: Place) {
+        let Some(communicator) = self.communicators.get_mut(&place.communicator) else { return };
+        let (is_quiet, is_stopped) = (communicator.is_quiet, communicator.is_stopped);
+        let way = &mut communicator.ways[place.host as usize];
+        match way.to {
+            To::Unused if way.out.is_empty() => {
+                if is_quiet {
+                    way.to = To::Closed;
+                }
+            }
+            To::Unused | To::Apart(_) | To::Greeting(..) if is_stopped => self.close(place),
+            To::Unused => self.connect(now, place, now),
+            To::Open(token) => {
+                let Some((line, _)) = self.lines.get_mut(&token) else { return };
+                let mut flow = line.send(&mut way.out);
+                if flow == Flow::Open && is_quiet && way.out.is_empty() {
+                    way.to = To::Finishing(token, now + SILENCE);
+                    flow = line.finish();
+                    self.wake(now);
+                }
+                // Else what has come may say that no more is needed, and is read first.
+                if flow == Flow::Open {
+                    self.watch(token);
+                }
+            }
+            To::Closed => way.out.clear(),
+            To::Apart(_) | To::Greeting(..) | To::Finishing(..) => {}
+        }
+    }
+
+    fn connect(&mut self, now: Instant, place: Place, since: Instant) {
+        self.wake(now);
+        let identity = self.identity.clone();
+        let Some((communicator, host)) = self.way(place) else { return };
+        let own = communicator.bridge.segment().host();
+        let way = &mut communicator.ways[host as usize];
+        match Line::connect(&identity, &way.address) {
+            Ok(mut line) => {
+                line.say(&Greeting { communicator: place.communicator, host: own }.encode());
+                let token = self.keep(line, Use::To(place, vec![]));
+                if let Some((communicator, host)) = self.way(place) {
+                    communicator.ways[host as usize].to = To::Greeting(token, since);
+                }
+            }
+            Err(why) => self.apart(now, place, since, &why),
+        }
+    }
+
+    /// Tries again later, unless it has been tried for long.
+    fn apart(&mut self, now: Instant, place: Place, since: Instant, why: &str) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        communicator.ways[host as usize].to = To::Apart(since);
+        if since + UNREACHABLE <= now {
+            self.give_up(place, why);
+            self.needs_no_more(now, place);
+        }
+        self.wake(now);
+    }
+
+    fn close(&mut self, place: Place) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        let way = &mut communicator.ways[host as usize];
+        way.out.clear();
+        if let To::Greeting(token, _) | To::Open(token) | To::Finishing(token, _) =
+            std::mem::replace(&mut way.to, To::Closed)
+        {
+            self.lines.remove(&token);
+        }
+    }
+
+    fn end_if_over(&mut self, now: Instant, id: u64) {
+        let is_closed = |way: &Way| matches!(way.to, To::Closed);
+        let is_over =
+            |communicator: &Communicator| communicator.is_quiet && communicator.ways.iter().all(is_closed);
+        if !self.communicators.get(&id).is_some_and(is_over) {
+            return;
+        }
+        let communicator = self.communicators.remove(&id).expect("it was just there");
+        for token in communicator.ways.iter().filter_map(|way| way.from) {
+            if let Some((line, _)) = self.lines.remove(&token) {
+                self.end(now, token, line);
+            }
+        }
+        self.over.push(id);
+    }
+
+    /// Says on a connection that no more of it is needed, and reads what is still on its way: who closes it at once
+    /// would look like one that is lost.
+    fn end(&mut self, now: Instant, token: u64, mut line: Line) {
+        if line.finish() == Flow::Open {
+            self.lines.insert(token, (line, Use::Ending(now + SILENCE)));
+            self.watch(token);
+            self.wake(now);
+        }
+    }
+
+    /// Communicators that are over.
+    pub(super) fn over(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.over)
+    }
+
+    /// Communicators of which this host's other bridges must look.
+    pub(super) fn calls(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// Keeps a new connection, and has epoll say what becomes of it.
+    fn keep(&mut self, line: Line, used: Use) -> u64 {
+        self.last += 1;
+        self.lines.insert(self.last, (line, used));
+        self.watch(self.last);
+        self.last
+    }
+
+    fn watch(&mut self, token: u64) {
+        let Some((line, used)) = self.lines.get_mut(&token) else { return };
+        let flags = wanted(line, used);
+        if let Err(error) = line.watch(&self.epoll, LANES | token, flags) {
+            // Then it will be late, and be closed.
+            tracing::warn!(%error, "the network thread can not watch a connection");
+        }
+    }
+
+    /// Something has happened to a socket.
+    pub(super) fn ready(&mut self, now: Instant, event: u64) {
+        if event == LISTENER {
+            return self.accept(now);
+        }
+        let token = event & !LANES;
+        let Some((line, used)) = self.lines.remove(&token) else { return };
+        match used {
+            Use::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
+            // It has nothing to say before it is answered.
+            Use::Early(greeting) => self.early.forget(greeting, &token),
+            Use::From(place) => self.hear(now, token, line, place),
+            Use::To(place, said) => self.hear_answer(now, token, line, place, said),
+            Use::Ending(until) => self.hear_end(token, line, until),
+        }
+    }
+
+    /// Says so in the log, once for many.
+    fn refuse(&mut self, now: Instant, from: SocketAddr, why: &str) {
+        if let Some(line) = self.refusals.add(format!("refused {from}: {why}"), now) {
+            tracing::warn!("{line}");
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..MOST_AT_ONCE {
+            let (socket, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) =>
+                {
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take a connection now");
+                    self.is_deaf = true;
+                    let event = EventData::new_u64(LISTENER);
+                    let _ = epoll::modify(&self.epoll, &self.listener, event, EventFlags::empty());
+                    return self.wake(now);
+                }
+            };
+            let unknown = self.lines.iter().filter(|(_, (_, used))| matches!(used, Use::Unknown(..)));
+            let unknown: Vec<(u64, IpAddr)> =
+                unknown.map(|(token, (line, _))| (*token, line.from().ip())).collect();
+            if unknown.len() >= MOST_UNKNOWN
+                && let Some(token) = most_crowded(&unknown)
+                && let Some((line, _)) = self.lines.remove(&token)
+            {
+                self.refuse(now, line.from(), "too many have not said what they are for");
+            }
+            match Line::accept(socket, from, &self.server, self.identity.invitation()) {
+                Ok(line) => drop(self.keep(line, Use::Unknown(vec![], now))),
+                Err(error) => self.refuse(now, from, &error),
+            }
+            self.wake(now);
+        }
+    }
+
+    fn hear_greeting(&mut self, now: Instant, token: u64, mut line: Line, mut said: Vec<u8>, since: Instant) {
+        let flow = line.receive(|bytes| {
+            said.extend(bytes);
+            said.len() <= GREETING_BYTES
+        });
+        if let Flow::Broken(error) = &flow {
+            // Who is let in and leaves before it has said anything is nobody to be warned of.
+            if !line.is_ready() {
+                self.refuse(now, line.from(), error);
+            }
+            return;
+        }
+        let Ok(words) = <[u8; GREETING_BYTES]>::try_from(&said[..]) else {
+            if flow == Flow::Ended {
+                return;
+            }
+            self.lines.insert(token, (line, Use::Unknown(said, since)));
+            return self.watch(token);
+        };
+        let Some(greeting) = Greeting::decode(&words) else {
+            return self.refuse(now, line.from(), SILENT);
+        };
+        self.introduce(greeting, token, line);
+    }
+
+    fn introduce(&mut self, greeting: Greeting, token: u64, mut line: Line) {
+        let Greeting { communicator: id, host } = greeting;
+        let Some(communicator) = self.communicators.get_mut(&id) else {
+            if self.early.count() < MOST_WAITING && self.early.keep(greeting, token) {
+                self.lines.insert(token, (line, Use::Early(greeting)));
+                self.watch(token);
+            }
+            return;
+        };
+        let way = communicator.ways.get_mut(host as usize).filter(|way| way.from.is_none());
+        let shown = line.certificate();
+        let Some(way) = way.filter(|way| shown.is_some_and(|shown| way.address.who.has_shown(shown))) else {
+            // It is of this job, but not who it says.
+            tracing::warn!(host, "refused a connection from another process than the host's first rank");
+            return;
+        };
+        way.from = Some(token);
+        // The answer is the same words. What comes of it is heard.
+        line.say(&greeting.encode());
+        line.send(&mut VecDeque::new());
+        self.lines.insert(token, (line, Use::From(Place { communicator: id, host })));
+        self.watch(token);
+    }
+
+    /// What a host has sent.
+    fn hear(&mut self, now: Instant, token: u64, mut line: Line, place: Place) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        let Communicator { bridge, ways, .. } = communicator;
+        let way = &mut ways[host as usize];
+        let mut wrong = None;
+        let flow = line.receive(|bytes| {
+            wrong = way.frames.feed(bytes, |header, payload| bridge.take(host, header, payload)).err();
+            wrong.is_none()
+        });
+        match (wrong, &flow) {
+            (Some(wrong), _) => bridge.refuse(host, wrong),
+            (None, Flow::Ended) => bridge.end(host),
+            (None, Flow::Broken(why)) => drop(way.broken.get_or_insert((now, why.clone()))),
+            (None, Flow::Open) => {}
+        }
+        if bridge.calls() {
+            self.calls.push(place.communicator);
+        }
+        match flow {
+            Flow::Open => {
+                self.lines.insert(token, (line, Use::From(place)));
+                self.watch(token);
+            }
+            Flow::Ended => self.end(now, token, line),
+            Flow::Broken(_) => self.wake(now),
+        }
+    }
+
+    /// Who is sent something has answered, or needs no more.
+    fn hear_answer(&mut self, now: Instant, token: u64, mut line: Line, place: Place, mut said: Vec<u8>) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        let own = communicator.bridge.segment().host();
+        let to = communicator.ways[host as usize].to;
+        let flow = line.receive(|bytes| {
+            said.extend(bytes);
+            said.len() <= GREETING_BYTES
+        });
+        let answer = Greeting { communicator: place.communicator, host: own }.encode();
+        let is_answered = said == answer;
+        let flow = match flow {
+            Flow::Open if !answer.starts_with(&said) => Flow::Broken("it answered something else".to_owned()),
+            flow => flow,
+        };
+        match (to, flow) {
+            (To::Greeting(..), Flow::Open) => {
+                self.lines.insert(token, (line, Use::To(place, said)));
+                self.watch(token);
+                if is_answered {
+                    self.become_open(now, place, token);
+                }
+            }
+            (To::Greeting(_, since), flow) if !(is_answered && flow == Flow::Ended) => {
+                let why = if let Flow::Broken(why) = flow { why } else { "it was closed".to_owned() };
+                self.apart(now, place, since, &why);
+            }
+            (To::Finishing(..), Flow::Ended | Flow::Broken(_)) => self.needs_no_more(now, place),
+            (_, Flow::Open) => {
+                self.lines.insert(token, (line, Use::To(place, said)));
+                self.watch(token);
+                self.advance(now, place);
+                self.end_if_over(now, place.communicator);
+            }
+            (_, Flow::Ended) => {
+                self.needs_no_more(now, place);
+                self.end(now, token, line);
+            }
+            (_, Flow::Broken(why)) => {
+                if let Some((communicator, host)) = self.way(place) {
+                    communicator.ways[host as usize].broken.get_or_insert((now, why));
+                }
+                self.needs_no_more(now, place);
+                self.wake(now);
+            }
+        }
+    }
+
+    fn become_open(&mut self, now: Instant, place: Place, token: u64) {
+        if let Some((communicator, host)) = self.way(place) {
+            communicator.ways[host as usize].to = To::Open(token);
+        }
+        self.advance(now, place);
+        self.end_if_over(now, place.communicator);
+    }
+
+    fn needs_no_more(&mut self, now: Instant, place: Place) {
+        self.close(place);
+        self.end_if_over(now, place.communicator);
+    }
+
+    fn hear_end(&mut self, token: u64, mut line: Line, until: Instant) {
+        if line.receive(|_| true) == Flow::Open {
+            self.lines.insert(token, (line, Use::Ending(until)));
+            self.watch(token);
+        }
+    }
+
+    fn wake(&mut self, now: Instant) {
+        self.next_look.get_or_insert(now + LOOK);
+    }
+
+    /// When [`tick`](Self::tick) has something to do.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.next_look
+    }
+
+    /// Does what is due.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if self.next_look.is_none_or(|look| now < look) {
+            return;
+        }
+        self.next_look = None;
+        if std::mem::take(&mut self.is_deaf) {
+            let event = EventData::new_u64(LISTENER);
+            let _ = epoll::modify(&self.epoll, &self.listener, event, EventFlags::IN);
+        }
+        let places = self.communicators.iter().flat_map(|(id, communicator)| {
+            (0_u32..)
+                .zip(&communicator.ways)
+                .map(move |(host, way)| (Place { communicator: *id, host }, way.to))
+        });
+        for (place, to) in places.collect::<Vec<_>>() {
+            self.cut_off_if_broken(now, place);
+            match to {
+                To::Closed => {}
+                _ if self.is_for_nobody(place) => self.needs_no_more(now, place),
+                To::Apart(since) => self.connect(now, place, since),
+                To::Greeting(token, since) if since + UNREACHABLE <= now && !self.is_ready(token) => {
+                    self.lines.remove(&token);
+                    self.apart(now, place, since, "nothing answers");
+                }
+                To::Greeting(..) => self.wake(now),
+                To::Finishing(_, until) if until <= now => self.needs_no_more(now, place),
+                To::Finishing(..) => self.wake(now),
+                To::Unused | To::Open(_) => {}
+            }
+        }
+        if self.communicators.values().any(|communicator| communicator.is_quiet) {
+            self.wake(now);
+        }
+        let mut late = vec![];
+        for (token, (line, used)) in &self.lines {
+            match used {
+                Use::Unknown(_, since) if *since + GREETING <= now => late.push((*token, Some(line.from()))),
+                Use::Ending(until) if *until <= now => late.push((*token, None)),
+                Use::Unknown(..) | Use::Ending(_) => self.next_look = Some(now + LOOK),
+                Use::Early(_) | Use::From(_) | Use::To(..) => {}
+            }
+        }
+        for (token, refused) in late {
+            self.lines.remove(&token);
+            if let Some(from) = refused {
+                self.refuse(now, from, SILENT);
+            }
+        }
+    }
+
+    /// A connection has broken, and the host is not lost.
+    fn cut_off_if_broken(&mut self, now: Instant, place: Place) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        let way = &mut communicator.ways[host as usize];
+        match way.broken.take() {
+            Some((since, why)) if since + UNREACHABLE <= now => self.give_up(place, &why),
+            Some(broken) => {
+                way.broken = Some(broken);
+                self.wake(now);
+            }
+            None => {}
+        }
+    }
+
+    /// What has not come from a host, or has not gone there, never will.
+    fn give_up(&mut self, place: Place, why: &str) {
+        let Some((communicator, host)) = self.way(place) else { return };
+        if communicator.has_nobody(host) {
+            communicator.bridge.end(host);
+        } else {
+            let socket = communicator.ways[host as usize].address.socket;
+            communicator.bridge.cut_off(host, &format!("TCP connection to {socket}: {why}"));
+        }
+        if communicator.bridge.calls() {
+            self.calls.push(place.communicator);
+        }
+    }
+
+    /// Whether all is said here, and nobody is there any more who needs it.
+    fn is_for_nobody(&mut self, place: Place) -> bool {
+        self.way(place)
+            .is_none_or(|(communicator, host)| communicator.is_quiet && communicator.has_nobody(host))
+    }
+
+    fn is_ready(&self, token: u64) -> bool {
+        self.lines.get(&token).is_some_and(|(line, _)| line.is_ready())
+    }
+}
+
+/// Of connections, oldest first, that have not said what they are for: the oldest of the address that has the most. A
+/// host of the job says at once what it comes for, and a stranger with many of them crowds out its own alone.
+fn most_crowded(unknown: &[(u64, IpAddr)]) -> Option<u64> {
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    unknown.iter().for_each(|(_, address)| *counts.entry(*address).or_default() += 1);
+    let most = counts.values().copied().max()?;
+    unknown.iter().find(|(_, address)| counts[address] == most).map(|(token, _)| *token)
+}
+
+#[cfg(test)]
+impl Lanes {
+    /// Has this be sent to a host.
+    pub(super) fn say(&mut self, now: Instant, id: u64, host: u32, words: Bytes) {
+        self.communicators.get_mut(&id).expect("it is there").ways[host as usize].out.push_back(words);
+        self.advance(now, Place { communicator: id, host });
+    }
+
+    pub(super) fn knows(&self, id: u64) -> bool {
+        self.communicators.contains_key(&id)
+    }
+
+    /// Whether what is sent to a host goes there.
+    pub(super) fn is_open(&self, id: u64, host: u32) -> bool {
+        let communicator = self.communicators.get(&id);
+        communicator.is_some_and(|communicator| matches!(communicator.ways[host as usize].to, To::Open(_)))
+    }
+
+    /// Whether a host has been let in.
+    pub(super) fn hears(&self, id: u64, host: u32) -> bool {
+        self.communicators
+            .get(&id)
+            .is_some_and(|communicator| communicator.ways[host as usize].from.is_some())
+    }
+
+    pub(super) fn early(&self) -> usize {
+        self.early.count()
+    }
+
+    /// As a process has them that is forked now.
+    pub(super) fn copy_sockets(&self) -> Vec<OwnedFd> {
+        self.lines.values().map(|(line, _)| line.copy_socket()).collect()
+    }
+
+    /// Connections that are kept.
+    pub(super) fn lines(&self) -> usize {
+        self.lines.len()
+    }
+}
+
+fn wanted(line: &Line, used: &Use) -> EventFlags {
+    // It must wait, and so must what it sends; it may go.
+    let is_heard = !matches!(used, Use::Early(_));
+    let read = if is_heard { EventFlags::IN } else { EventFlags::RDHUP };
+    if line.has_more_to_send() { read | EventFlags::OUT } else { read }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crowd_of_one_address_makes_room_itself() {
+        let at = |last: u8| IpAddr::from([10, 0, 0, last]);
+        assert_eq!(most_crowded(&[]), None);
+        // The first of all is of a host that has come once.
+        let flood = (2..200).map(|token| (token, at(9)));
+        let unknown: Vec<_> = [(1, at(1))].into_iter().chain(flood).chain([(300, at(2))]).collect();
+        assert_eq!(most_crowded(&unknown), Some(2));
+        // Nobody has more than others: the oldest.
+        assert_eq!(most_crowded(&[(4, at(3)), (5, at(1)), (6, at(2))]), Some(4));
+    }
+}

@@ -1,0 +1,338 @@
+//! Who may connect: processes of the job, and nobody else (law I14 of `docs/invariants.md`).
+//!
+//! Under the launcher the job has an authority, and who connects proves to be a rank by a certificate of it that has
+//! the rank's name. Elsewhere each process makes a certificate of its own, which others learn from the store of the
+//! job, from where they know whom to expect. Either way keys never leave the host, and TLS 1.3 proves on both sides
+//! that who connects has the key of what it shows.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible,
+    RootCertStore, ServerConfig, SignatureScheme,
+};
+
+use super::Address;
+use super::invitation::Invitation;
+use tpurun_memory::failure::{Failure, FailureKind};
+use tpurun_protocol::authority::{self, Credentials};
+
+/// Spoken over connections; another version speaks others.
+const QUIC: &[u8] = b"tpurun/1";
+const TCP: &[u8] = b"tpurun-bulk/1";
+/// In certificates that are known by themselves, not by the name in them.
+const NAME: &str = "tpurun";
+
+/// A process, as others know it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Certificate(CertificateDer<'static>);
+
+impl Certificate {
+    pub(crate) fn from_der(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// Of whoever has shown this chain.
+    pub(crate) fn of_chain(chain: &[CertificateDer<'static>]) -> Option<Self> {
+        chain.first().cloned().map(Self)
+    }
+
+    pub(crate) fn der(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Certificate({} bytes)", self.0.len())
+    }
+}
+
+/// How a process is known to be the one that is meant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Who {
+    /// It shows this certificate.
+    Shows(Certificate),
+    /// The job's authority says it is this rank of the world.
+    Rank(u32),
+}
+
+impl Who {
+    /// Whether this is who has shown a certificate, which TLS has found to be good.
+    pub(crate) fn has_shown(&self, certificate: &Certificate) -> bool {
+        match self {
+            Self::Shows(own) => own == certificate,
+            Self::Rank(_) => {
+                let name = ServerName::try_from(self.name());
+                let parsed = ParsedCertificate::try_from(&certificate.0);
+                parsed
+                    .ok()
+                    .zip(name.ok())
+                    .is_some_and(|(parsed, name)| verify_server_name(&parsed, &name).is_ok())
+            }
+        }
+    }
+
+    /// The name that connections are made to.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Shows(_) => NAME.to_owned(),
+            Self::Rank(rank) => authority::name_of(*rank),
+        }
+    }
+}
+
+/// Those who may connect to this process, where there is no authority to say so.
+pub(crate) type Expected = Arc<Mutex<Vec<Certificate>>>;
+
+/// This process's certificate, its key, and whom it believes.
+pub(crate) struct Identity {
+    certificate: Certificate,
+    key: PrivateKeyDer<'static>,
+    authority: Option<Arc<RootCertStore>>,
+    provider: Arc<CryptoProvider>,
+    invitation: Invitation,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// What the authority has given, or one of its own.
+    pub(crate) fn new(credentials: Option<Credentials>) -> Result<Self, Failure> {
+        // The suite with the shortest key is the fastest one; the other is for CPUs without AES instructions.
+        let provider = Arc::new(CryptoProvider {
+            cipher_suites: vec![
+                aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
+                aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+            ],
+            ..aws_lc_rs::default_provider()
+        });
+        let invitation = Invitation::new()?;
+        let Some(Credentials { authority, certificate, key }) = credentials else {
+            let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);
+            let made = made.map_err(|error| refused(&error))?;
+            let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+            return Ok(Self {
+                certificate: Certificate(made.cert.der().clone()),
+                key,
+                authority: None,
+                provider,
+                invitation,
+            });
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.into()).map_err(|error| refused(&error))?;
+        let key = PrivateKeyDer::Pkcs8(key.into());
+        Ok(Self {
+            certificate: Certificate::from_der(certificate),
+            key,
+            authority: Some(roots.into()),
+            provider,
+            invitation,
+        })
+    }
+
+    /// How others are to know this process, which is a rank of the world.
+    pub(crate) fn known_as(&self, rank: u32) -> Who {
+        match self.authority {
+            Some(_) => Who::Rank(rank),
+            None => Who::Shows(self.certificate.clone()),
+        }
+    }
+
+    /// Where others reach this process.
+    pub(super) fn at(&self, socket: SocketAddr, rank: u32) -> Address {
+        Address { socket, who: self.known_as(rank), invitation: self.invitation.clone() }
+    }
+
+    /// What those who connect must prove first.
+    pub(super) fn invitation(&self) -> &Invitation {
+        &self.invitation
+    }
+
+    /// For QUIC connections from any of those expected, or of the job.
+    pub(crate) fn quic_server(&self, expected: Expected) -> Result<QuicServerConfig, Failure> {
+        QuicServerConfig::try_from(self.server(expected, QUIC)?).map_err(|error| refused(&error))
+    }
+
+    /// The same for TCP.
+    pub(crate) fn tcp_server(&self, expected: Expected) -> Result<ServerConfig, Failure> {
+        let mut config = self.server(expected, TCP)?;
+        // Each connection proves who is at its ends.
+        config.send_tls13_tickets = 0;
+        config.enable_secret_extraction = true;
+        Ok(config)
+    }
+
+    fn server(&self, expected: Expected, protocol: &[u8]) -> Result<ServerConfig, Failure> {
+        let verifier: Arc<dyn ClientCertVerifier> = match &self.authority {
+            None => Arc::new(Verifier { expected, algorithms: self.algorithms() }),
+            Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
+                .build()
+                .map_err(|error| refused(&error))?,
+        };
+        let mut config = ServerConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| refused(&error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(vec![self.certificate.0.clone()], self.key.clone_key())
+            .map_err(|error| refused(&error))?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(config)
+    }
+
+    /// For a QUIC connection to this one process.
+    pub(crate) fn quic_client(&self, to: &Who) -> Result<QuicClientConfig, Failure> {
+        QuicClientConfig::try_from(self.client(to, QUIC)?).map_err(|error| refused(&error))
+    }
+
+    /// The same for TCP.
+    pub(crate) fn tcp_client(&self, to: &Who) -> Result<ClientConfig, Failure> {
+        let mut config = self.client(to, TCP)?;
+        config.resumption = Resumption::disabled();
+        config.enable_secret_extraction = true;
+        Ok(config)
+    }
+
+    fn client(&self, to: &Who, protocol: &[u8]) -> Result<ClientConfig, Failure> {
+        let verifier: Arc<dyn ServerCertVerifier> = match (&self.authority, to) {
+            (Some(roots), Who::Rank(_)) => {
+                WebPkiServerVerifier::builder_with_provider(roots.clone(), self.provider.clone())
+                    .build()
+                    .map_err(|error| refused(&error))?
+            }
+            (None, Who::Shows(certificate)) => {
+                let expected = Arc::new(Mutex::new(vec![certificate.clone()]));
+                Arc::new(Verifier { expected, algorithms: self.algorithms() })
+            }
+            _ => return Err(refused(&"one process has an authority and the other has none")),
+        };
+        let mut config = ClientConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| refused(&error))?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_auth_cert(vec![self.certificate.0.clone()], self.key.clone_key())
+            .map_err(|error| refused(&error))?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(config)
+    }
+
+    fn algorithms(&self) -> WebPkiSupportedAlgorithms {
+        self.provider.signature_verification_algorithms
+    }
+}
+
+/// Who is at the other end of a connection.
+pub(crate) fn other_end(connection: &quinn_proto::Connection) -> Option<Certificate> {
+    let identity =
+        connection.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    Certificate::of_chain(&identity)
+}
+
+fn refused(error: &dyn fmt::Display) -> Failure {
+    Failure::new(FailureKind::Transport, format!("cannot set up encryption between hosts: {error}"))
+}
+
+/// Takes the certificates it knows, byte by byte: that there is no authority above them needs no rustls check.
+#[derive(Debug)]
+struct Verifier {
+    expected: Expected,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Verifier {
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
+        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        if expected.iter().any(|known| known.der() == certificate.as_ref()) {
+            return Ok(());
+        }
+        Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+    }
+
+    fn check_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+}
+
+/// No connection is configured for it.
+fn no_tls12() -> Error {
+    Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic)
+}
+
+/// What both kinds of verifier ask for.
+macro_rules! signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(no_tls12())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.check_signature(message, certificate, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.algorithms.supported_schemes()
+        }
+    };
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(certificate).map(|()| ServerCertVerified::assertion())
+    }
+
+    signatures!();
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(certificate).map(|()| ClientCertVerified::assertion())
+    }
+
+    signatures!();
+}

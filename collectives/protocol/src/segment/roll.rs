@@ -1,0 +1,29 @@
+//! The words of a segment in which survivors agree on who they are.
+
+use tpurun_memory::rank_set::RankSet;
+use tpurun_memory::sync::ballot::Roll;
+use tpurun_memory::sync::{AtomicU32, AtomicU64, Doorbell};
+
+use super::Segment;
+
+impl Roll for Segment {
+    fn ranks(&self) -> u32 {
+        self.size()
+    }
+
+    fn state(&self) -> &AtomicU64 {
+        self.region().at(self.layout().ballot())
+    }
+
+    fn bell(&self) -> &Doorbell {
+        self.region().at(self.layout().ballot() + 64)
+    }
+
+    fn wish(&self, rank: u32) -> &AtomicU32 {
+        self.wished(rank)
+    }
+
+    fn list(&self, rank: u32, word: usize) -> &AtomicU64 {
+        RankSet::new(self.region(), self.layout().survivors(rank), self.size()).word(word)
+    }
+}
