@@ -1,8 +1,8 @@
 """Counts the instructions of `benches/instructions.rs` and compares them with those that are known.
 
 ``python .ci/instructions.py [--accept]``: needs valgrind. Fails when a case executes more than a few per cent
-more or less than `collectives/engine/benches/instructions.json` says; `--accept` writes what is found there. The
-numbers are of one compiler for one kind of CPU: with others nothing is compared.
+more or less than `collectives/engine/benches/instructions.json` says; `--accept` writes what is found there.
+The numbers are of one compiler for one kind of CPU: with others nothing is compared.
 """
 
 import argparse

@@ -185,8 +185,8 @@ verdict; a host that is unplugged says the same of those it does not reach.
 
 {right} of {len(seen)} are right. Strangers (without a certificate, with another job's, with the right one and
 another rank), interruptions and hosts that were never reached are tests of the transport on a simulated
-network and over loopback, in `collectives/engine/src/hosts/network/tests`; strangers with another token are one of
-`tests/test_nodes.py`.
+network and over loopback, in `collectives/engine/src/hosts/network/tests`; strangers with another token are
+one of `tests/test_nodes.py`.
 """
     return text + "\n".join(["", *wrong, ""] if wrong else [])
 
