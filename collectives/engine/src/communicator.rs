@@ -5,21 +5,21 @@
 //! lane's progress thread, which exists from the first such operation on. No operation
 //! of one communicator waits for another communicator (law I10 of `docs/invariants.md`).
 
-pub(crate) mod presence;
 pub(crate) mod sentinel;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::communicator::presence::Presence;
 use crate::communicator::sentinel::{Sentinel, Watch};
+use crate::execute::presence::Presence;
+use crate::execute::rounds::{Posting, Shared};
 use crate::hosts::network::Crossing;
 use crate::join::survivors::Survivors;
 use crate::join::{self, Bootstrap};
 use crate::matching::validate::validate;
 use crate::queue::engine::{Job, Jobs, MessageThread, QUEUE_LENGTH};
-use crate::queue::lane::{Lane, Posting, Shared};
+use crate::queue::lane::Lane;
 use crate::queue::p2p::Messages;
 use crate::queue::work::{Carrier, OnDone, Outcome, Work};
 use tpurun_memory::failure::{Failure, FailureKind};

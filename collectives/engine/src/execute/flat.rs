@@ -10,7 +10,9 @@ use std::ops::Range;
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::execute::chain::{Chained, is_chained};
-use crate::queue::lane::{Agreed, Between, Lane, Meet, Memory, Staging, is_halved, is_scattered, partials};
+use crate::execute::rounds::{
+    Agreed, Between, Meet, Memory, Rounds, Staging, is_halved, is_scattered, partials,
+};
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::Failure;
 use tpurun_memory::traffic::Counter;
@@ -98,28 +100,28 @@ impl<'a> Flat<'a> {
     /// `agreed` when the keys have matched before.
     pub(crate) fn run(
         &self,
-        lane: &mut Lane,
+        meetings: &mut Rounds,
         mut meet: Meet<'_>,
         agreed: Option<Agreed>,
     ) -> Result<(), Failure> {
         if self.segment.size() == 1 {
             if agreed.is_none() {
-                lane.match_keys(&meet, 1)?;
+                meetings.match_keys(&meet, 1)?;
             }
             self.keep_own();
             return Ok(());
         }
         if folds_together(self.schedule) && is_halved(self.segment, self.op) {
-            return self.run_halved(lane, meet);
+            return self.run_halved(meetings, meet);
         }
         if is_chained(self.segment, self.op) {
             if agreed.is_none() {
-                lane.match_keys(&meet, 1)?;
+                meetings.match_keys(&meet, 1)?;
             }
             // Until the next meeting nobody stages in the windows of the one before it.
-            let windows = self.segment.layout().all_windows(1 - lane.parity());
+            let windows = self.segment.layout().all_windows(1 - meetings.parity());
             let chained = Chained::new(self.segment, self.op, self.traffic, windows);
-            return lane.run_chain(&meet, &chained);
+            return meetings.run_chain(&meet, &chained);
         }
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;
@@ -127,26 +129,26 @@ impl<'a> Flat<'a> {
         // memory to keep in cache. Windows that others fetch from are read until the next round opens.
         // Data of other hosts may come before the previous round has been read here.
         let same = folds_together(self.schedule) && !self.segment.is_bridged();
-        let together = same.then(|| lane.parity());
+        let together = same.then(|| meetings.parity());
         while round < rounds {
-            let (parity, turn) = (lane.parity(), lane.turn());
+            let (parity, turn) = (meetings.parity(), meetings.turn());
             let window = together.unwrap_or(parity);
             let part = self.part(round);
             for run in self.runs() {
                 match &run[0] {
-                    Step::Publish { block } => self.publish(*block, part, window, lane.staged_mut()),
+                    Step::Publish { block } => self.publish(*block, part, window, meetings.staged_mut()),
                     Step::Meet { fold } => {
                         meet.fold_window = window;
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(part.offset) };
                         meet.between.for_each = self.halves_for_each.then_some(part.stretch.most);
                         if round == 0 && agreed.is_none() {
-                            let agreed = lane.match_keys(&meet, rounds)?;
+                            let agreed = meetings.match_keys(&meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
-                                return self.run(lane, meet, Some(agreed));
+                                return self.run(meetings, meet, Some(agreed));
                             }
                             rounds = agreed.rounds;
                         } else {
-                            lane.meet_again(&meet)?;
+                            meetings.meet_again(&meet)?;
                         }
                         if round == 0 {
                             self.keep_own();
@@ -173,17 +175,17 @@ impl<'a> Flat<'a> {
     ///
     /// Where each host does a part of the second half, what is staged for one meeting is whole at the next, so each
     /// carries the stretches of one round to where they are folded, and those of the round before to all.
-    fn run_halved(&self, lane: &mut Lane, mut meet: Meet<'_>) -> Result<(), Failure> {
+    fn run_halved(&self, meetings: &mut Rounds, mut meet: Meet<'_>) -> Result<(), Failure> {
         let is_scattered = is_scattered(self.segment, self.op);
         let rounds = self.rounds() + u32::from(is_scattered);
         let mut before = Gathered::default();
         // Which stretch of the result is whole, and where.
         let mut whole = None;
-        let place = lane.place(self.op);
-        self.stage_half(lane, place, 0, lane.turn())?;
+        let place = meetings.place(self.op);
+        self.stage_half(meetings, place, 0, meetings.turn())?;
         for round in 0..rounds {
             let offset = round as usize * self.stretch.most;
-            let turn = lane.turn();
+            let turn = meetings.turn();
             meet.fold_bytes = self.left(offset);
             if is_scattered {
                 let stretches = Gathered::among(meet.fold_bytes, self.segment.size());
@@ -194,14 +196,14 @@ impl<'a> Flat<'a> {
                 };
             }
             if round == 0 {
-                lane.match_keys(&meet, rounds)?;
+                meetings.match_keys(&meet, rounds)?;
                 // Data that was staged for the operation before may be on its way until now.
-                self.stage_half(lane, place, self.stretch.most, turn + 1)?;
+                self.stage_half(meetings, place, self.stretch.most, turn + 1)?;
             } else {
-                lane.come(&meet)?;
-                self.stage_half(lane, place, offset + self.stretch.most, turn + 1)?;
+                meetings.come(&meet)?;
+                self.stage_half(meetings, place, offset + self.stretch.most, turn + 1)?;
                 self.fetch_folded(whole.take());
-                lane.await_others(&meet)?;
+                meetings.await_others(&meet)?;
             }
             whole = match is_scattered {
                 true => offset.checked_sub(self.stretch.most),
@@ -217,7 +219,7 @@ impl<'a> Flat<'a> {
     /// with what the others have staged.
     fn stage_half(
         &self,
-        lane: &Lane,
+        meetings: &Rounds,
         place: Option<Place>,
         offset: usize,
         turn: usize,
@@ -226,7 +228,7 @@ impl<'a> Flat<'a> {
         if bytes == 0 {
             return Ok(());
         }
-        let folds_own = place.is_none() && lane.can_fold_own(turn);
+        let folds_own = place.is_none() && meetings.can_fold_own(turn);
         if place.is_none() && !folds_own {
             let at = self.segment.layout().window(self.segment.rank(), turn % 2);
             self.op.inputs.stage(self.copying.0, (0, offset), bytes, self.segment.region(), at);
@@ -237,7 +239,7 @@ impl<'a> Flat<'a> {
             Place { offset, bytes, ..whole }
         };
         self.segment.set_place(turn % 2, place.map(stretch));
-        lane.staged_half(self.op, turn, bytes, folds_own.then_some(offset))
+        meetings.staged_half(self.op, turn, bytes, folds_own.then_some(offset))
     }
 
     fn fetch_folded(&self, whole: Option<(usize, usize)>) {

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::communicator::presence::Blocked;
+use crate::execute::presence::Blocked;
 use tpurun_memory::failure::Failure;
 use tpurun_memory::process::LOOK_PERIOD;
 use tpurun_memory::sync::Patience;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Input, Target};
-use crate::communicator::presence::Presence;
+use crate::execute::presence::Presence;
 use crate::matching::validate::validate;
 use crate::plan::planning::Planner;
 use crate::queue::lane::{Call, Lane};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Input, Target};
-use crate::communicator::presence::Presence;
+use crate::execute::presence::Presence;
 use crate::queue::p2p::Messages;
 use crate::queue::work::{Carrier, Work};
 use tpurun_kernels::dtype::Dtype;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::communicator::presence::Presence;
+use crate::execute::presence::Presence;
 use crate::queue::lane::{BURST, Call, Lane, Progress};
 use crate::queue::p2p::Messages;
 use crate::queue::work::{Carrier, OnDone, Outcome, Work};

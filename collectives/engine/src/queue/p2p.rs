@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::communicator::presence::Presence;
+use crate::execute::presence::Presence;
 use crate::queue::work::{Outcome, Work};
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::{Failure, FailureKind};

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use tpurun_topology::{Algorithm, Schedule};
 
-use super::between::LEAST_HALVED;
-use super::{Lane, Meet, Posting};
+use super::Lane;
 use crate::execute::flat::{fold_windows, folds_together};
 use crate::execute::mapped;
+use crate::execute::rounds::{LEAST_HALVED, Meet, Posting, Staged};
 use crate::plan::planning::Wanted;
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::Failure;
@@ -52,21 +52,6 @@ impl Call<'_> {
     }
 }
 
-/// An operation whose tensor is at this offset of every rank's window.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Staged<'a> {
-    pub(super) op: &'a Op,
-    pub(super) at: usize,
-    /// Whether the last to arrive folds it for all.
-    pub(super) together: bool,
-}
-
-impl Staged<'_> {
-    pub(super) fn bytes(&self) -> usize {
-        self.op.inputs.total()
-    }
-}
-
 /// A meeting that this rank has come to with the oldest of its queued operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
@@ -95,7 +80,7 @@ impl Lane {
     ) -> (usize, Result<(), Failure>) {
         if self.begun.is_none() {
             let staged = self.staged(calls);
-            if staged.len() < 2 || self.over().is_some() {
+            if staged.len() < 2 || self.rounds.over().is_some() {
                 let Call { op, timeout, recording } = calls[0];
                 return (1, self.run(op, timeout, Posting { recording, caller }));
             }
@@ -110,14 +95,13 @@ impl Lane {
     pub(crate) fn try_run_some(&mut self, calls: &[Call<'_>]) -> Progress {
         match self.begun {
             Some(Begun { count, .. }) => {
-                let meeting = self.segment.meeting();
-                if !meeting.is_open(self.round) && !meeting.is_poisoned() && !meeting.has_duty() {
+                if !self.rounds.is_ready() {
                     return if count == calls.len() { Progress::Begun } else { Progress::Stuck };
                 }
             }
             None => {
                 let staged = self.staged(calls);
-                if staged.is_empty() || self.over().is_some() {
+                if staged.is_empty() || self.rounds.over().is_some() {
                     return Progress::Stuck;
                 }
                 match self.begin(calls, &staged) {
@@ -142,10 +126,13 @@ impl Lane {
 
     /// As many of these as fit into one meeting, in order.
     fn staged<'a>(&mut self, calls: &[Call<'a>]) -> Vec<Staged<'a>> {
-        if self.segment.size() == 1 || self.segment.results() != Results::Trusted || cfg!(tpurun_unmatched) {
+        if self.rounds.segment.size() == 1
+            || self.rounds.segment.results() != Results::Trusted
+            || cfg!(tpurun_unmatched)
+        {
             return vec![];
         }
-        let room = self.segment.layout().window_bytes();
+        let room = self.rounds.segment.layout().window_bytes();
         let mut at = 0;
         let next = |call: &Call<'a>| {
             let plan = call.is_small().then(|| self.flat_plan(call.op)).flatten()?;
@@ -175,7 +162,7 @@ impl Lane {
         Meet {
             algorithm: Some(Algorithm::Flat),
             fold_bytes: if staged[0].together { staged[0].bytes() } else { 0 },
-            fold_window: self.parity(),
+            fold_window: self.rounds.parity(),
             behind: &staged[1..],
             ..Meet::new(op, self.seq, deadline, calls[0].timeout(), posted)
         }
@@ -186,21 +173,21 @@ impl Lane {
         let begun = Begun { count: staged.len(), deadline: Instant::now() + calls[0].timeout() };
         let meet = self.meet_for(calls, staged, begun.deadline, None);
         let arrival = self.guarded(|lane| {
-            lane.refuse_if_closing(&meet)?;
-            let parity = lane.parity();
-            let segment = lane.segment.clone();
+            lane.rounds.refuse_if_closing(&meet)?;
+            let parity = lane.rounds.parity();
+            let segment = lane.rounds.segment.clone();
             let (region, layout) = (segment.region(), segment.layout());
             for tensor in staged {
                 let at = layout.window(segment.rank(), parity) + tensor.at;
                 tensor.op.inputs.stage(Copying::Cached, (0, 0), tensor.bytes(), region, at);
-                lane.shared.traffic.stage(tensor.bytes());
-                lane.staged.for_all = tensor.at + tensor.bytes();
+                lane.rounds.shared.traffic.stage(tensor.bytes());
+                lane.rounds.staged_mut().for_all = tensor.at + tensor.bytes();
             }
             for (index, tensor) in staged[1..].iter().enumerate() {
                 let offer = Offer::new(region, layout.behind(segment.rank(), parity), index);
                 offer.write(tensor.op, meet.algorithm, segment.matching());
             }
-            lane.offer_keys(&meet, 1)
+            lane.rounds.offer_keys(&meet, 1)
         })?;
         self.begun = Some(begun);
         Ok(arrival)
@@ -211,21 +198,27 @@ impl Lane {
         let Begun { count, deadline } = self.begun.take().expect("it has begun");
         let staged = self.staged(&calls[..count]);
         let meet = self.meet_for(calls, &staged, deadline, caller);
-        let parity = self.parity();
+        let parity = self.rounds.parity();
         let result = self.guarded(|lane| {
-            let agreed = lane.await_keys(&meet, 1)?;
+            let agreed = lane.rounds.await_keys(&meet, 1)?;
             let ran = 1 + agreed.behind.min(meet.behind.len());
-            let (region, layout) = (lane.segment.region(), lane.segment.layout());
+            let (region, layout) = (lane.rounds.segment.region(), lane.rounds.segment.layout());
             for tensor in &staged[..ran] {
                 if tensor.together {
                     let at = layout.folded(parity) + tensor.at;
                     tensor.op.outputs.fetch(Copying::Cached, (0, 0), tensor.bytes(), region, at);
-                    lane.shared.traffic.stage(tensor.bytes());
+                    lane.rounds.shared.traffic.stage(tensor.bytes());
                 } else {
                     let window = |rank| (rank, layout.window(rank, parity) + tensor.at);
-                    let sources = lane.segment.ranks().map(window);
+                    let sources = lane.rounds.segment.ranks().map(window);
                     let whole = 0..tensor.bytes();
-                    fold_windows(&lane.segment, tensor.op, sources, whole, &lane.shared.traffic);
+                    fold_windows(
+                        &lane.rounds.segment,
+                        tensor.op,
+                        sources,
+                        whole,
+                        &lane.rounds.shared.traffic,
+                    );
                 }
             }
             Ok(ran)
@@ -240,12 +233,12 @@ impl Lane {
         self.seq += count as u64;
         if result.is_ok() {
             for call in &calls[1..count] {
-                self.presence.agreed(call.recording, Some(Algorithm::Flat));
+                self.rounds.presence.agreed(call.recording, Some(Algorithm::Flat));
             }
-            self.presence.completed(self.seq - 1);
+            self.rounds.presence.completed(self.seq - 1);
         }
         for call in &calls[..count] {
-            self.presence.ended(call.recording, &result);
+            self.rounds.presence.ended(call.recording, &result);
         }
         (count, result)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::communicator::presence::Presence;
+use crate::execute::presence::Presence;
 use tpurun_kernels::dtype::Dtype;
 use tpurun_memory::buffer::Spans;
 use tpurun_protocol::config::{Config, Matching};
@@ -54,7 +54,7 @@ fn run(own: &[usize], others: [&[usize]; RANKS as usize - 1]) -> (usize, Vec<Vec
             rounds: 1,
             mapped: None,
             algorithm: Some(Algorithm::Flat),
-            print: lane.plan_print,
+            print: lane.rounds.plan_print,
             behind: ops.len() - 1,
             matching: Matching::Normal,
         };

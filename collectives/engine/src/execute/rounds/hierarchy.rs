@@ -1,4 +1,4 @@
-//! The lane's work where ranks are on several hosts: it says which data of this host others need, and folds
+//! The work of a meeting where ranks are on several hosts: it says which data of this host others need, and folds
 //! in two halves, first over the ranks of each host, so that a host sends one result and not one tensor for
 //! each of its ranks, then over the hosts.
 //!
@@ -20,10 +20,11 @@ use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::crossing::Gathered;
 use tpurun_protocol::segment::crossing::{Place, Written};
 
-use super::{About, Lane, Meet, cut, turn_of};
+use super::fold::cut;
+use super::{About, Meet, Rounds, turn_of};
 
 /// Smaller tensors are folded at once between hosts: it takes longer to send them than to fold them.
-pub(super) const LEAST_HALVED: usize = 16 << 10;
+pub(crate) const LEAST_HALVED: usize = 16 << 10;
 /// Every host folds smaller tensors for itself: a meeting costs more than the bytes.
 const LEAST_SCATTERED: usize = 128 << 10;
 /// Two hosts send each other as many bytes either way, unless partial results are wider.
@@ -69,7 +70,7 @@ pub(crate) fn partials(segment: &Segment, turn: usize) -> impl Iterator<Item = u
     })
 }
 
-impl Lane {
+impl Rounds {
     /// Says what of this rank's places other hosts need for the round, where there are any.
     pub(super) fn tell_bridge(&mut self, meet: &Meet<'_>, about: About) {
         if !self.segment.is_bridged() {
