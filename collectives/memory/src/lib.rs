@@ -19,6 +19,8 @@ pub mod failure;
 #[cfg(not(tpurun_loom))]
 pub mod ffi;
 #[cfg(not(tpurun_loom))]
+pub mod joined;
+#[cfg(not(tpurun_loom))]
 pub mod process;
 #[cfg(not(tpurun_loom))]
 pub mod rank_set;

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::execute::presence::Presence;
@@ -11,6 +11,7 @@ use crate::queue::lane::{BURST, Call, Lane, Progress};
 use crate::queue::p2p::Messages;
 use crate::queue::work::{Carrier, OnDone, Outcome, Work};
 use tpurun_memory::failure::{Failure, FailureKind, bug};
+use tpurun_memory::joined::Joined;
 use tpurun_memory::sync::{Consume, Consumer, Doorbell, OpQueue};
 use tpurun_protocol::board::Recording;
 use tpurun_protocol::op::Op;
@@ -63,7 +64,8 @@ struct Server {
     serves: bool,
     /// The thread that closed the queue runs what is left.
     is_closed: bool,
-    thread: Option<JoinHandle<()>>,
+    /// The last one, which may have ended for want of work.
+    thread: Option<Joined>,
 }
 
 impl Jobs {
@@ -104,6 +106,8 @@ impl Jobs {
         let mut server = self.lock_server();
         if !server.serves && !server.is_closed {
             let jobs = self.clone();
+            // The one before has said that it ends, and needs no lock for that any more.
+            drop(server.thread.take());
             server.thread = Some(spawn("tpurun-coll", move || jobs.serve())?);
             server.serves = true;
         }
@@ -132,9 +136,7 @@ impl Jobs {
             server.is_closed = true;
             server.thread.take()
         };
-        if let Some(thread) = thread {
-            thread.join().expect("the lane catches what panics");
-        }
+        drop(thread);
         // Runs the operations that were pushed when there was no thread any more.
         self.serve();
     }
@@ -230,7 +232,8 @@ impl Jobs {
 #[derive(Debug)]
 pub(crate) struct MessageThread {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// The last one, which may have ended for want of work.
+    thread: Mutex<Option<Joined>>,
 }
 
 #[derive(Debug)]
@@ -329,6 +332,8 @@ impl MessageThread {
             return;
         }
         let shared = self.shared.clone();
+        // The one before has said that it ends, and needs no lock for that any more.
+        drop(thread.take());
         // Without a thread, messages still move while somebody waits for one.
         match spawn("tpurun-p2p", move || drive(&shared)) {
             Ok(started) => {
@@ -389,9 +394,7 @@ impl MessageThread {
         self.shared.changed.notify_all();
         self.shared.segment.doorbell(self.shared.segment.rank()).ring();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            thread.join().expect("the progress thread catches what panics");
-        }
+        drop(thread);
     }
 }
 
@@ -420,8 +423,8 @@ fn stopped(segment: &Segment) -> Failure {
     Failure::new(FailureKind::Aborted, format!("{} was shut down by this rank", segment.members().title()))
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {
-    thread::Builder::new().name(name.to_owned()).spawn(run).map_err(|error| {
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Joined, Failure> {
+    thread::Builder::new().name(name.to_owned()).spawn(run).map(Joined::new).map_err(|error| {
         let text = format!("cannot start a progress thread: {error}; raise the limit with `ulimit -u`");
         Failure::new(FailureKind::Transport, text)
     })
