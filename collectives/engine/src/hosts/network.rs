@@ -1,6 +1,6 @@
 //! This process's end of the network: a UDP socket, QUIC connections to other processes over it, a stream for each
-//! communicator on them. One thread drives all of it (`driver.rs`); it exists from the first communicator on that
-//! needs it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). What is
+//! communicator on them. One thread drives all of it (`driver.rs`); it exists while there are communicators that need
+//! it, and the last one of them joins it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). What is
 //! large goes over TCP beside that (`lanes.rs`), or over QUIC, too. Where a thread may be too slow there are several,
 //! each with all of that: several connections to every other process.
 
@@ -19,7 +19,7 @@ pub(crate) mod tls;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ use mesh::Mesh;
 use tls::{Certificate, Expected, Identity, Who};
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::invalid_usage;
+use tpurun_memory::joined::Joined;
+use tpurun_memory::process::Owner;
 use tpurun_memory::text::{hex, unhex};
 use tpurun_protocol::authority::Credentials;
 use tpurun_protocol::config::usable_cpus;
@@ -140,18 +142,53 @@ impl Addresses {
 /// The network of one process; nothing happens before it is needed.
 #[derive(Debug)]
 pub struct Network {
-    /// Of the process with this number: one that it forks begins anew.
-    running: Mutex<Option<(u32, Arc<Running>)>>,
+    /// Of the process that opened it: one that it forks begins anew. Communicators have it, and this only finds it.
+    running: Mutex<Option<(Owner, Weak<Running>)>>,
     /// How many to each other process, and what they are for, where that does not depend on the environment.
     given: Option<(usize, Bulk)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Of each thread.
-    drivers: Vec<Arc<Commands>>,
+    threads: Vec<Driving>,
     expected: Expected,
     addresses: Addresses,
+    owner: Owner,
+}
+
+/// All threads end at the same time, and not one after the other.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            self.threads.iter().for_each(|thread| thread.commands.send(Command::End));
+        }
+    }
+}
+
+/// A thread with its driver, which ends with this.
+#[derive(Debug)]
+struct Driving {
+    commands: Arc<Commands>,
+    /// Joined after the thread was told to end.
+    _thread: Joined,
+    owner: Owner,
+}
+
+impl Driving {
+    fn start(driver: Driver, commands: Arc<Commands>) -> Result<Self, Failure> {
+        let thread = thread::Builder::new().name("tpurun-net".to_owned()).spawn(move || driver.run());
+        let thread = thread.map_err(|error| refused("start a thread", &error))?;
+        Ok(Self { commands, _thread: Joined::new(thread), owner: Owner::here() })
+    }
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        // A fork shares what wakes the thread of its parent, and may have a copy of a lock that is never released.
+        if self.owner.is_here() {
+            self.commands.send(Command::End);
+        }
+    }
 }
 
 impl Network {
@@ -174,14 +211,14 @@ impl Network {
         credentials: impl FnOnce() -> Result<Option<Credentials>, Failure>,
     ) -> Result<Arc<Running>, Failure> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((pid, running)) = &*running
-            && *pid == std::process::id()
+        if let Some((owner, running)) = &*running
+            && owner.is_here()
+            && let Some(running) = running.upgrade()
         {
-            return Ok(running.clone());
+            return Ok(running);
         }
         let started = Running::start(ip, rank, credentials()?, self.given)?;
-        // A fork's copy of its parent's is left alone: its thread is not here.
-        std::mem::forget(running.replace((std::process::id(), started.clone())));
+        *running = Some((Owner::here(), Arc::downgrade(&started)));
         Ok(started)
     }
 }
@@ -195,7 +232,7 @@ impl Running {
     /// Has bridges talk to the other hosts of a communicator, whose first ranks are at `addresses`, by host, over as
     /// many connections as all of them take.
     pub(crate) fn cross(
-        &self,
+        self: &Arc<Self>,
         segment: &Arc<Segment>,
         ears: Ears,
         id: u64,
@@ -211,10 +248,11 @@ impl Running {
                 }
             }
         }
-        let connections = addresses.iter().map(Addresses::count).fold(self.drivers.len(), usize::min);
+        let connections = addresses.iter().map(Addresses::count).fold(self.threads.len(), usize::min);
         let all_take_tcp =
             addresses.iter().chain([&self.addresses]).all(|addresses| addresses.bulk == Bulk::Tcp);
-        let drivers = &self.drivers[..connections];
+        let drivers: Vec<Arc<Commands>> =
+            self.threads[..connections].iter().map(|thread| thread.commands.clone()).collect();
         // Which driver each bridge is at.
         let (shares, at): (_, Vec<(usize, Carrier)>) = match all_take_tcp {
             false => {
@@ -248,7 +286,7 @@ impl Running {
             driver.send(Command::Add(Box::new(added)));
             (driver, over)
         });
-        Crossing { id, ways: ways.collect() }
+        Crossing { id, ways: ways.collect(), running: self.clone() }
     }
 }
 
@@ -264,6 +302,8 @@ pub struct Crossing {
     id: u64,
     /// Over each connection.
     ways: Vec<(Arc<Commands>, Arc<Over>)>,
+    /// The last one ends the threads.
+    running: Arc<Running>,
 }
 
 impl Crossing {
@@ -278,7 +318,9 @@ impl Crossing {
 
 impl Drop for Crossing {
     fn drop(&mut self) {
-        self.ways.iter().for_each(|(driver, _)| driver.send(Command::Stop(self.id)));
+        if self.running.owner.is_here() {
+            self.ways.iter().for_each(|(driver, _)| driver.send(Command::Stop(self.id)));
+        }
     }
 }
 
@@ -302,18 +344,15 @@ impl Running {
         let made: Vec<_> = (0..connections)
             .map(|_| make_driver(ip, &identity, &expected, link, bulk))
             .collect::<Result<_, Failure>>()?;
-        let (mut drivers, mut ports) = (vec![], vec![]);
+        let (mut threads, mut ports) = (vec![], vec![]);
         for (driver, commands, port) in made {
-            thread::Builder::new()
-                .name("tpurun-net".to_owned())
-                .spawn(move || driver.run())
-                .map_err(|error| refused("start a thread", &error))?;
-            drivers.push(commands);
+            threads.push(Driving::start(driver, commands)?);
             ports.push(port);
         }
         let more_ports = ports.split_off(1);
         let first = identity.at(SocketAddr::new(ip, ports[0]), rank);
-        Ok(Arc::new(Self { drivers, expected, addresses: Addresses { first, more_ports, bulk } }))
+        let (addresses, owner) = (Addresses { first, more_ports, bulk }, Owner::here());
+        Ok(Arc::new(Self { threads, expected, addresses, owner }))
     }
 }
 

@@ -264,6 +264,15 @@ impl Connections {
         Some(to)
     }
 
+    /// Nothing more goes over any of them, which their other sides are told.
+    pub(super) fn close(&mut self, now: Instant) {
+        for handle in self.known.keys().copied().collect::<Vec<_>>() {
+            let known = self.known.get_mut(&handle).expect("it is there");
+            known.inner.close(now, NO_CODE, Bytes::new());
+            self.touch(handle);
+        }
+    }
+
     pub(super) fn is_connected(&self, handle: ConnectionHandle) -> bool {
         self.known.get(&handle).is_some_and(|known| known.certificate.is_some())
     }

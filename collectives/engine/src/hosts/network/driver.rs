@@ -33,6 +33,9 @@ const _: () = assert!(RECEIVED <= BATCH_SIZE);
 const LEAST_HANDED_ON: usize = ROOM / 2;
 /// So many calls to send are between two looks at what has come.
 const SENDS: usize = 8;
+/// The time that communicators have to tell other hosts what these were to be told, once the thread is to end. It
+/// takes a few round trips. Whoever still has not heard by then learns from the end of the connection.
+const PARTING: Duration = Duration::from_secs(2);
 
 // What epoll says an event is of; communicators have others.
 const SOCKET: u64 = 0;
@@ -45,6 +48,8 @@ pub(super) enum Command {
     /// Another bridge of this host has something for the one here.
     Look(u64),
     Stop(u64),
+    /// Nobody needs the thread any more.
+    End,
 }
 
 /// What a bridge sends over.
@@ -138,6 +143,8 @@ pub(super) struct Driver {
     link: Option<Flight<Datagram>>,
     /// Communicators that are over, and when the last of what they have sent is at the end of that link.
     over: Vec<(Instant, Carrier, u64)>,
+    /// When the thread ends, whatever is still to be said.
+    ends: Option<Instant>,
 }
 
 #[derive(Clone)]
@@ -183,13 +190,14 @@ impl Driver {
             // Others every time: what a program can stand does not depend on a seed.
             link: link.map(|link| Flight::new(link, std::process::id().into())),
             over: vec![],
+            ends: None,
         })
     }
 
-    /// As long as the process lives.
+    /// Until it is told to end, and all is said.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(16);
-        loop {
+        while !self.has_ended() {
             events.clear();
             let wait = self.wait().map(|wait| Timespec::try_from(wait).expect("waits are short"));
             // What is not heard of now is at the next look.
@@ -223,6 +231,24 @@ impl Driver {
                 self.forget(carrier, id);
             }
         }
+        self.part();
+    }
+
+    fn has_ended(&self) -> bool {
+        let has_said_all =
+            self.communicators.is_empty() && !self.lanes.as_ref().is_some_and(Lanes::is_ending);
+        self.ends.is_some_and(|ends| has_said_all || ends <= Instant::now())
+    }
+
+    /// Tells the other processes that nothing more comes from here: they would notice by the silence alone.
+    fn part(&mut self) {
+        let now = Instant::now();
+        self.mesh.part(now);
+        while self.mesh.has_more_to_send() && self.unsent.is_none() {
+            self.send(now);
+        }
+        // What was still to be said is not, and nobody waits for that.
+        self.communicators.drain().for_each(|(_, known)| known.over.say());
     }
 
     fn wait(&self) -> Option<Duration> {
@@ -233,7 +259,8 @@ impl Driver {
         let arrival = self.link.as_ref().and_then(Flight::next);
         let landing = self.over.first().map(|(landed, ..)| *landed);
         let late = self.lanes.as_ref().and_then(Lanes::deadline);
-        let deadline = self.mesh.deadline().into_iter().chain(arrival).chain(landing).chain(late).min();
+        let deadline =
+            self.mesh.deadline().into_iter().chain(arrival).chain(landing).chain(late).chain(self.ends).min();
         deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
@@ -249,6 +276,7 @@ impl Driver {
                     self.mesh.stop(now, id);
                     self.lanes.iter_mut().for_each(|lanes| lanes.stop(now, id));
                 }
+                Command::End => drop(self.ends.get_or_insert(now + PARTING)),
             }
         }
     }

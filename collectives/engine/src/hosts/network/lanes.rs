@@ -314,6 +314,11 @@ impl Lanes {
         }
     }
 
+    /// Whether connections are read to their end, which their other sides bring about at once.
+    pub(super) fn is_ending(&self) -> bool {
+        self.lines.values().any(|(_, used)| matches!(used, Use::Ending(_)))
+    }
+
     /// Communicators that are over.
     pub(super) fn over(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.over)

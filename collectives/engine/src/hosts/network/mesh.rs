@@ -543,6 +543,11 @@ impl Mesh {
         self.next_look = is_needed.then_some(now + LOOK);
     }
 
+    /// Ends all connections; what says so to their other sides is to be sent.
+    pub(super) fn part(&mut self, now: Instant) {
+        self.connections.close(now);
+    }
+
     pub(super) fn has_more_to_send(&self) -> bool {
         self.connections.has_more_to_send()
     }
