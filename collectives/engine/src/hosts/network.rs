@@ -28,7 +28,7 @@ use rustix::event::epoll;
 use rustix::net::sockopt;
 
 use crate::hosts::bridge::{Bridge, Shares};
-use driver::{Added, Carrier, Command, Commands, Driver, Over};
+use driver::{Added, Carrier, Commands, Driver, Over};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
 use heard::Heard;
@@ -160,7 +160,7 @@ pub(crate) struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            self.threads.iter().for_each(|thread| thread.commands.send(Command::End));
+            self.threads.iter().for_each(|thread| thread.commands.end());
         }
     }
 }
@@ -186,7 +186,7 @@ impl Drop for Driving {
     fn drop(&mut self) {
         // A fork shares what wakes the thread of its parent, and may have a copy of a lock that is never released.
         if self.owner.is_here() {
-            self.commands.send(Command::End);
+            self.commands.end();
         }
     }
 }
@@ -283,7 +283,7 @@ impl Running {
         }
         // The first one last: whom it calls is there then.
         let ways = ways.into_iter().rev().map(|(driver, over, added)| {
-            driver.send(Command::Add(Box::new(added)));
+            driver.add(added);
             (driver, over)
         });
         Crossing { id, ways: ways.collect(), running: self.clone() }
@@ -319,7 +319,7 @@ impl Crossing {
 impl Drop for Crossing {
     fn drop(&mut self) {
         if self.running.owner.is_here() {
-            self.ways.iter().for_each(|(driver, _)| driver.send(Command::Stop(self.id)));
+            self.ways.iter().for_each(|(driver, _)| driver.stop(self.id));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The thread of the network: a UDP socket, the bells of communicators, and the time, for a [`Mesh`] that knows none
 //! of them; and the TCP connections of [`Lanes`], if there are any.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -42,16 +42,6 @@ const SOCKET: u64 = 0;
 const COMMANDS: u64 = 1;
 const FIRST_BELL: u64 = 2;
 
-/// What other threads have it do.
-pub(super) enum Command {
-    Add(Box<Added>),
-    /// Another bridge of this host has something for the one here.
-    Look(u64),
-    Stop(u64),
-    /// Nobody needs the thread any more.
-    End,
-}
-
 /// What a bridge sends over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Carrier {
@@ -75,10 +65,23 @@ pub(super) struct Added {
     pub(super) over: Arc<Over>,
 }
 
-/// Where they say so.
+/// Where other threads say what the thread is to do.
 pub(super) struct Commands {
-    queue: Mutex<Vec<Command>>,
+    given: Mutex<Given>,
     wake: OwnedFd,
+}
+
+/// What the thread has been told, and has not done yet. It keeps what is to be done, and not who asked for it how often:
+/// there is at most one of each for each communicator. Their order among each other does not matter, since a
+/// communicator is added before anything else is said of it.
+#[derive(Default)]
+struct Given {
+    added: Vec<Added>,
+    /// Communicators of which another bridge of this host has something for the one here.
+    looks: BTreeSet<u64>,
+    stopped: BTreeSet<u64>,
+    /// Nobody needs the thread any more.
+    ends: bool,
 }
 
 impl fmt::Debug for Commands {
@@ -90,18 +93,42 @@ impl fmt::Debug for Commands {
 impl Commands {
     pub(super) fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { queue: Mutex::default(), wake })
+        Ok(Self { given: Mutex::default(), wake })
     }
 
-    pub(super) fn send(&self, command: Command) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        // A count that is full has woken enough.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    pub(super) fn add(&self, added: Added) {
+        self.give(|given| {
+            given.added.push(added);
+            true
+        });
     }
 
-    fn take(&self) -> Vec<Command> {
+    /// Another bridge of this host has something for the one here.
+    fn look(&self, id: u64) {
+        self.give(|given| given.looks.insert(id));
+    }
+
+    /// Nobody here needs the communicator any more.
+    pub(super) fn stop(&self, id: u64) {
+        self.give(|given| given.stopped.insert(id));
+    }
+
+    /// Nobody needs the thread any more.
+    pub(super) fn end(&self) {
+        self.give(|given| !std::mem::replace(&mut given.ends, true));
+    }
+
+    /// Whoever says something new wakes the thread; whoever has said it before has done so, or is about to.
+    fn give(&self, say: impl FnOnce(&mut Given) -> bool) {
+        if say(&mut self.given.lock().unwrap_or_else(PoisonError::into_inner)) {
+            // A count that is full has woken enough.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn take(&self) -> Given {
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
-        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.given.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -265,19 +292,20 @@ impl Driver {
     }
 
     fn obey(&mut self, now: Instant) {
-        for command in self.commands.take() {
-            match command {
-                Command::Add(added) => self.add(now, *added),
-                Command::Look(id) => {
-                    self.mesh.rung(now, id);
-                    self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
-                }
-                Command::Stop(id) => {
-                    self.mesh.stop(now, id);
-                    self.lanes.iter_mut().for_each(|lanes| lanes.stop(now, id));
-                }
-                Command::End => drop(self.ends.get_or_insert(now + PARTING)),
-            }
+        let Given { added, looks, stopped, ends } = self.commands.take();
+        for added in added {
+            self.add(now, added);
+        }
+        for id in looks {
+            self.mesh.rung(now, id);
+            self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+        }
+        for id in stopped {
+            self.mesh.stop(now, id);
+            self.lanes.iter_mut().for_each(|lanes| lanes.stop(now, id));
+        }
+        if ends {
+            self.ends.get_or_insert(now + PARTING);
         }
     }
 
@@ -329,7 +357,7 @@ impl Driver {
 
     fn call_others(&self, carrier: Carrier, id: u64) {
         let called = self.communicators.get(&(carrier, id)).map_or(&[][..], |known| &known.calls);
-        called.iter().for_each(|driver| driver.send(Command::Look(id)));
+        called.iter().for_each(|driver| driver.look(id));
     }
 
     fn forget(&mut self, carrier: Carrier, id: u64) {
@@ -421,5 +449,72 @@ impl Driver {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_woken(commands: &Commands) -> bool {
+        rustix::io::read(&commands.wake, &mut [0_u8; 8]).is_ok()
+    }
+
+    /// What is asked for again and again is kept once: the thread may be busy for long.
+    #[test]
+    fn what_is_asked_for_twice_is_kept_once() {
+        let commands = Commands::new().unwrap();
+        for _ in 0..100_000 {
+            commands.look(7);
+            commands.look(8);
+            commands.stop(7);
+            commands.end();
+        }
+        let Given { added, looks, stopped, ends } = commands.take();
+        assert!(added.is_empty() && ends);
+        assert_eq!((looks, stopped), (BTreeSet::from([7, 8]), BTreeSet::from([7])));
+        assert!(!is_woken(&commands), "it has been taken");
+    }
+
+    /// No order of asking and taking loses a question.
+    #[test]
+    fn what_is_asked_for_again_after_it_was_taken_wakes_again() {
+        let commands = Commands::new().unwrap();
+        commands.look(7);
+        assert!(is_woken(&commands), "somebody has asked");
+        commands.look(7);
+        assert!(!is_woken(&commands), "the question is the same");
+        assert_eq!(commands.take().looks, BTreeSet::from([7]));
+        commands.look(7);
+        assert!(is_woken(&commands), "it is another question");
+        assert_eq!(commands.take().looks, BTreeSet::from([7]));
+        assert!(commands.take().looks.is_empty());
+    }
+
+    /// A thread that takes beside threads that ask sees the last question of each.
+    #[test]
+    fn questions_beside_a_taker_are_all_seen() {
+        const ASKERS: u64 = 4;
+        let commands = Commands::new().unwrap();
+        std::thread::scope(|scope| {
+            for asker in 0..ASKERS {
+                let commands = &commands;
+                scope.spawn(move || {
+                    for number in 0..10_000 {
+                        commands.look(number % 10);
+                    }
+                    commands.look(100 + asker);
+                });
+            }
+            let mut seen = BTreeSet::new();
+            while seen.iter().filter(|id| **id >= 100).count() < ASKERS as usize {
+                // As the thread does, which sleeps until it is woken.
+                let mut fds = [rustix::event::PollFd::new(&commands.wake, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut fds, None).expect("poll works");
+                let Given { looks, .. } = commands.take();
+                seen.extend(looks);
+            }
+            assert!((0..10).all(|id| seen.contains(&id)));
+        });
     }
 }
