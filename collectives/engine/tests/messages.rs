@@ -2,11 +2,12 @@
 
 mod ranks;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ranks::collectives::LARGE;
-use ranks::{Call, config, who, with_ranks};
-use tpurun_engine::{Communicator, FailureKind, OpKind};
+use ranks::{Call, Handover, config, who, with_ranks};
+use tpurun_engine::{Communicator, FailureKind, Membership, Mode, OpKind};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -162,4 +163,54 @@ fn a_receive_without_a_send_times_out() {
     assert_eq!(failures[0], failures[1]);
     assert_eq!(failures[0].text(), "Timed out after 200ms in recv(i64[1], from rank 1) at test.py:1 of test");
     assert_eq!(failures[0].ranks(), [1]);
+}
+
+/// Callbacks are called without a lock: they may post messages and wait for them. Either the thread that waits for a
+/// message calls its callback, or the progress thread does, or the one that posts it.
+#[test]
+fn a_callback_may_post_a_message() {
+    let handover = Handover::default();
+    let create = |rank: u32| {
+        let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 0 };
+        Arc::new(Communicator::create(members, TIMEOUT, config(), &handover, None, 1).unwrap())
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let communicator = create(0);
+            for tag in 0..3 {
+                send(1, tag, data(tag.into(), 10)).run(&communicator).unwrap();
+                let answer = recv(Some(1), tag + 100, 10).run(&communicator).unwrap();
+                assert_eq!(answer, [data(i64::from(tag) + 100, 10)]);
+            }
+        });
+        scope.spawn(|| {
+            let communicator = create(1);
+            let answering = |tag: i32| {
+                let communicator = communicator.clone();
+                Mode::Async(Some(Box::new(move |outcome| {
+                    assert_eq!(outcome, &Ok(Some(0)));
+                    // Both at once, so that the callback waits for a thread that has to move bytes.
+                    let mut echo = recv(Some(1), tag, 10);
+                    let echoed = echo.post(&communicator).unwrap();
+                    send(1, tag, data(7, 10)).run(&communicator).unwrap();
+                    communicator.wait(&echoed, None, 1).unwrap().unwrap();
+                    assert_eq!(echo.outputs, [data(7, 10)]);
+                    send(0, tag + 100, data(i64::from(tag) + 100, 10)).run(&communicator).unwrap();
+                })))
+            };
+            let mut first = recv(Some(0), 0, 10);
+            let work = first.post_as(&communicator, answering(0)).unwrap().unwrap();
+            communicator.wait(&work, None, 1).unwrap().unwrap();
+            let mut second = recv(Some(0), 1, 10);
+            let work = second.post_as(&communicator, answering(1)).unwrap().unwrap();
+            while !work.is_done() {
+                std::thread::yield_now();
+            }
+            // It is there by then, or nearly.
+            let mut third = recv(Some(0), 2, 10);
+            let work = third.post_as(&communicator, answering(2)).unwrap().unwrap();
+            communicator.wait(&work, None, 1).unwrap().unwrap();
+            assert_eq!([first, second, third].map(|call| call.outputs), [0, 1, 2].map(|tag| [data(tag, 10)]));
+        });
+    });
 }

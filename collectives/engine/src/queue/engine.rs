@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::execute::presence::Presence;
 use crate::queue::lane::{BURST, Call, Lane, Progress};
-use crate::queue::p2p::Messages;
+use crate::queue::p2p::{Callbacks, Messages};
 use crate::queue::work::{Carrier, OnDone, Outcome, Work};
 use tpurun_memory::failure::{Failure, FailureKind, bug};
 use tpurun_memory::joined::Joined;
@@ -259,8 +259,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves what can move. Another thread's work may have ended with it: then that thread is woken.
-    fn progress(&self, state: &mut State) {
+    /// Moves what can move. Another thread's work may have ended with it: then that thread is woken. The callbacks of
+    /// what has ended are the caller's to call without the lock.
+    fn progress(&self, state: &mut State) -> Callbacks {
         let moved = catch_unwind(AssertUnwindSafe(|| {
             state.messages.progress();
             state.messages.check();
@@ -271,6 +272,25 @@ impl Shared {
         }
         if state.messages.take_ended() && state.drivers > 0 {
             self.segment.doorbell(self.segment.rank()).ring();
+        }
+        state.messages.take_callbacks()
+    }
+
+    /// Calls callbacks, if there are any, without the lock.
+    fn call<'a>(&'a self, state: MutexGuard<'a, State>, callbacks: Callbacks) -> MutexGuard<'a, State> {
+        if callbacks.is_empty() {
+            return state;
+        }
+        drop(state);
+        callbacks.call();
+        self.lock()
+    }
+
+    /// The calling thread moves no messages any more; where nobody else does, the progress thread takes over.
+    fn stop_driving(&self, state: &mut State) {
+        state.drivers -= 1;
+        if state.drivers == 0 && !state.messages.is_idle() {
+            self.changed.notify_one();
         }
     }
 
@@ -314,9 +334,11 @@ impl MessageThread {
             return Err(stopped(&self.shared.segment));
         }
         state.messages.post(op, work, timeout, recording);
-        self.shared.progress(&mut state);
+        let callbacks = self.shared.progress(&mut state);
+        drop(state);
         // A thread that sleeps does not know of this message's deadline yet.
         self.shared.segment.doorbell(self.shared.segment.rank()).ring();
+        callbacks.call();
         Ok(())
     }
 
@@ -356,7 +378,13 @@ impl MessageThread {
         state.drivers += 1;
         let outcome = loop {
             let seen = self.shared.rings();
-            self.shared.progress(&mut state);
+            let callbacks = self.shared.progress(&mut state);
+            if !callbacks.is_empty() {
+                // A callback may take long.
+                self.shared.stop_driving(&mut state);
+                state = self.shared.call(state, callbacks);
+                state.drivers += 1;
+            }
             if let Some(outcome) = work.outcome() {
                 break Some(outcome);
             }
@@ -369,10 +397,7 @@ impl MessageThread {
             state = self.shared.sleep(state, seen, deadline);
         };
         drop(waiting);
-        state.drivers -= 1;
-        if state.drivers == 0 && !state.messages.is_idle() {
-            self.shared.changed.notify_one();
-        }
+        self.shared.stop_driving(&mut state);
         outcome
     }
 
@@ -390,9 +415,11 @@ impl MessageThread {
             failure = self.shared.segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([me]));
         }
         state.messages.fail_all(&failure);
+        let callbacks = state.messages.take_callbacks();
         drop(state);
         self.shared.changed.notify_all();
         self.shared.segment.doorbell(self.shared.segment.rank()).ring();
+        callbacks.call();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(thread);
     }
@@ -411,7 +438,8 @@ fn drive(shared: &Shared) {
             continue;
         }
         let seen = shared.rings();
-        shared.progress(&mut state);
+        let callbacks = shared.progress(&mut state);
+        state = shared.call(state, callbacks);
         if !state.messages.is_idle() {
             state = shared.sleep(state, seen, None);
         }

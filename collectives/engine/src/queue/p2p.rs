@@ -9,11 +9,12 @@
 //! does it for works nobody waits for.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::execute::presence::Presence;
-use crate::queue::work::{Outcome, Work};
+use crate::queue::work::{OnDone, Outcome, Work};
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::process::LOOK_PERIOD;
@@ -82,6 +83,31 @@ pub(crate) struct Messages {
     departures: u32,
     /// Works that ended since somebody last asked.
     ended: usize,
+    /// Callbacks of works that have ended, to be called.
+    callbacks: Callbacks,
+}
+
+/// Callbacks of works that have ended, each with how its work has. They may post messages and wait for them, so
+/// whoever calls them has no lock.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct Callbacks(Vec<(OnDone, Outcome)>);
+
+impl Callbacks {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Calls them in the order in which their works have ended.
+    pub(crate) fn call(self) {
+        self.0.into_iter().for_each(|(on_done, outcome)| on_done(&outcome));
+    }
+}
+
+impl fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Callbacks").field(&self.0.len()).finish()
+    }
 }
 
 impl Messages {
@@ -99,6 +125,7 @@ impl Messages {
             looks: 0,
             departures: 0,
             ended: 0,
+            callbacks: Callbacks::default(),
         }
     }
 
@@ -120,12 +147,18 @@ impl Messages {
         }
     }
 
-    /// Completes what was pending.
+    /// Completes what was pending; its callback is called later.
     fn end(&mut self, pending: Pending, outcome: Outcome) {
         self.ended += 1;
         self.segment.remove_pending(pending.op.kind, pending.op.root);
         self.presence.ended(pending.recording, &outcome);
-        pending.work.finish(outcome);
+        let on_done = pending.work.settle(outcome.clone());
+        self.callbacks.0.extend(on_done.map(|on_done| (on_done, outcome)));
+    }
+
+    /// Callbacks of works that have ended, for the caller to call when it has let go of the messages.
+    pub(crate) fn take_callbacks(&mut self) -> Callbacks {
+        std::mem::take(&mut self.callbacks)
     }
 
     /// Whether anything is pending.

@@ -58,12 +58,6 @@ impl Work {
         self.completion.wait(deadline)
     }
 
-    pub(crate) fn finish(&self, outcome: Outcome) {
-        if let Some(on_done) = self.settle(outcome.clone()) {
-            on_done(&outcome);
-        }
-    }
-
     /// Publishes the outcome. The callback is the caller's to call, when it holds no lock any more.
     #[must_use]
     pub(crate) fn settle(&self, outcome: Outcome) -> Option<OnDone> {
