@@ -103,8 +103,24 @@ impl Publication {
         }
     }
 
+    /// Waits for a verdict that stands, at most until then; whoever writes it wakes the caller. The caller takes over
+    /// from no writer.
+    pub fn await_standing(&self, deadline: Option<Instant>) -> bool {
+        loop {
+            // Acquire: as in `settled`.
+            let seen = self.word.atomic().load(Ordering::Acquire);
+            if seen & STATE == STANDS {
+                return true;
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return false;
+            }
+            self.word.sleep(seen, deadline);
+        }
+    }
+
     /// The first step of publishing; a writer that dies after it is spoken for.
-    pub(super) fn claims(&self, writer: u32) -> bool {
+    pub fn claims(&self, writer: u32) -> bool {
         self.swap(NONE, WRITING | writer << WRITER_SHIFT)
     }
 
@@ -275,5 +291,33 @@ mod tests {
     #[test]
     fn loom_a_writer_that_dies_after_its_effect_is_spoken_for() {
         a_writer_dies(2);
+    }
+
+    /// A writer dies over its text while one sleeps until there is one and another one has one to say, too: the sleeper
+    /// wakes up, and reads the whole of a text.
+    #[test]
+    fn loom_who_waits_for_a_dead_writer_reads_its_heir() {
+        model(|| {
+            let shared = Arc::new(Shared::default());
+            let dying = {
+                let shared = shared.clone();
+                spawn(move || {
+                    if shared.publication.claims(DYING) {
+                        shared.text[0].store(1, Ordering::Relaxed);
+                        shared.dead.store(1, Ordering::Release);
+                    }
+                })
+            };
+            let sleeper = {
+                let shared = shared.clone();
+                spawn(move || {
+                    assert!(shared.publication.await_standing(None));
+                    shared.text()
+                })
+            };
+            let said = shared.fail(2);
+            dying.join().expect("a death is no panic");
+            assert_eq!(sleeper.join().expect("the sleeper wakes up"), said);
+        });
     }
 }

@@ -10,7 +10,8 @@ use crate::layout::{FAILURE_TEXT_BYTES, LINE, WRITTEN_WORDS};
 use crate::match_key::SLOT_BYTES;
 use tpurun_memory::arena::ArenaKind;
 use tpurun_memory::failure::{Failure, FailureKind};
-use tpurun_memory::sync::{AtomicU32, AtomicU64, EVERYBODY, Ordering, Word};
+use tpurun_memory::process::Liveness;
+use tpurun_memory::sync::{AtomicU32, AtomicU64, Ordering, Publication, Writer};
 
 use super::{
     H_DECIDED, H_HOSTS, H_LOCAL, H_MOVES, H_READY, H_RUNG, H_STAGED, M_ARRIVED, M_CLOSED, M_LEFT, M_PID,
@@ -76,11 +77,6 @@ pub struct Place {
 /// The time that a rank waits for the hosts to agree on why a communicator has failed: they need two
 /// messages.
 pub const AGREEMENT: Duration = Duration::from_secs(1);
-
-// The word of the agreement.
-const UNDECIDED: u32 = 0;
-const DECIDING: u32 = 1;
-const DECIDED: u32 = 2;
 
 impl Segment {
     /// The hosts of the ranks.
@@ -299,26 +295,22 @@ impl Segment {
         Some(Failed { kind: failure.kind() as u32, blamed, text: failure.to_string() })
     }
 
-    /// Says what the hosts have agreed on; by the bridge, or by the agent, who has asked the other agents.
+    /// Says what the hosts have agreed on; by the bridge, or by the agent, who has asked the other agents. Where one of
+    /// them has begun to say it, the other one leaves it to that; unless it has died over it.
     pub fn decide(&self, failed: &Failed) {
-        // Relaxed: it protects nothing, and only one comes here.
-        let claimed = self.decided().atomic().compare_exchange(
-            UNDECIDED,
-            DECIDING,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
-        if claimed.is_err() {
-            return;
-        }
         let bytes = failed.encode();
-        // A text that is too long loses its end, as it does without other hosts.
-        let room = FAILURE_TEXT_BYTES.min(bytes.len());
-        self.region().write(self.layout().decided() + 8, &bytes[..room]);
-        self.region().at::<AtomicU32>(self.layout().decided()).store(room as u32, Ordering::Relaxed);
-        // Release: what was written above.
-        self.decided().atomic().store(DECIDED, Ordering::Release);
-        self.decided().wake(EVERYBODY);
+        let write = || {
+            // A text that is too long loses its end, as it does without other hosts.
+            let room = FAILURE_TEXT_BYTES.min(bytes.len());
+            self.region().write(self.layout().decided() + 8, &bytes[..room]);
+            self.region().at::<AtomicU32>(self.layout().decided()).store(room as u32, Ordering::Relaxed);
+        };
+        let look_at = |writer| {
+            let is_rank = writer < self.size();
+            if is_rank && self.liveness(writer) == Liveness::Gone { Writer::Gone } else { Writer::Silent }
+        };
+        // In the place of what a dead one has left, too.
+        self.decided().publish(self.writer(), write, || true, look_at, |_| write());
     }
 
     /// Ranks of several hosts need not wait until these agree on its failure, if it has failed: their agents have, or
@@ -334,15 +326,8 @@ impl Segment {
     /// Returns the failure that the hosts have agreed on; `None` when they do not in time.
     pub(super) fn agreed_failure(&self) -> Option<Failure> {
         let deadline = *self.seen_failed.get_or_init(Instant::now) + AGREEMENT;
-        loop {
-            let seen = self.decided().atomic().load(Ordering::Acquire);
-            if seen == DECIDED {
-                break;
-            }
-            if Instant::now() >= deadline {
-                return None;
-            }
-            self.decided().sleep(seen, Some(deadline));
+        if !self.decided().await_standing(Some(deadline)) {
+            return None;
         }
         let bytes = self.region().at::<AtomicU32>(self.layout().decided()).load(Ordering::Relaxed) as usize;
         let mut bytes = vec![0; bytes.min(FAILURE_TEXT_BYTES)];
@@ -355,7 +340,7 @@ impl Segment {
     #[cfg(any(test, feature = "testing"))]
     /// Whether the hosts have agreed on a failure.
     pub fn has_decided(&self) -> bool {
-        self.decided().atomic().load(Ordering::Acquire) == DECIDED
+        self.decided().await_standing(Some(Instant::now()))
     }
 
     /// The text that the hosts have agreed on, if they have.
@@ -364,7 +349,65 @@ impl Segment {
         self.has_decided().then(|| self.agreed_failure().expect("it is there").to_string())
     }
 
-    fn decided(&self) -> &Word {
+    fn decided(&self) -> &Publication {
         self.region().at(self.layout().header() + H_DECIDED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// The number of a process that has ended.
+    fn pid_of_nobody() -> u32 {
+        let mut child = Command::new("true").spawn().expect("there is true");
+        child.wait().expect("it ends");
+        child.id()
+    }
+
+    /// A segment of two hosts, of which the first rank is this process or a dead one.
+    fn segment(pid: u32) -> Segment {
+        let hosts = Hosts::parse("0 1\nn0\nn1", 2).expect("two hosts");
+        let segment = Segment::alone("dp0", 2, 4096).with_hosts(hosts);
+        segment.member_word(0, M_PID).store(pid, Ordering::Relaxed);
+        segment
+    }
+
+    fn failed(text: &str) -> Failed {
+        Failed { kind: FailureKind::RankLost as u32, blamed: vec![1], text: text.to_owned() }
+    }
+
+    /// As a process leaves it that dies after so many bytes of its text.
+    fn begin(segment: &Segment, bytes: usize) {
+        assert!(segment.decided().claims(0));
+        let text = failed("what the dead one would have said, and more of it").encode();
+        segment.region().write(segment.layout().decided() + 8, &text[..bytes.min(text.len())]);
+        let length: &AtomicU32 = segment.region().at(segment.layout().decided());
+        length.store(text.len() as u32, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn who_dies_over_what_the_hosts_agreed_on_is_spoken_for() {
+        let nobody = pid_of_nobody();
+        for bytes in [0, 1, 20, usize::MAX] {
+            let segment = segment(nobody);
+            begin(&segment, bytes);
+            assert!(!segment.has_decided());
+            segment.decide(&failed("what the agent says"));
+            assert_eq!(segment.decided_now().as_deref(), Some("what the agent says"));
+            // It stays.
+            segment.decide(&failed("what comes later"));
+            assert_eq!(segment.decided_now().as_deref(), Some("what the agent says"));
+        }
+    }
+
+    #[test]
+    fn who_lives_is_left_to_finish() {
+        let segment = segment(std::process::id());
+        begin(&segment, 5);
+        segment.decide(&failed("what the agent says"));
+        assert!(!segment.has_decided(), "the other one still writes");
     }
 }
