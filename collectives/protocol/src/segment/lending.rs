@@ -9,6 +9,9 @@ use super::{M_HANDS, Segment};
 
 /// The time between two looks at a rank that is waited for: it may die meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
+/// A rank that keeps tensors of others longer than this, in a communicator that has failed, is named in the log. A copy
+/// takes milliseconds, so the rank is probably stopped.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Segment {
     /// Does something with tensors of other ranks; nothing once the communicator has failed.
@@ -19,20 +22,70 @@ impl Segment {
 
     /// Waits until nobody has tensors of this rank in its hands any more. The communicator has failed: a rank
     /// that is not at work by now does not begin. A rank that is lost by that failure is not waited for: it
-    /// is dead, or will be before it goes on.
+    /// is dead, or will be before it goes on. A rank that is alive and does not let go is named after a while.
     pub fn take_back(&self, failure: &Failure) {
+        self.take_back_within(PATIENCE, failure, |text| tracing::warn!("{text}"));
+    }
+
+    fn take_back_within(&self, patience: Duration, failure: &Failure, say: impl Fn(&str)) {
+        let patient_until = Instant::now() + patience;
         let is_lost = |rank| {
             failure.kind() == FailureKind::RankLost && failure.ranks().contains(&self.world_rank(rank))
         };
         for rank in self.ranks().filter(|rank| *rank != self.rank()) {
             let has_nothing = |until| self.hands(rank).await_empty(Some(until));
+            let mut is_named = false;
             while !has_nothing(Instant::now()) && !is_lost(rank) && !self.is_gone(rank) {
+                if !is_named && Instant::now() >= patient_until {
+                    is_named = true;
+                    say(&self.keeps_tensors(rank));
+                }
                 has_nothing(Instant::now() + LOOK);
             }
         }
     }
 
+    fn keeps_tensors(&self, rank: u32) -> String {
+        let (keeper, me) = (self.describe(&[rank]), self.describe(&[self.rank()]));
+        let (name, pid) = (self.members().title(), self.pid(rank));
+        format!(
+            "{name} has failed, and {keeper} still has tensors of {me}, which waits for them: is it stopped? \
+             kill -CONT {pid} lets it go on"
+        )
+    }
+
     fn hands(&self, rank: u32) -> &Hands {
         self.region.at(self.layout.member(rank) + M_HANDS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::segment::M_PID;
+    use tpurun_memory::sync::Ordering;
+
+    /// A rank that lives and does not let go is named once, and is waited for until it does.
+    #[test]
+    fn who_keeps_tensors_for_long_is_named() {
+        let segment = Segment::alone("dp0", 3, 4096);
+        for rank in 0..3 {
+            segment.member_word(rank, M_PID).store(std::process::id(), Ordering::Relaxed);
+        }
+        let said = RefCell::new(vec![]);
+        let failure = Failure::new(FailureKind::Timeout, "some");
+        let holding = RefCell::new(segment.hands(2).fill(|| false));
+        let say = |text: &str| {
+            said.borrow_mut().push(text.to_owned());
+            holding.borrow_mut().take();
+        };
+        segment.take_back_within(Duration::ZERO, &failure, say);
+        let said = said.into_inner();
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("dp0 has failed, and rank 2 (host "), "{}", said[0]);
+        // Whoever has nothing is not waited for.
+        segment.take_back_within(Duration::ZERO, &failure, |_| unreachable!("nobody has any"));
     }
 }
