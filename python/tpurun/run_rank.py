@@ -8,12 +8,16 @@ that TORCHELASTIC_ERROR_FILE names, which the report is made from.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pkgutil
+import select
 import signal
+import socket
+import struct
 import sys
 import sysconfig
 import time
@@ -30,6 +34,7 @@ MAX_STACK_CHARS = 65536
 MAX_CHAIN = 256
 # Modules that an interpreter has imported before it comes to a program, and that no path changes.
 AT_START = frozenset({*sys.builtin_module_names, "encodings"})
+PR_SET_PDEATHSIG = 1
 # What the interpreter makes of a number that C cannot hold.
 NO_STATUS = 255
 
@@ -41,6 +46,7 @@ def main() -> None:
     if is_module:
         del arguments[0]
     use_whole_lines()
+    die_with_agent()
     keep_from_children()
     _end.leave(run(arguments[0], arguments[1:], is_module=is_module))
 
@@ -57,6 +63,27 @@ def keep_from_children() -> None:
     for name in ("TPURUN_CONTROL_FD", "TPURUN_BOARD_FD"):
         with contextlib.suppress(KeyError, ValueError, OSError):
             os.set_inheritable(int(os.environ[name]), False)
+
+
+def die_with_agent() -> None:
+    """Leaves no rank behind that is a process of its own, however its agent ends.
+
+    The agent may be killed before it can end the rank, and its front with it. A rank that another program has
+    started, such as a debugger, is left alone: the system sends the signal when a thread ends, and that of
+    another program may end at any time.
+    """
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        control = int(os.environ["TPURUN_CONTROL_FD"])
+        with socket.socket(fileno=os.dup(control)) as end:
+            options = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            agent, _, _ = struct.unpack("3i", options)
+            if os.getppid() == agent:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # The agent may have ended before that, and is not the parent any more.
+            watched = select.poll()
+            watched.register(end, 0)
+            if any(events & select.POLLHUP for _, events in watched.poll(0)):
+                os._exit(1)
 
 
 def run(target: str, arguments: list[str], *, is_module: bool) -> int:
