@@ -150,7 +150,7 @@ impl Communicator {
         if self.is_own() {
             return Ok(());
         }
-        let rank = self.segment.describe(&[self.segment.rank()]);
+        let rank = self.segment.roster().describe(&[self.segment.rank()]);
         let text = format!(
             "{what} of {}: expected the process that is {rank}, given process {}, a fork of it, which has no part in \
              its groups; call it in the rank, or have the fork leave its parent's world with destroy_process_group() \
@@ -204,7 +204,7 @@ impl Communicator {
     }
 
     fn post_collective(&self, op: Op, mode: Mode) -> Result<Option<Arc<Work>>, Failure> {
-        let seq = self.segment.count_posted();
+        let seq = self.segment.roster().count_posted();
         let recording = self.presence.posted(seq, &op);
         let threads = op.python_threads;
         let (on_done, lazy) = match mode {
@@ -252,10 +252,10 @@ impl Communicator {
             let text = format!(
                 "Timed out after {timeout:?}: {QUEUE_LENGTH} asynchronous operations of {} are pending on {}",
                 self.segment.members().title(),
-                self.segment.describe(&[self.segment.rank()])
+                self.segment.roster().describe(&[self.segment.rank()])
             );
             let verdict = Verdict::new(FailureKind::Timeout, text).blaming([self.segment.rank()]);
-            return Err(self.segment.fail_by(&verdict));
+            return Err(self.segment.failure_word().fail_by(&verdict));
         }
         Ok(work)
     }
@@ -314,10 +314,10 @@ impl Communicator {
             return;
         }
         let segment = &self.segment;
-        let who = segment.describe(&[segment.rank()]);
+        let who = segment.roster().describe(&[segment.rank()]);
         let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         let text = format!("{} was aborted by {who}{why}", segment.members().title());
-        segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([segment.rank()]));
+        segment.failure_word().fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([segment.rank()]));
     }
 
     /// The failure of this communicator, if it has failed.
@@ -352,8 +352,10 @@ impl Communicator {
         }
         let mut survivors = Survivors::new(segment, lost, timeout)?;
         if segment.failure().is_none() {
-            let (name, who) = (segment.members().title(), segment.describe(&[segment.rank()]));
-            segment.fail(FailureKind::Aborted, &format!("{name} was given up by {who}, which shrinks it"));
+            let (name, who) = (segment.members().title(), segment.roster().describe(&[segment.rank()]));
+            segment
+                .failure_word()
+                .fail(FailureKind::Aborted, &format!("{name} was given up by {who}, which shrinks it"));
         }
         loop {
             let members = survivors.agree()?;
@@ -415,7 +417,7 @@ impl Communicator {
 
     /// Collectives posted so far.
     pub fn seq(&self) -> u64 {
-        self.segment.posted(self.segment.rank()).load(Ordering::Relaxed)
+        self.segment.roster().posted(self.segment.rank()).load(Ordering::Relaxed)
     }
 
     /// Returns what this rank has moved for collectives of this communicator so far, for others as well.

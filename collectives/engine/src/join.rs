@@ -88,7 +88,7 @@ pub(crate) fn rendezvous(
     let segment = Arc::new(segment);
     let crossing = ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
         give_up_creation(&segment, failure);
-        segment.decide_alone();
+        segment.failure_word().decide_alone();
         give_up(failure);
     })?;
     wait_for_all(&segment, bootstrap, deadline, timeout).inspect_err(|why| bootstrap.pass_on(why))?;
@@ -119,7 +119,7 @@ fn fetched(
         let heard = segment.open_bell();
         heard.map_err(|none| segment.failure().unwrap_or_else(|| blame(none)))?;
     }
-    segment.attach()?;
+    segment.roster().attach()?;
     Ok(segment)
 }
 
@@ -133,7 +133,7 @@ fn offered_by_us(
 ) -> Result<(Segment, OwnedFd, Option<Ears>), Failure> {
     let (mut segment, fd) = Segment::create(members.clone(), hosts, settings, bootstrap.grace())?;
     let ears = if segment.is_bridged() { Some(segment.make_bell()?) } else { None };
-    segment.attach()?;
+    segment.roster().attach()?;
     bootstrap.offer(fd.as_fd())?;
     Ok((segment, fd, ears))
 }
@@ -146,7 +146,7 @@ fn wait_for_all(
 ) -> Result<(), Failure> {
     for look in 0.. {
         let until = deadline.min(Instant::now() + LOOK_PERIOD);
-        let here = match segment.attendance().wait(segment.size(), Some(until)) {
+        let here = match segment.roster().attendance().wait(segment.size(), Some(until)) {
             Standing::Whole => return Ok(()),
             Standing::Ended => break,
             Standing::Waiting(here) => here,
@@ -154,9 +154,9 @@ fn wait_for_all(
         if interrupt::is_stopped() {
             give_up_creation(segment, &interrupted(&segment.members().title()));
         } else if let Some(verdict) = hopeless(segment, bootstrap, look) {
-            segment.fail_creation(&verdict);
+            segment.failure_word().fail_creation(&verdict);
         } else if Instant::now() >= deadline {
-            segment.fail_creation(&late(segment, here, timeout));
+            segment.failure_word().fail_creation(&late(segment, here, timeout));
         }
     }
     let nobody_said = || Failure::new(FailureKind::Internal, "closed without a failure");
@@ -165,21 +165,22 @@ fn wait_for_all(
 
 /// Says that ranks which are needed are gone, if any are.
 fn hopeless(segment: &Segment, bootstrap: &dyn Bootstrap, look: u32) -> Option<Verdict> {
-    let (came, missing): (Vec<u32>, Vec<u32>) = segment.ranks().partition(|rank| segment.pid(*rank) != 0);
-    let mut lost = segment.lost_among(&came, &came, look);
+    let (came, missing): (Vec<u32>, Vec<u32>) =
+        segment.ranks().partition(|rank| segment.roster().pid(*rank) != 0);
+    let mut lost = segment.roster().lost_among(&came, &came, look);
     lost.extend(missing.iter().copied().filter(|rank| bootstrap.is_gone(*rank)));
     if lost.is_empty() {
         return None;
     }
     lost.sort_unstable();
     let title = segment.members().title();
-    let text = format!("{}: {title} can not be created", segment.describe_gone(&lost));
+    let text = format!("{}: {title} can not be created", segment.roster().describe_gone(&lost));
     Some(Verdict::new(FailureKind::RankLost, text).blaming(lost))
 }
 
 /// Says that only `here` ranks came in time.
 fn late(segment: &Segment, here: u32, timeout: Duration) -> Verdict {
-    let missing: Vec<u32> = segment.ranks().filter(|rank| segment.pid(*rank) == 0).collect();
+    let missing: Vec<u32> = segment.ranks().filter(|rank| segment.roster().pid(*rank) == 0).collect();
     let text = format!(
         "Timed out after {timeout:?} creating {}: {here} of {} ranks came, missing rank {}{}",
         segment.members().title(),
@@ -193,7 +194,11 @@ fn late(segment: &Segment, here: u32, timeout: Duration) -> Verdict {
 /// Ends the creation for all ranks because of what has failed on this one.
 fn give_up_creation(segment: &Segment, failure: &Failure) {
     let told = as_others_learn_it(segment.members(), failure);
-    segment.fail_creation(&segment.verdict(told.kind(), told.text(), told.ranks()));
+    segment.failure_word().fail_creation(&segment.failure_word().verdict(
+        told.kind(),
+        told.text(),
+        told.ranks(),
+    ));
 }
 
 /// Whether it is this rank that cannot make a group, or cannot join it: the others know nothing of that yet.

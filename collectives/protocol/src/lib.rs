@@ -1,4 +1,4 @@
-//! What two processes of a job agree on, byte for byte.
+//! The bytes that two processes of a job agree on.
 //!
 //! Where everything lies in a segment ([`layout`]) and what the words mean ([`segment`]), the board that shows what
 //! ranks do ([`board`]), frames to the agent ([`control`]) and between hosts ([`frame`], [`wire`]), match keys, and

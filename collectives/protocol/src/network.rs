@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Most connections between two processes.
 pub const MOST_CONNECTIONS: usize = 16;
 
-/// What the pieces of large rounds go over.
+/// The transport of the pieces of large rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bulk {
     /// TLS over TCP: the system does most of what QUIC does in this process.
@@ -48,16 +48,16 @@ pub fn parse_connections(text: &str) -> Result<usize, String> {
 /// A worse link between hosts than there is: what happens to datagrams on their way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Link {
-    /// Of every datagram.
+    /// The delay of every datagram.
     pub delay: Duration,
     /// Up to so much more, so that some overtake others.
     pub jitter: Duration,
-    /// Of a million, so many are lost.
+    /// Datagrams that are lost, of a million.
     pub loss: u32,
-    /// Of a million, so many come twice.
+    /// Datagrams that come twice, of a million.
     pub duplicate: u32,
-    /// Bytes a second that one process may send; 0 is as many as there are. What would wait for longer than 100 ms is
-    /// lost, as in a router.
+    /// Bytes a second that one process may send; 0 is no bound. A datagram that would wait
+    /// for longer than 100 ms is lost, as in a router.
     pub rate: u64,
 }
 

@@ -42,7 +42,7 @@ impl Supervised {
 
     /// Bytes of address space that it takes.
     pub fn bytes(&self) -> usize {
-        self.segment.bytes()
+        self.segment.layout().total()
     }
 
     /// The number that the board shows for it.
@@ -68,27 +68,39 @@ impl Supervised {
     /// Fails every pending and future operation on all its ranks; the first failure stands, and is returned.
     /// `world_ranks` are to blame.
     pub fn fail_blaming(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Failure {
-        let failure = self.segment.fail_by(&self.segment.verdict(kind, text, world_ranks));
-        self.segment.decide_alone();
+        let failure = self.segment.failure_word().fail_by(&self.segment.failure_word().verdict(
+            kind,
+            text,
+            world_ranks,
+        ));
+        self.segment.failure_word().decide_alone();
         failure
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), where not all of its ranks have come; else nothing happens.
     pub fn fail_creation(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
-        self.segment.fail_creation(&self.segment.verdict(kind, text, world_ranks));
-        self.segment.decide_alone();
+        self.segment.failure_word().fail_creation(&self.segment.failure_word().verdict(
+            kind,
+            text,
+            world_ranks,
+        ));
+        self.segment.failure_word().decide_alone();
     }
 
     /// As [`fail_blaming`](Self::fail_blaming), but its sleeping ranks wake only on [`announce`](Self::announce):
     /// a verdict on several communicators stands in all of them before anybody acts on it in one.
     pub fn fail_quietly(&self, kind: FailureKind, text: &str, world_ranks: &[u32]) {
-        self.segment.fail_quietly(&self.segment.verdict(kind, text, world_ranks));
+        self.segment.failure_word().fail_quietly(&self.segment.failure_word().verdict(
+            kind,
+            text,
+            world_ranks,
+        ));
     }
 
     /// Wakes the ranks of a communicator that has failed.
     pub fn announce(&self) {
-        self.segment.decide_alone();
-        self.segment.announce();
+        self.segment.failure_word().decide_alone();
+        self.segment.failure_word().announce();
     }
 
     /// Sets the text that every timeout of this communicator says from now on about the ranks it waits for:
@@ -99,12 +111,12 @@ impl Supervised {
 
     /// Whether this rank of the communicator has destroyed its end.
     pub fn is_closed(&self, rank: u32) -> bool {
-        rank < self.segment.size() && self.segment.is_closed(rank)
+        rank < self.segment.size() && self.segment.roster().is_closed(rank)
     }
 
     /// Whether some of its ranks are on other hosts, with segments of their own.
     pub fn is_bridged(&self) -> bool {
-        self.segment.says_it_is_bridged()
+        self.segment.remote().says_it_is_bridged()
     }
 
     /// Returns what this segment knows of the messages between two ranks of the communicator; nothing for
@@ -116,11 +128,11 @@ impl Supervised {
             return Between::default();
         }
         let load = |word: &tpurun_memory::sync::AtomicU32| word.load(tpurun_memory::sync::Ordering::Acquire);
-        let readable = segment.ring(P2P_CHANNEL, from, to).readable();
+        let readable = segment.rings().ring(P2P_CHANNEL, from, to).readable();
         Between {
-            sends: load(segment.pending_sends(from, to)),
-            receives: load(segment.pending_receives(from, to)),
-            any_receives: load(segment.pending_receives(to, to)),
+            sends: load(segment.rings().pending_sends(from, to)),
+            receives: load(segment.rings().pending_receives(from, to)),
+            any_receives: load(segment.rings().pending_receives(to, to)),
             // A ring in an impossible state is no proof of anything.
             in_flight: readable.map_or(true, |run| run.bytes > 0),
         }

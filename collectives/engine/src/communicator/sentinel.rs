@@ -181,7 +181,7 @@ fn stand_guard(shared: &Shared, generation: u64, wake: &OwnedFd) -> bool {
             guard.number == *number && guard.pidfd.as_ref().is_some_and(|own| Arc::ptr_eq(own, pidfd))
         };
         if let Some(guard) = state.guards.iter_mut().find(same) {
-            guard.segment.mourn(guard.next);
+            guard.segment.roster().mourn(guard.next);
             guard.advance();
         }
     }
@@ -198,17 +198,17 @@ impl Guard {
             if self.next == segment.rank() {
                 return;
             }
-            let pid = segment.pid(self.next);
+            let pid = segment.roster().pid(self.next);
             if pid == std::process::id() || !segment.is_here(self.next) {
                 continue;
             }
             match open(pid) {
                 // Opened first: a number that was given to another process since then is noticed here.
-                Ok(pidfd) if segment.liveness(self.next) != Liveness::Gone => {
+                Ok(pidfd) if segment.roster().liveness(self.next) != Liveness::Gone => {
                     self.pidfd = Some(Arc::new(pidfd));
                     return;
                 }
-                Ok(_) | Err(Errno::SRCH) => segment.mourn(self.next),
+                Ok(_) | Err(Errno::SRCH) => segment.roster().mourn(self.next),
                 Err(error) => {
                     let rank = segment.world_rank(self.next);
                     tracing::debug!(rank, %error, "can not watch over a rank: its death is seen later");

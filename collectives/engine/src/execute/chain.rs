@@ -154,7 +154,7 @@ impl<'a> Chained<'a> {
         let behind = BEHIND as u64;
         let is_at_once = self.taking == Taking::AtOnce;
         let most = if is_at_once { self.places } else { BEHIND };
-        let chain = segment.chain(self.places as u64, most as u64, self.near);
+        let chain = segment.rings().chain(self.places as u64, most as u64, self.near);
         let end = first + self.pieces();
         let (mut to_fold, mut to_take) = (first, first);
         while to_take < end {

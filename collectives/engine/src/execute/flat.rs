@@ -19,7 +19,7 @@ use tpurun_memory::traffic::Counter;
 use tpurun_protocol::layout::{LINE, Window};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::crossing::{Gathered, Place};
+use tpurun_protocol::segment::remote::{Gathered, Place};
 
 /// Whether the last to arrive folds what all have staged, which nobody else reads then.
 pub(crate) fn folds_together(schedule: &Schedule) -> bool {
@@ -238,7 +238,7 @@ impl<'a> Flat<'a> {
             let (offset, bytes) = (whole.offset + offset as u64, bytes as u64);
             Place { offset, bytes, ..whole }
         };
-        self.segment.set_place(turn % 2, place.map(stretch));
+        self.segment.remote().set_place(turn % 2, place.map(stretch));
         meetings.staged_half(self.op, turn, bytes, folds_own.then_some(offset))
     }
 

@@ -76,12 +76,12 @@ impl<'a> Lookout<'a> {
         }
         // A rank that died had done what it could before it was seen dead: only a wait after that counts.
         if let Some(verdict) = self.verdict.take() {
-            return Err(segment.fail_by(&verdict));
+            return Err(segment.failure_word().fail_by(&verdict));
         }
         // Most waits are shorter than it is worth to say so.
         let first = || Instant::now() + LOOK_PERIOD / 5;
         let until = self.deadline.min(*self.look.get_or_insert_with(first));
-        let now_left = segment.departures();
+        let now_left = segment.roster().departures();
         if now_left == self.departures {
             segment.doorbell(segment.rank()).wait(seen, Some(until));
         }

@@ -9,7 +9,7 @@
 //! or (N - 1) S and (N - 1) S where every rank reads its own: more to read, but nobody writes into the pages of all
 //! others, which takes longer.
 //!
-//! Over several hosts only the input of a sum is read so, by the ranks of its host (`lane/between.rs`).
+//! Over several hosts only the input of a sum is read so, by the ranks of its host (`rounds/hierarchy.rs`).
 //!
 //! A rank says where its tensors are in the window it would stage them in. When one of them has a tensor
 //! elsewhere, which all learn at the meeting, the operation is staged instead (`flat.rs`).
@@ -29,7 +29,7 @@ use tpurun_memory::traffic::Counter;
 use tpurun_protocol::layout::LINE;
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::crossing::Place;
+use tpurun_protocol::segment::remote::Place;
 
 /// Smaller tensors are staged, or smaller chunks that are only copied: reading where they are takes longer than
 /// copying them twice.
@@ -158,7 +158,7 @@ impl Mapping {
     }
 }
 
-/// The places that the first half of a fold between hosts reads from, without staging (`lane/between.rs`).
+/// The places that the first half of a fold between hosts reads from, without staging (`rounds/hierarchy.rs`).
 impl Mapping {
     /// Where a tensor begins that is one piece of an arena, if all ranks of this host can read it there.
     pub(crate) fn place(&mut self, segment: &Segment, arenas: &Arenas, tensor: &Spans) -> Option<Place> {
@@ -190,11 +190,11 @@ impl Mapping {
     ) -> Result<Spans, Failure> {
         let index = segment.ranks_here().iter().position(|other| *other == rank);
         let Peers::Ready(arenas) = &self.0[kind as usize] else {
-            return Err(segment.corrupt(rank, NOT_THERE));
+            return Err(segment.failure_word().corrupt(rank, NOT_THERE));
         };
         let arena = index.and_then(|index| arenas.get(index));
         let spans = arena.and_then(|arena| Spans::of_peer(arena, &[(offset, bytes)], 1));
-        spans.ok_or_else(|| segment.corrupt(rank, NOT_THERE))
+        spans.ok_or_else(|| segment.failure_word().corrupt(rank, NOT_THERE))
     }
 }
 
@@ -353,7 +353,7 @@ impl Mapped {
         });
         let tensors: Result<Vec<Tensors<'_>>, Wrong> = told.collect();
         let plan = tensors.and_then(|tensors| tasks(op, &tensors, owners));
-        plan.map_err(|(rank, what)| segment.corrupt(rank as u32, what))
+        plan.map_err(|(rank, what)| segment.failure_word().corrupt(rank as u32, what))
     }
 }
 

@@ -267,7 +267,7 @@ impl Rounds {
         if let Err(failure) = result
             && self.is_lent
         {
-            self.segment.take_back(failure);
+            self.segment.loans().take_back(failure);
         }
         self.is_lent = false;
     }
@@ -389,7 +389,7 @@ impl Rounds {
     /// The last to arrive does what is to be done for all.
     fn arrive(&mut self, meet: &Meet<'_>, about: About) -> Result<Arrival, Failure> {
         let round = self.round;
-        self.segment.set_arrived(round);
+        self.segment.roster().set_arrived(round);
         self.tell_bridge(meet, about);
         let arrival = self.segment.meeting().arrive(self.segment.size());
         if arrival == Arrival::Last {
@@ -424,12 +424,14 @@ impl Rounds {
         let slots: SmallVec<[Slot<'_>; 64]> =
             segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
         if let Err(difference) = match_key::compare(&slots, segment.matching()) {
-            return Err(segment.fail_by(&verdict::mismatch(segment, meet.seq, &difference)));
+            return Err(segment.failure_word().fail_by(&verdict::mismatch(segment, meet.seq, &difference)));
         }
         if splits::needed(meet.op.kind)
             && let Err(pairs) = splits::compare(segment, parity)
         {
-            return Err(segment.fail_by(&splits::mismatch(segment, meet.op, meet.seq, &slots, &pairs)));
+            return Err(segment
+                .failure_word()
+                .fail_by(&splits::mismatch(segment, meet.op, meet.seq, &slots, &pairs)));
         }
         let rounds = slots.iter().map(Slot::rounds).max().unwrap_or(1);
         let uneven = meet.op.kind == OpKind::AllToAll && splits::uneven(segment, parity);
@@ -471,8 +473,8 @@ impl Rounds {
             {
                 break Err(failure);
             }
-            if self.segment.departures() != departures {
-                departures = self.segment.departures();
+            if self.segment.roster().departures() != departures {
+                departures = self.segment.roster().departures();
                 self.give_up_if_hopeless(meet, round);
             }
             match meeting.wait(round, self.patience(meet), bound, nudges) {

@@ -31,10 +31,10 @@ pub(crate) fn run(
         let seen = lookout.rings();
         let round = drive(&mut execution, &mut transport);
         if let Some((rank, what)) = transport.corrupt() {
-            return Err(segment.corrupt(rank, &what));
+            return Err(segment.failure_word().corrupt(rank, &what));
         }
         let round = round.map_err(|error| match error {
-            DriveError::Lost { rank } => segment.corrupt(rank, "a ring that can not be used"),
+            DriveError::Lost { rank } => segment.failure_word().corrupt(rank, "a ring that can not be used"),
             DriveError::Execution(error) => broken(segment, op, &error),
         })?;
         if execution.is_done() {
@@ -49,5 +49,5 @@ pub(crate) fn run(
 
 fn broken(segment: &Segment, op: &Op, error: &ExecutionError) -> Failure {
     let text = format!("{} of {}: {error}", op.kind, segment.members().title());
-    segment.fail(FailureKind::Internal, &text)
+    segment.failure_word().fail(FailureKind::Internal, &text)
 }

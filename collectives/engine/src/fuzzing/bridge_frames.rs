@@ -33,17 +33,17 @@ fn run(bytes: &[u8]) {
         match input.below(6) {
             // The ranks here come to their next round, and the other hosts are told.
             0 => {
-                segment.count_written(|| {});
-                segment.count_written(|| {});
+                segment.remote().count_written(|| {});
+                segment.remote().count_written(|| {});
                 drop(bridge.look_closely());
             }
             1 => {
-                segment.notify(1);
+                segment.rings().notify(1);
                 drop(bridge.look());
             }
             2 => stream = input.take(64).to_vec(),
             3 => {
-                let ring = segment.ring(P2P_CHANNEL, 0, 1);
+                let ring = segment.rings().ring(P2P_CHANNEL, 0, 1);
                 ring.publish(input.below(9) as u32);
             }
             _ => {

@@ -12,7 +12,7 @@ use tpurun_memory::buffer::Spans;
 use tpurun_memory::traffic::Counter;
 use tpurun_protocol::op::Op;
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::crossing::Place;
+use tpurun_protocol::segment::remote::Place;
 use tpurun_protocol::testing::{KINDS, chunks, op};
 
 pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };

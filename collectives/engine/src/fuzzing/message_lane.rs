@@ -50,7 +50,7 @@ fn run(bytes: &[u8]) {
             }
             5 => lie(&segment, &mut input, peer),
             6 => {
-                let ring = segment.ring(P2P_CHANNEL, 0, peer);
+                let ring = segment.rings().ring(P2P_CHANNEL, 0, peer);
                 if let Ok(run) = ring.readable() {
                     ring.consume(run.bytes.min(input.byte().into()));
                 }
@@ -92,10 +92,10 @@ fn write_header(segment: &Segment, input: &mut Input<'_>, memory: &mut Memory, p
 
 /// As the peer would, as long as its counters are in order.
 fn write(segment: &Segment, peer: u32, bytes: &[u8]) {
-    let ring = segment.ring(P2P_CHANNEL, peer, 0);
+    let ring = segment.rings().ring(P2P_CHANNEL, peer, 0);
     let Ok(run) = ring.writable() else { return };
     if run.bytes as usize >= bytes.len() {
-        segment.write_run(segment.layout().ring_data(P2P_CHANNEL, peer, 0), run, bytes);
+        segment.rings().write_run(segment.layout().ring_data(P2P_CHANNEL, peer, 0), run, bytes);
         ring.publish(bytes.len() as u32);
     }
 }

@@ -78,12 +78,12 @@ fn descriptor(input: &mut Input<'_>, ranks: u32) -> Option<OwnedFd> {
 /// Reads what a rank reads of a segment besides slots and messages.
 fn look_around(segment: &Segment, input: &mut Input<'_>) {
     let ranks: Vec<u32> = segment.ranks().collect();
-    let _ = (segment.matching(), segment.planned_cpus(), segment.describe(&ranks));
+    let _ = (segment.matching(), segment.planned_cpus(), segment.roster().describe(&ranks));
     let round = input.u32();
-    assert!(segment.missing(round).len() <= ranks.len());
+    assert!(segment.roster().missing(round).len() <= ranks.len());
     for rank in ranks {
-        let _ = segment.liveness(rank);
-        let _ = segment.ring(0, rank, segment.rank()).readable();
+        let _ = segment.roster().liveness(rank);
+        let _ = segment.rings().ring(0, rank, segment.rank()).readable();
     }
     let opened = segment.meeting().wait(round, Patience::NONE, Bound::Awake, 0);
     if let Opened::Help { piece, of } = opened {

@@ -134,7 +134,7 @@ fn read_rings(execution: &mut Execution, input: &mut Input<'_>) {
     let mut transport = ShmTransport::new(&segment, CHANNELS);
     while !input.is_empty() {
         let (channel, from) = (input.below(CHANNELS) as u32, 1 + input.below(RANKS - 1) as u32);
-        let ring = segment.ring(channel, from, 0);
+        let ring = segment.rings().ring(channel, from, 0);
         let data = segment.layout().ring_data(channel, from, 0);
         let bytes = match input.below(4) {
             0 => input.take(64).to_vec(),
@@ -149,7 +149,7 @@ fn read_rings(execution: &mut Execution, input: &mut Input<'_>) {
             }
         };
         if let Ok(run) = ring.writable() {
-            segment.write_run(data, run, &bytes);
+            segment.rings().write_run(data, run, &bytes);
             ring.publish(run.bytes.min(bytes.len() as u32));
         }
         if drive(execution, &mut transport).is_err() || transport.corrupt().is_some() {

@@ -148,9 +148,9 @@ impl Bridge {
         }
         // Before the rest: what a rank has sent before it left is there, too, then.
         let ranks: Vec<(u32, Status)> =
-            self.own_ranks().into_iter().map(|rank| (rank, segment.status(rank))).collect();
+            self.own_ranks().into_iter().map(|rank| (rank, segment.roster().status(rank))).collect();
         self.tell_members(&mut out);
-        while segment.local_rounds() > self.sent {
+        while segment.remote().local_rounds() > self.sent {
             self.send_round(&mut out);
             self.sent += 1;
         }
@@ -208,7 +208,7 @@ impl Bridge {
 
     fn tell_members(&mut self, out: &mut Outbox) {
         for rank in self.own_ranks() {
-            let pid = self.segment.pid(rank);
+            let pid = self.segment.roster().pid(rank);
             if pid != 0 && !self.ranks[rank as usize].is_there {
                 self.ranks[rank as usize].is_there = true;
                 self.to_all(out, about(Kind::Member, rank, 4), &pid.to_le_bytes());
@@ -226,12 +226,12 @@ impl Bridge {
         if self.verdict == Verdicts::Decided {
             return;
         }
-        let Some(failed) = self.segment.candidate() else { return };
+        let Some(failed) = self.segment.failure_word().candidate() else { return };
         let decides = self.peers.iter().position(|peer| !peer.is_lost).expect("this host is not lost") as u32;
         let rank = self.segment.rank();
         if decides == self.segment.host() {
             self.verdict = Verdicts::Decided;
-            self.segment.decide(&failed);
+            self.segment.failure_word().decide(&failed);
             let failed = failed.encode();
             self.to_all(out, about(Kind::Failed, rank, failed.len()), &failed);
         } else if self.verdict != Verdicts::Proposed(decides) {
@@ -244,7 +244,7 @@ impl Bridge {
     fn carry_rings(&mut self, out: &mut Outbox) {
         let segment = self.segment.clone();
         // Acquire: then what has moved is seen below.
-        let moves = segment.moves().load(Ordering::Acquire);
+        let moves = segment.rings().moves().load(Ordering::Acquire);
         if std::mem::replace(&mut self.moves, moves) == moves {
             return;
         }
@@ -255,8 +255,11 @@ impl Bridge {
                         .carry_out(channel, here, there, out)
                         .and_then(|()| self.tell_taken(channel, there, here, out));
                     if let Err(error) = carried {
-                        let text = format!("{} wrote what can not be: {error}", segment.describe(&[here]));
-                        segment.fail_here(&Verdict::new(FailureKind::Internal, text).blaming([here]));
+                        let text =
+                            format!("{} wrote what can not be: {error}", segment.roster().describe(&[here]));
+                        segment
+                            .failure_word()
+                            .fail_here(&Verdict::new(FailureKind::Internal, text).blaming([here]));
                         return;
                     }
                 }
@@ -267,7 +270,7 @@ impl Bridge {
     /// Sends the bytes that `from` has put into its ring since the last look.
     fn carry_out(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
         let segment = &self.segment;
-        let filled = segment.ring(channel, from, to).readable()?;
+        let filled = segment.rings().ring(channel, from, to).readable()?;
         let Carried { moved, taken } = self.rings.get(&(channel, from, to)).copied().unwrap_or_default();
         let mut fresh = filled.after((moved - taken) as u32);
         if fresh.bytes == 0 {
@@ -279,7 +282,7 @@ impl Bridge {
         while fresh.bytes > 0 {
             let bytes = fresh.bytes.min(MOST_BYTES as u32);
             let header = Header { kind: Kind::Ring, rank: from, round: channel, offset: to, bytes };
-            frames.push_with(&header, |payload| segment.read_run(data, fresh, payload));
+            frames.push_with(&header, |payload| segment.rings().read_run(data, fresh, payload));
             fresh = fresh.after(bytes);
         }
         Ok(())
@@ -288,7 +291,7 @@ impl Bridge {
     /// Tells how much `to` has taken out of the ring since the last look.
     fn tell_taken(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
         let Some(carried) = self.rings.get_mut(&(channel, from, to)) else { return Ok(()) };
-        let left = self.segment.ring(channel, from, to).readable()?.bytes;
+        let left = self.segment.rings().ring(channel, from, to).readable()?.bytes;
         let taken = carried.moved - u64::from(left).min(carried.moved);
         if taken > carried.taken {
             carried.taken = taken;
@@ -304,12 +307,12 @@ impl Bridge {
         let (channel, from, to) = (header.round, header.rank, header.offset);
         self.check_ring(channel, to)?;
         let segment = &self.segment;
-        let ring = segment.ring(channel, from, to);
+        let ring = segment.rings().ring(channel, from, to);
         let room = ring.writable().map_err(|_| Wrong("bytes for a ring that can not be used"))?;
         if (room.bytes as usize) < payload.len() {
             return Err(Wrong("more bytes for a ring than fit"));
         }
-        segment.write_run(segment.layout().ring_data(channel, from, to), room, payload);
+        segment.rings().write_run(segment.layout().ring_data(channel, from, to), room, payload);
         ring.publish(payload.len() as u32);
         self.rings.entry((channel, from, to)).or_default().moved += payload.len() as u64;
         segment.doorbell(to).ring();
@@ -325,7 +328,7 @@ impl Bridge {
         if taken < carried.taken || taken > carried.moved {
             return Err(Wrong("a count of bytes that were not sent"));
         }
-        self.segment.ring(channel, from, to).consume((taken - carried.taken) as u32);
+        self.segment.rings().ring(channel, from, to).consume((taken - carried.taken) as u32);
         carried.taken = taken;
         self.segment.doorbell(from).ring();
         Ok(())
@@ -399,7 +402,7 @@ impl Bridge {
                     return Err(Wrong("a rank that comes twice, or as no process"));
                 }
                 known.is_there = true;
-                segment.attach_remote(header.rank, pid);
+                segment.roster().attach_remote(header.rank, pid);
                 Ok(())
             }
             Kind::Ring => self.fill_ring(header, payload),
@@ -409,7 +412,7 @@ impl Bridge {
                 // It may be one round ahead of what is open here.
                 let arrived = status.arrived.min(self.peers[host as usize].arrived + 1);
                 let status = Status { arrived, ..status };
-                segment.put_status(header.rank, &status);
+                segment.roster().put_status(header.rank, &status);
                 Ok(())
             }
             Kind::Failed | Kind::Proposed => {
@@ -419,13 +422,13 @@ impl Bridge {
                 }
                 if header.kind == Kind::Failed && self.verdict != Verdicts::Decided {
                     self.verdict = Verdicts::Decided;
-                    segment.decide(&failed);
+                    segment.failure_word().decide(&failed);
                     self.heard = Some(failed.clone());
                 }
                 // The communicator fails here, unless it has failed already. A proposed failure is decided on at the
                 // next look.
                 let kind = FailureKind::from_code(failed.kind);
-                segment.fail_here(&Verdict::new(kind, failed.text).blaming(failed.blamed));
+                segment.failure_word().fail_here(&Verdict::new(kind, failed.text).blaming(failed.blamed));
                 Ok(())
             }
         }
@@ -489,7 +492,7 @@ impl Bridge {
             Pieces::Missing => return,
             Pieces::Lost => return self.miss_pieces(host),
         }
-        segment.arrive_for(segment.hosts().ranks(host), peer.arrived as u32);
+        segment.roster().arrive_for(segment.hosts().ranks(host), peer.arrived as u32);
         peer.arrived += 1;
         peer.ahead.pop_front();
     }
@@ -512,8 +515,8 @@ impl Bridge {
         if !std::mem::replace(&mut self.peers[host as usize].is_lost, true) {
             let ranks = self.segment.hosts().ranks(host).iter();
             ranks
-                .filter(|rank| self.segment.left(**rank).is_none())
-                .for_each(|rank| self.segment.mourn(*rank));
+                .filter(|rank| self.segment.roster().left(**rank).is_none())
+                .for_each(|rank| self.segment.roster().mourn(*rank));
         }
     }
 
@@ -525,7 +528,7 @@ impl Bridge {
             segment.hosts().name(host)
         );
         let blamed = segment.hosts().ranks(host);
-        segment.fail_here(&Verdict::new(FailureKind::RankLost, text).blaming(blamed));
+        segment.failure_word().fail_here(&Verdict::new(FailureKind::RankLost, text).blaming(blamed));
     }
 
     /// Fails the communicator here: large rounds can not be sent to a host.
@@ -536,7 +539,7 @@ impl Bridge {
             segment.hosts().name(host)
         );
         let first = segment.hosts().first(host);
-        segment.fail_here(&Verdict::new(FailureKind::Transport, text).blaming([first]));
+        segment.failure_word().fail_here(&Verdict::new(FailureKind::Transport, text).blaming([first]));
     }
 
     /// Fails the communicator here, as it can not go on: something that a host sent can not be.
@@ -544,7 +547,7 @@ impl Bridge {
         let segment = &self.segment;
         let first = segment.hosts().first(host);
         let text = format!("host {} sent what can not be: {wrong}", segment.hosts().name(host));
-        segment.fail_here(&Verdict::new(FailureKind::Internal, text).blaming([first]));
+        segment.failure_word().fail_here(&Verdict::new(FailureKind::Internal, text).blaming([first]));
     }
 }
 
@@ -565,7 +568,7 @@ struct Stretch {
 fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
     let parity = (round % 2) as usize;
     let of_rank = |rank: &u32| {
-        let (rank, written) = (*rank, segment.written(*rank, parity));
+        let (rank, written) = (*rank, segment.remote().written(*rank, parity));
         let kinds =
             [(Kind::Slot, written.slot), (Kind::Behind, written.behind), (Kind::Splits, written.splits)];
         kinds.map(|(kind, bytes)| {
@@ -582,7 +585,7 @@ fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
     let own_ranks = segment.ranks_here();
     let mut bulk = vec![];
     for rank in own_ranks.iter().copied() {
-        let written = segment.written(rank, parity);
+        let written = segment.remote().written(rank, parity);
         let mut add = |kind, place, offset, bytes, to| {
             bulk.push(Stretch { kind, rank, place, offset, bytes, to });
         };
@@ -593,7 +596,7 @@ fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
         let for_each = if written.is_partial { partial } else { window };
         if written.stride > 0 {
             for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
-                let bytes = segment.written_for(rank, parity, to).min(written.stride);
+                let bytes = segment.remote().written_for(rank, parity, to).min(written.stride);
                 let offset = written.stride * to as usize;
                 if offset + bytes <= layout.window_bytes() {
                     add(Kind::Window, for_each, offset, bytes, Some(segment.hosts().of(to)));

@@ -112,7 +112,9 @@ impl<'a> Survivors<'a> {
     fn is_present(&self, rank: u32) -> bool {
         let segment = self.segment;
         rank == segment.rank()
-            || !(segment.is_mourned(rank) || lost_of(segment).has(rank) || segment.left(rank).is_some())
+            || !(segment.roster().is_mourned(rank)
+                || lost_of(segment).has(rank)
+                || segment.roster().left(rank).is_some())
     }
 
     /// Whether any of `missing` turns out to be gone; the other survivors are told, who look at others.
@@ -120,9 +122,9 @@ impl<'a> Survivors<'a> {
         let segment = self.segment;
         let has_come = |rank: &u32| missing.binary_search(rank).is_err();
         let waiting: Vec<u32> = segment.ranks().filter(has_come).collect();
-        let gone = segment.gone_among(missing, &waiting, self.looks);
+        let gone = segment.roster().gone_among(missing, &waiting, self.looks);
         self.looks = self.looks.wrapping_add(1);
-        gone.iter().for_each(|rank| segment.mourn(*rank));
+        gone.iter().for_each(|rank| segment.roster().mourn(*rank));
         if !gone.is_empty() {
             segment.bell().ring();
         }
@@ -143,7 +145,8 @@ impl<'a> Survivors<'a> {
     }
 
     fn given_up(&self) -> Failure {
-        let (who, name) = (self.segment.describe(&[self.segment.rank()]), self.segment.members().title());
+        let (who, name) =
+            (self.segment.roster().describe(&[self.segment.rank()]), self.segment.members().title());
         let text = format!("{who} was given up by the other ranks of {name}, which go on without it");
         Failure::new(FailureKind::RankLost, text).blaming([self.segment.world_rank(self.segment.rank())])
     }
@@ -163,10 +166,10 @@ impl<'a> Survivors<'a> {
             self.timeout,
             segment.members().title(),
             segment.size(),
-            segment.describe(missing)
+            segment.roster().describe(missing)
         );
         if !absent.is_empty() {
-            text += &format!("; {} lost", segment.describe(&absent));
+            text += &format!("; {} lost", segment.roster().describe(&absent));
         }
         Failure::new(FailureKind::Timeout, text).blaming(segment.in_world(missing))
     }
@@ -202,7 +205,7 @@ impl Bootstrap for SegmentBootstrap<'_> {
             told.unwrap_or_else(|failure| tracing::warn!(%failure, "nobody watches over the survivors"));
         }
         let place = u64::from(self.members.epoch) << 32 | u64::from(segment.as_raw_fd() as u32);
-        self.segment.offered(self.segment.rank()).store(place, Ordering::Release);
+        self.segment.roster().offered(self.segment.rank()).store(place, Ordering::Release);
         self.segment.bell().ring();
         Ok(())
     }
@@ -211,19 +214,20 @@ impl Bootstrap for SegmentBootstrap<'_> {
         let first = self.old(0);
         loop {
             let seen = self.segment.bell().rings();
-            let place = self.segment.offered(first).load(Ordering::Acquire);
+            let place = self.segment.roster().offered(first).load(Ordering::Acquire);
             if (place >> 32) as u32 == self.members.epoch {
                 return open_of_process(
                     "the shared segment of rank 0",
                     Kind::Memory,
-                    self.segment.pid(first),
+                    self.segment.roster().pid(first),
                     place as u32,
                 );
             }
-            let (who, name) = (self.segment.describe(&[first]), self.members.title());
+            let (who, name) = (self.segment.roster().describe(&[first]), self.members.title());
             let blamed = [self.segment.world_rank(first)];
             if self.is_gone(0) {
-                let text = format!("{}: {name} can not be created", self.segment.describe_gone(&[first]));
+                let text =
+                    format!("{}: {name} can not be created", self.segment.roster().describe_gone(&[first]));
                 return Err(Failure::new(FailureKind::RankLost, text).blaming(blamed));
             }
             if interrupt::is_stopped() {
@@ -238,6 +242,6 @@ impl Bootstrap for SegmentBootstrap<'_> {
     }
 
     fn is_gone(&self, rank: u32) -> bool {
-        self.segment.liveness(self.old(rank)) == Liveness::Gone
+        self.segment.roster().liveness(self.old(rank)) == Liveness::Gone
     }
 }

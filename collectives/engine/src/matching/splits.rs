@@ -73,13 +73,13 @@ pub(crate) fn mismatch(segment: &Segment, op: &Op, seq: u64, slots: &[Slot<'_>],
     let at = |rank: u32| slots[rank as usize].posted().to_string();
     let lines: Vec<String> = if by_from.len() <= by_to.len() {
         let line = |((from, sent, expected), to): (Key, Vec<u32>)| {
-            let (who, whom) = (segment.describe(&[from]), segment.describe(&to));
+            let (who, whom) = (segment.roster().describe(&[from]), segment.roster().describe(&to));
             format!("{who} posted {sent} elements for {whom}, expected {expected}, in {}", at(from))
         };
         by_from.into_iter().map(line).collect()
     } else {
         let line = |((to, sent, expected), from): (Key, Vec<u32>)| {
-            let (who, whom) = (segment.describe(&[to]), segment.describe(&from));
+            let (who, whom) = (segment.roster().describe(&[to]), segment.roster().describe(&from));
             format!("{who} expects {expected} elements from {whom}, given {sent}, in {}", at(to))
         };
         by_to.into_iter().map(line).collect()

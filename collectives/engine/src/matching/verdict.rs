@@ -34,8 +34,9 @@ pub(crate) fn of_classes(
         };
         let mut texts: Vec<_> = class.iter().collect();
         texts.sort_by_key(|(ranks, _)| (usize::MAX - ranks.len(), ranks.first()));
-        let line =
-            |(ranks, text): &(Vec<u32>, String)| format!("{side}{} {did}{text}", segment.describe(ranks));
+        let line = |(ranks, text): &(Vec<u32>, String)| {
+            format!("{side}{} {did}{text}", segment.roster().describe(ranks))
+        };
         lines.extend(texts.into_iter().map(line));
     }
     Verdict::new(FailureKind::Mismatch, listed(head, &lines, kinds)).blaming(guilty)

@@ -47,7 +47,7 @@ pub(crate) fn compare(segment: &Segment, op: &Op, seq: u64, parity: usize) -> Re
     let name = segment.members().title();
     let posted = tpurun_protocol::match_key::Posted::of(op);
     let head = format!("results differ after operation {seq} of {name}, {posted}");
-    Err(segment.fail_by(&verdict::of_classes(segment, head, "have ", "results", &classes)))
+    Err(segment.failure_word().fail_by(&verdict::of_classes(segment, head, "have ", "results", &classes)))
 }
 
 /// The same for the same bytes, however they are cut into pieces. Apart: an operation whose result is not looked at has

@@ -267,7 +267,7 @@ impl Shared {
             state.messages.check();
         }));
         if let Err(panic) = moved {
-            let failure = self.segment.fail(FailureKind::Internal, &bug(&*panic));
+            let failure = self.segment.failure_word().fail(FailureKind::Internal, &bug(&*panic));
             state.messages.fail_all(&failure);
         }
         if state.messages.take_ended() && state.drivers > 0 {
@@ -408,11 +408,15 @@ impl MessageThread {
         state.stopped = true;
         let mut failure = stopped(&self.shared.segment);
         if state.messages.has_torn_send() {
-            let who = self.shared.segment.describe(&[self.shared.segment.rank()]);
+            let who = self.shared.segment.roster().describe(&[self.shared.segment.rank()]);
             let text =
                 format!("{who} shut {} down in the middle of a send", self.shared.segment.members().title());
             let me = self.shared.segment.rank();
-            failure = self.shared.segment.fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([me]));
+            failure = self
+                .shared
+                .segment
+                .failure_word()
+                .fail_by(&Verdict::new(FailureKind::Aborted, text).blaming([me]));
         }
         state.messages.fail_all(&failure);
         let callbacks = state.messages.take_callbacks();

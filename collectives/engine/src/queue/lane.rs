@@ -100,7 +100,7 @@ impl Lane {
     fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         let segment = self.rounds.segment.clone();
         catch_unwind(AssertUnwindSafe(|| run(self)))
-            .unwrap_or_else(|panic| Err(segment.fail(FailureKind::Internal, &bug(&*panic))))
+            .unwrap_or_else(|panic| Err(segment.failure_word().fail(FailureKind::Internal, &bug(&*panic))))
     }
 
     fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {

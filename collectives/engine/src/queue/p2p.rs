@@ -133,8 +133,8 @@ impl Messages {
     pub(crate) fn post(&mut self, op: Op, work: Arc<Work>, timeout: Duration, recording: Option<Recording>) {
         let timeout = op.timeout.unwrap_or(timeout);
         let pending = Pending { op, work, deadline: Instant::now() + timeout, timeout, recording, moved: 0 };
-        self.segment.add_pending(pending.op.kind, pending.op.root);
-        if self.segment.departures() > 0 {
+        self.segment.rings().add_pending(pending.op.kind, pending.op.root);
+        if self.segment.roster().departures() > 0 {
             // It may wait for one of those that are gone.
             self.look = Instant::now();
         }
@@ -150,7 +150,7 @@ impl Messages {
     /// Completes what was pending; its callback is called later.
     fn end(&mut self, pending: Pending, outcome: Outcome) {
         self.ended += 1;
-        self.segment.remove_pending(pending.op.kind, pending.op.root);
+        self.segment.rings().remove_pending(pending.op.kind, pending.op.root);
         self.presence.ended(pending.recording, &outcome);
         let on_done = pending.work.settle(outcome.clone());
         self.callbacks.0.extend(on_done.map(|on_done| (on_done, outcome)));
@@ -212,11 +212,11 @@ impl Messages {
             Verdict::new(FailureKind::Timeout, text).blaming(Vec::from_iter(pending.op.root))
         });
         if let Some(verdict) = late {
-            let failure = self.segment.fail_by(&verdict);
+            let failure = self.segment.failure_word().fail_by(&verdict);
             self.fail_all(&failure);
-        } else if now >= self.look || self.segment.departures() != self.departures {
+        } else if now >= self.look || self.segment.roster().departures() != self.departures {
             self.look = now + LOOK_PERIOD;
-            self.departures = self.segment.departures();
+            self.departures = self.segment.roster().departures();
             self.look_after_peers();
         }
     }
@@ -228,8 +228,8 @@ impl Messages {
         peers.dedup();
         self.looks = self.looks.wrapping_add(1);
         let all: Vec<u32> = segment.ranks().collect();
-        let lost = segment.lost_among(&peers, &all, self.looks);
-        peers.retain(|peer| lost.contains(peer) || segment.left(*peer).is_some());
+        let lost = segment.roster().lost_among(&peers, &all, self.looks);
+        peers.retain(|peer| lost.contains(peer) || segment.roster().left(*peer).is_some());
         if peers.is_empty() {
             return;
         }
@@ -248,17 +248,17 @@ impl Messages {
         let verdict = stuck.map(|pending| {
             let (posted, name) = (Posted::of(&pending.op), segment.members().title());
             let lost: Vec<u32> = self.peers(pending).into_iter().filter(gone).collect();
-            let (kind, text) = if lost.iter().any(|peer| segment.is_gone(*peer)) {
-                let gone = segment.describe_gone(&lost);
+            let (kind, text) = if lost.iter().any(|peer| segment.roster().is_gone(*peer)) {
+                let gone = segment.roster().describe_gone(&lost);
                 (FailureKind::RankLost, format!("{gone}: {posted} of {name} can not complete"))
             } else {
-                let who = segment.describe(&lost);
+                let who = segment.roster().describe(&lost);
                 (FailureKind::Deadlock, format!("{who} destroyed {name} before {posted}"))
             };
             Verdict::new(kind, text).blaming(lost)
         });
         if let Some(verdict) = verdict {
-            let failure = segment.fail_by(&verdict);
+            let failure = segment.failure_word().fail_by(&verdict);
             self.fail_all(&failure);
         }
     }
@@ -306,17 +306,18 @@ impl Messages {
 
     fn progress_sends(&mut self, to: u32) -> Result<(), Failure> {
         let segment = self.segment.clone();
-        let ring = segment.ring(P2P_CHANNEL, segment.rank(), to);
+        let ring = segment.rings().ring(P2P_CHANNEL, segment.rank(), to);
         let data = segment.layout().ring_data(P2P_CHANNEL, segment.rank(), to);
         while let Some(pending) = self.sends[to as usize].front_mut() {
-            let run = ring.writable().map_err(|error| segment.corrupt(to, &error.to_string()))?;
+            let run =
+                ring.writable().map_err(|error| segment.failure_word().corrupt(to, &error.to_string()))?;
             let mut room = run;
             if pending.moved == 0 {
                 if (run.bytes as usize) < HEADER_BYTES {
                     break;
                 }
                 let header = Header::of(&pending.op, segment.members().epoch).encode();
-                segment.write_run(data, run, &header);
+                segment.rings().write_run(data, run, &header);
                 room = run.after(HEADER_BYTES as u32);
                 pending.moved = HEADER_BYTES;
                 self.presence.first_byte(pending.recording);
@@ -335,7 +336,7 @@ impl Messages {
             let moved = run.bytes - room.bytes + now.bytes;
             if moved > 0 {
                 ring.publish(moved);
-                segment.notify(to);
+                segment.rings().notify(to);
             }
             if now.bytes as usize != left {
                 break;
@@ -348,10 +349,11 @@ impl Messages {
 
     fn progress_receives(&mut self, from: u32) -> Result<(), Failure> {
         let segment = self.segment.clone();
-        let ring = segment.ring(P2P_CHANNEL, from, segment.rank());
+        let ring = segment.rings().ring(P2P_CHANNEL, from, segment.rank());
         let data = segment.layout().ring_data(P2P_CHANNEL, from, segment.rank());
         loop {
-            let run = ring.readable().map_err(|error| segment.corrupt(from, &error.to_string()))?;
+            let run =
+                ring.readable().map_err(|error| segment.failure_word().corrupt(from, &error.to_string()))?;
             let inbound = std::mem::replace(&mut self.inbound[from as usize], Inbound::Header);
             let taken = match inbound {
                 Inbound::Header => {
@@ -359,9 +361,9 @@ impl Messages {
                         return Ok(());
                     }
                     let mut bytes = [0; HEADER_BYTES];
-                    segment.read_run(data, run, &mut bytes);
-                    let header =
-                        Header::decode(&bytes).map_err(|error| segment.corrupt(from, &error.to_string()))?;
+                    segment.rings().read_run(data, run, &mut bytes);
+                    let header = Header::decode(&bytes)
+                        .map_err(|error| segment.failure_word().corrupt(from, &error.to_string()))?;
                     if !self.begin(from, header)? {
                         return Ok(());
                     }
@@ -391,7 +393,7 @@ impl Messages {
                     let left = message.bytes.len() - message.moved;
                     let now = run.first(left.min(u32::MAX as usize) as u32);
                     let to = message.moved..message.moved + now.bytes as usize;
-                    segment.read_run(data, now, &mut message.bytes[to]);
+                    segment.rings().read_run(data, now, &mut message.bytes[to]);
                     message.moved += now.bytes as usize;
                     if message.moved == message.bytes.len() {
                         self.take_set_aside();
@@ -403,7 +405,7 @@ impl Messages {
             };
             if taken > 0 {
                 ring.consume(taken);
-                segment.notify(from);
+                segment.rings().notify(from);
             } else if !matches!(self.inbound[from as usize], Inbound::Header) {
                 return Ok(());
             }
@@ -492,7 +494,7 @@ impl Messages {
         let expected = Header::of(&receive.op, segment.members().epoch);
         if header.epoch != expected.epoch {
             let text = format!("a message of epoch {}, expected {}", header.epoch, expected.epoch);
-            return Err(segment.corrupt(from, &text));
+            return Err(segment.failure_word().corrupt(from, &text));
         }
         if header.dtype == expected.dtype && header.bytes == expected.bytes {
             return Ok(());
@@ -503,12 +505,12 @@ impl Messages {
             "message mismatch in {}, tag {}: the ranks differ in {field}\n  {} posted {}\n  {} posted {}",
             segment.members().title(),
             header.tag,
-            segment.describe(&[from]),
+            segment.roster().describe(&[from]),
             header.describe(segment.world_rank(me)),
-            segment.describe(&[me]),
+            segment.roster().describe(&[me]),
             Posted::of(&receive.op)
         );
-        Err(segment.fail(FailureKind::Mismatch, &text))
+        Err(segment.failure_word().fail(FailureKind::Mismatch, &text))
     }
 }
 
@@ -581,9 +583,9 @@ mod tests {
             (segment(&handover, 0), receiver.join().expect("it comes"))
         });
         let header = Header::of(&op(OpKind::Send), epoch).encode();
-        let ring = sender.ring(P2P_CHANNEL, 0, 1);
+        let ring = sender.rings().ring(P2P_CHANNEL, 0, 1);
         let run = ring.writable().expect("nobody wrote nonsense");
-        sender.write_run(sender.layout().ring_data(P2P_CHANNEL, 0, 1), run, &header);
+        sender.rings().write_run(sender.layout().ring_data(P2P_CHANNEL, 0, 1), run, &header);
         ring.publish(HEADER_BYTES as u32);
         let presence = Arc::new(Presence::new(None, receiver.members()));
         let mut messages = Messages::new(receiver, presence);

@@ -50,7 +50,8 @@ const GENERATION: usize = 0;
 const BYTES: usize = 4;
 const TEXT: usize = 8;
 pub(super) const NOTE_BYTES: usize = 1536;
-const _: () = assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::H_NAME + super::NAME_BYTES <= NOTE);
+const _: () =
+    assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::words::H_NAME + super::words::NAME_BYTES <= NOTE);
 
 #[cfg(test)]
 #[cfg(not(tpurun_loom))]

@@ -20,7 +20,7 @@ impl Roll for Segment {
     }
 
     fn wish(&self, rank: u32) -> &AtomicU32 {
-        self.wished(rank)
+        self.roster().wished(rank)
     }
 
     fn list(&self, rank: u32, word: usize) -> &AtomicU64 {

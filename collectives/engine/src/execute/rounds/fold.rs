@@ -62,7 +62,10 @@ impl Rounds {
 
     /// Does something with tensors of other ranks where they are.
     pub(crate) fn in_place(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        self.segment.in_place(work).unwrap_or_else(|| Err(self.poisoned().expect("it stays poisoned")))
+        self.segment
+            .loans()
+            .in_place(work)
+            .unwrap_or_else(|| Err(self.poisoned().expect("it stays poisoned")))
     }
 
     /// Folds a stretch of all ranks' windows.

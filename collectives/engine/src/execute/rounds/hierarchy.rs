@@ -17,8 +17,8 @@ use tpurun_memory::failure::Failure;
 use tpurun_protocol::match_key::{OFFER_BYTES, Slot};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::crossing::Gathered;
-use tpurun_protocol::segment::crossing::{Place, Written};
+use tpurun_protocol::segment::remote::Gathered;
+use tpurun_protocol::segment::remote::{Place, Written};
 
 use super::fold::cut;
 use super::{About, Meet, Rounds, turn_of};
@@ -112,8 +112,8 @@ impl Rounds {
         if is_first {
             written.folded = meet.between.gathered;
         }
-        segment.set_written(parity, written, &staged.each);
-        segment.count_written(|| {
+        segment.remote().set_written(parity, written, &staged.each);
+        segment.remote().count_written(|| {
             let Some((first, _)) = halves else { return };
             for (offset, bytes) in stretches {
                 self.fold_here(first, self.turn(), offset, bytes);
@@ -141,8 +141,9 @@ impl Rounds {
     /// then this one can read its own where it is.
     pub(crate) fn can_fold_own(&self, turn: usize) -> bool {
         let (segment, parity) = (&self.segment, turn % 2);
-        let is_staged = |rank: &u32| *rank == segment.rank() || segment.place(*rank, parity).is_none();
-        segment.stages_last(parity) && segment.ranks_here().iter().all(is_staged)
+        let is_staged =
+            |rank: &u32| *rank == segment.rank() || segment.remote().place(*rank, parity).is_none();
+        segment.remote().stages_last(parity) && segment.ranks_here().iter().all(is_staged)
     }
 
     /// The first half of a fold of so many bytes that this rank has for the round of this turn, if it is the last one
@@ -155,7 +156,7 @@ impl Rounds {
         own: Option<usize>,
     ) -> Result<(), Failure> {
         let first = op.reduction(self.segment.size()).first_half();
-        let is_last = self.segment.count_staged(turn % 2);
+        let is_last = self.segment.remote().count_staged(turn % 2);
         match own {
             Some(offset) => self.fold_own(first, turn, (&op.inputs, offset), bytes),
             None if is_last => return self.fold_placed(first, turn, bytes),
@@ -179,7 +180,7 @@ impl Rounds {
     fn fold_placed(&self, first: Reduction, turn: usize, bytes: usize) -> Result<(), Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
         let ranks = segment.ranks_here();
-        let places: Vec<_> = ranks.iter().map(|rank| segment.place(*rank, turn % 2)).collect();
+        let places: Vec<_> = ranks.iter().map(|rank| segment.remote().place(*rank, turn % 2)).collect();
         if first.widening() != 1 || places.iter().all(Option::is_none) {
             self.fold_here(first, turn, 0, bytes);
             return Ok(());

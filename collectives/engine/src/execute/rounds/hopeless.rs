@@ -13,14 +13,14 @@ use super::{Meet, Rounds};
 impl Rounds {
     /// Fails a round that can not be opened any more; the next look at the meeting tells whether it did.
     pub(super) fn give_up_if_hopeless(&self, meet: &Meet<'_>, round: u32) {
-        let missing = self.segment.missing(round);
+        let missing = self.segment.roster().missing(round);
         // When all came, the last of them opens the round, with the help of any of them: they must be alive,
         // but may have left since, for what they gave is here.
         let all: Vec<u32> = self.segment.ranks().collect();
         let needed = if missing.is_empty() { &all } else { &missing };
         let verdict = self.lost(meet, &missing, needed).or_else(|| self.hopeless(meet, &missing, &missing));
         if let Some(verdict) = verdict {
-            self.segment.fail_round(round, &verdict);
+            self.segment.failure_word().fail_round(round, &verdict);
         }
     }
 
@@ -37,11 +37,11 @@ impl Rounds {
             return Ok(());
         }
         let segment = &self.segment;
-        let (who, name) = (segment.describe(&[segment.rank()]), segment.members().title());
+        let (who, name) = (segment.roster().describe(&[segment.rank()]), segment.members().title());
         let text = format!("{who} shut {name} down during {}: {}", self.name(meet), self.came(&missing));
         let failure = Failure::new(FailureKind::Aborted, text).blaming([segment.world_rank(segment.rank())]);
         if self.is_lent {
-            segment.fail_round(self.round, &self.destroyed(meet, &missing, &[segment.rank()]));
+            segment.failure_word().fail_round(self.round, &self.destroyed(meet, &missing, &[segment.rank()]));
             if segment.meeting().is_open(self.round) || !segment.meeting().is_poisoned() {
                 return Ok(());
             }
@@ -55,8 +55,13 @@ impl Rounds {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         // Posts of ranks on other hosts are told now and then; that such a rank has come to a round, at once.
         let knows = |rank: &u32| self.segment.is_here(*rank) || since.elapsed() >= LOOK_PERIOD;
-        let absent = self.segment.missing(self.round);
-        self.segment.without(seq).into_iter().filter(|rank| knows(rank) && absent.contains(rank)).collect()
+        let absent = self.segment.roster().missing(self.round);
+        self.segment
+            .roster()
+            .without(seq)
+            .into_iter()
+            .filter(|rank| knows(rank) && absent.contains(rank))
+            .collect()
     }
 
     /// This rank takes no part in any later operation. Tells the others.
@@ -65,7 +70,7 @@ impl Rounds {
         let text = format!("{} was shut down by this rank", segment.members().title());
         let gone = || (seq, Failure::new(FailureKind::Aborted, text));
         let (seq, _) = self.given_up.get_or_insert_with(gone);
-        segment.leave(*seq);
+        segment.roster().leave(*seq);
     }
 
     /// Whether any of `needed` is dead, while all but `missing` wait. A rank that has destroyed the group and ended
@@ -75,12 +80,12 @@ impl Rounds {
         let waiting: Vec<u32> = segment.ranks().filter(|rank| missing.binary_search(rank).is_err()).collect();
         let look = self.looks.fetch_add(1, Ordering::Relaxed);
         // In this order: a rank leaves before it ends.
-        let mut lost = segment.lost_among(needed, &waiting, look);
-        lost.retain(|rank| segment.left(*rank).is_none());
+        let mut lost = segment.roster().lost_among(needed, &waiting, look);
+        lost.retain(|rank| segment.roster().left(*rank).is_none());
         if lost.is_empty() {
             return None;
         }
-        let text = format!("{}: {} can not complete", segment.describe_gone(&lost), self.name(meet));
+        let text = format!("{}: {} can not complete", segment.roster().describe_gone(&lost), self.name(meet));
         Some(Verdict::new(FailureKind::RankLost, text).blaming(lost))
     }
 
@@ -91,8 +96,9 @@ impl Rounds {
         if let Some(verdict) = self.lost(meet, missing, needed) {
             return Some(verdict);
         }
-        let has_left =
-            |rank: &u32| segment.left(*rank).is_some_and(|seq| seq <= meet.seq || segment.is_gone(*rank));
+        let has_left = |rank: &u32| {
+            segment.roster().left(*rank).is_some_and(|seq| seq <= meet.seq || segment.roster().is_gone(*rank))
+        };
         let left: Vec<u32> = needed.iter().copied().filter(has_left).collect();
         if !left.is_empty() {
             return Some(self.destroyed(meet, missing, &left));
@@ -106,7 +112,7 @@ impl Rounds {
     }
 
     fn destroyed(&self, meet: &Meet<'_>, missing: &[u32], left: &[u32]) -> Verdict {
-        let (who, name) = (self.segment.describe(left), self.segment.members().title());
+        let (who, name) = (self.segment.roster().describe(left), self.segment.members().title());
         let text = format!("{who} destroyed {name} before {}: {}", self.name(meet), self.came(missing));
         Verdict::new(FailureKind::Deadlock, text).blaming(left)
     }
@@ -119,7 +125,7 @@ impl Rounds {
         let (ranks, here) = (self.segment.size() as usize, self.segment.size() as usize - missing.len());
         match missing {
             [] => format!("all {ranks} ranks came, not all went on"),
-            _ => format!("{here} of {ranks} ranks came, missing {}", self.segment.describe(missing)),
+            _ => format!("{here} of {ranks} ranks came, missing {}", self.segment.roster().describe(missing)),
         }
     }
 
@@ -134,7 +140,7 @@ impl Rounds {
         let unsaid = || {
             let text =
                 format!("{} was poisoned by a process that did not say why", segment.members().title());
-            segment.fail(FailureKind::Internal, &text)
+            segment.failure_word().fail(FailureKind::Internal, &text)
         };
         segment.meeting().is_poisoned().then(|| segment.failure().unwrap_or_else(unsaid))
     }

@@ -42,7 +42,7 @@ impl<'a> ShmTransport<'a> {
     }
 
     fn ring(&self, channel: u32, from: u32, to: u32) -> (Ring<'a>, usize) {
-        (self.segment.ring(channel, from, to), self.segment.layout().ring_data(channel, from, to))
+        (self.segment.rings().ring(channel, from, to), self.segment.layout().ring_data(channel, from, to))
     }
 
     /// Reads the segment at the front of a ring into `staging`.
@@ -53,7 +53,7 @@ impl<'a> ShmTransport<'a> {
             return Ok(None);
         }
         let mut bytes = [0; HEADER_BYTES];
-        self.segment.read_run(data, run, &mut bytes);
+        self.segment.rings().read_run(data, run, &mut bytes);
         let header = Header::decode(&bytes).map_err(|error| error.to_string())?;
         let rest = run.after(HEADER_BYTES as u32);
         if header.bytes > rest.bytes {
@@ -61,7 +61,7 @@ impl<'a> ShmTransport<'a> {
             return Err(format!("a segment of {} bytes has {} in its ring", header.bytes, rest.bytes));
         }
         self.staging.resize(header.bytes as usize, 0);
-        self.segment.read_run(data, rest, &mut self.staging);
+        self.segment.rings().read_run(data, rest, &mut self.staging);
         Ok(Some(header))
     }
 }
@@ -81,10 +81,10 @@ impl Transport for ShmTransport<'_> {
         if run.bytes < bytes {
             return Sending::Full;
         }
-        self.segment.write_run(data, run, &header.encode());
-        self.segment.write_run(data, run.after(HEADER_BYTES as u32), payload);
+        self.segment.rings().write_run(data, run, &header.encode());
+        self.segment.rings().write_run(data, run.after(HEADER_BYTES as u32), payload);
         ring.publish(bytes);
-        self.segment.notify(to);
+        self.segment.rings().notify(to);
         Sending::Sent
     }
 
@@ -104,7 +104,7 @@ impl Transport for ShmTransport<'_> {
             if deliver(from, &header, &self.staging) == Delivery::Taken {
                 let (ring, _) = self.ring(channel, from, self.segment.rank());
                 ring.consume((HEADER_BYTES + self.staging.len()) as u32);
-                self.segment.notify(from);
+                self.segment.rings().notify(from);
                 self.next = (index + 1) % rings;
                 return true;
             }

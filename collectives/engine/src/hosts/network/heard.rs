@@ -20,7 +20,7 @@ impl Heard {
 
     /// A ring has come: who looks after this sees all that was rung for.
     pub(crate) fn clear(&self) {
-        self.ears.clear(self.segment.rung());
+        self.ears.clear(self.segment.remote().rung());
     }
 }
 

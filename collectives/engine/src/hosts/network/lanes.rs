@@ -97,7 +97,7 @@ impl Communicator {
     /// Whether all ranks of a host have left or are lost.
     fn has_nobody(&self, host: u32) -> bool {
         let segment = self.bridge.segment();
-        let is_gone = |rank: &u32| segment.left(*rank).is_some() || segment.is_lost(*rank);
+        let is_gone = |rank: &u32| segment.roster().left(*rank).is_some() || segment.roster().is_lost(*rank);
         segment.hosts().ranks(host).iter().all(is_gone)
     }
 }

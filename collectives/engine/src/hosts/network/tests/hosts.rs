@@ -17,7 +17,7 @@ use tpurun_protocol::authority::{Authority, RankKey};
 use tpurun_protocol::frame::Status;
 use tpurun_protocol::hosts::Hosts;
 use tpurun_protocol::network::Link;
-use tpurun_protocol::segment::crossing::Written;
+use tpurun_protocol::segment::remote::Written;
 use tpurun_protocol::segment::{Segment, Verdict};
 
 const PLACES: [&str; 3] = ["0 1\nn0\nn1", "0 0 1 2\nn0\nn1\nn2", "0 1 2 0 3 1\nn0\nn1\nn2\nn3"];
@@ -133,7 +133,7 @@ impl Ranks {
         }
         if self.leaves && self.is_done() {
             let status = Status { left: u64::from(ROUNDS) + 1, ..Status::default() };
-            self.own.iter().for_each(|rank| self.segment.put_status(*rank, &status));
+            self.own.iter().for_each(|rank| self.segment.roster().put_status(*rank, &status));
             self.leaves = false;
             moved = true;
         }
@@ -149,8 +149,13 @@ impl Ranks {
         let (segment, parity) = (&self.segment, (round % 2) as usize);
         let written = bytes(rank, round, self.window);
         segment.region().write(segment.layout().window(rank, parity), &written);
-        segment.set_written_by(rank, parity, Written { for_all: written.len(), ..Written::default() }, &[]);
-        segment.count_written(|| {});
+        segment.remote().set_written_by(
+            rank,
+            parity,
+            Written { for_all: written.len(), ..Written::default() },
+            &[],
+        );
+        segment.remote().count_written(|| {});
         if segment.meeting().arrive(segment.size()) == Arrival::Last {
             segment.meeting().open();
         }
@@ -169,10 +174,13 @@ impl Ranks {
     /// As a rank does that waits for one that is lost.
     fn give_up_lost(&self) {
         let come = self.come.iter().min().copied().unwrap_or(0);
-        let lost: Vec<u32> = self.segment.ranks().filter(|rank| self.segment.is_lost(*rank)).collect();
+        let lost: Vec<u32> =
+            self.segment.ranks().filter(|rank| self.segment.roster().is_lost(*rank)).collect();
         if !lost.is_empty() && come > 0 && !self.is_failed() {
             let text = format!("{lost:?} lost, says host {}", self.segment.host());
-            self.segment.fail_round_here(come - 1, &Verdict::new(FailureKind::RankLost, text).blaming(lost));
+            self.segment
+                .failure_word()
+                .fail_round_here(come - 1, &Verdict::new(FailureKind::RankLost, text).blaming(lost));
         }
     }
 
@@ -328,7 +336,7 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
     }
     let done: Vec<bool> = hosts.iter().flatten().map(Ranks::is_done).collect();
     let said: BTreeSet<String> =
-        hosts.iter().flatten().filter_map(|ranks| ranks.segment.decided_now()).collect();
+        hosts.iter().flatten().filter_map(|ranks| ranks.segment.failure_word().decided_now()).collect();
     let over = hosts.iter().flatten().all(|ranks| ranks.is_done() || is_told(ranks));
     assert!(over, "somebody still waits after {:?}: {done:?}, {said:?}", processes.sky.now - began);
     match case.fault {
@@ -350,7 +358,7 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
 
 /// Whether its ranks know why they can not go on, as all others say it.
 fn is_told(ranks: &Ranks) -> bool {
-    ranks.is_failed() && ranks.segment.has_decided()
+    ranks.is_failed() && ranks.segment.failure_word().has_decided()
 }
 
 fn number(name: &str, otherwise: u64) -> u64 {

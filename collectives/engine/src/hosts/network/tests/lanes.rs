@@ -298,14 +298,14 @@ fn a_connection_that_breaks_is_cut_off_at_last() {
     assert!(until(LIMIT, &mut [&mut other], |_| segment.failure().is_some()));
     let text = segment.failure().unwrap().text().to_owned();
     assert!(text.starts_with("large rounds do not reach host n0: TCP connection to 127.0.0.1:"), "{text}");
-    assert!(!segment.is_lost(0));
+    assert!(!segment.roster().is_lost(0));
 }
 
 /// The ranks of a host have left, which QUIC has said: nothing is missed.
 #[test]
 fn a_connection_of_who_has_left_may_break() {
     let (one, mut other, segment) = connected();
-    segment.put_status(0, &Status { arrived: 1, posted: 1, left: 2, lost: 0 });
+    segment.roster().put_status(0, &Status { arrived: 1, posted: 1, left: 2, lost: 0 });
     drop(one);
     assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
     other.ahead = 2 * SILENCE;
@@ -372,7 +372,7 @@ fn who_leaves_is_not_lost() {
     one.leave();
     let is_left = |ends: &[&mut End]| !ends[0].lanes.knows(ID) && !ends[1].lanes.is_open(ID, 0);
     assert!(until(LIMIT, &mut [&mut one, &mut other], is_left));
-    assert!(!segment.is_lost(0) && !own.is_lost(1));
+    assert!(!segment.roster().is_lost(0) && !own.roster().is_lost(1));
     assert!(segment.failure().is_none() && own.failure().is_none());
     other.leave();
     assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end.lanes.lines() == 0)));

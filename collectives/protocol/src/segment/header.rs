@@ -1,0 +1,94 @@
+//! The header of a segment: written by the rank that makes it, and checked before anything else is read.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use tpurun_memory::failure::{Failure, FailureKind};
+use tpurun_memory::region::{Region, is_plain_memory};
+use tpurun_memory::sync::{AtomicU32, AtomicU64, Ordering};
+use tpurun_memory::text::head;
+
+use crate::config::{Matching, Results};
+use crate::layout::{MAGIC, VERSION};
+use crate::membership::Membership;
+
+use super::words::*;
+use super::{Segment, Settings, refused};
+
+/// The header that memory of another process has, read before it is mapped.
+pub(super) struct Header {
+    words: [u8; HEADER_BYTES],
+    /// The bytes of all of it.
+    pub(super) bytes: usize,
+}
+
+impl Header {
+    pub(super) fn read(members: &Membership, fd: &OwnedFd) -> Result<Self, Failure> {
+        let inspected = || {
+            // Reading a descriptor that is no memory may block.
+            if !is_plain_memory(fd.as_fd()) {
+                return Err(io::Error::other("it is no memory of plain pages"));
+            }
+            let bytes = Region::size_of(fd)?;
+            let mut words = [0; HEADER_BYTES];
+            // If the memory is shorter, the rest is zero.
+            rustix::io::pread(fd, &mut words, 0)?;
+            Ok(Self { words, bytes })
+        };
+        inspected().map_err(|error| refused(members, "inspect", 0, &error))
+    }
+
+    pub(super) fn word(&self, offset: usize) -> u32 {
+        u32::from_ne_bytes(*self.words[offset..].first_chunk().expect("within the header"))
+    }
+
+    pub(super) fn long(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(*self.words[offset..].first_chunk().expect("within the header"))
+    }
+}
+
+/// As much as is needed to know the size.
+pub(super) const HEADER_BYTES: usize = 64;
+
+/// The nonce of a segment: only those that have read the segment or been told know it.
+pub type Nonce = [u8; 16];
+
+/// Returns the nonce of the segment behind a descriptor; of other memory, whatever is there.
+pub fn nonce_of(segment: BorrowedFd<'_>) -> io::Result<Nonce> {
+    let mut nonce = Nonce::default();
+    // If the memory is shorter, the rest is zero.
+    rustix::io::pread(segment, &mut nonce, H_NONCE as u64)?;
+    Ok(nonce)
+}
+
+pub(super) fn write_header(segment: &Segment, settings: Settings) {
+    let header = segment.layout.header();
+    let word = |offset: usize| segment.region.at::<AtomicU32>(header + offset);
+    segment.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
+    word(H_VERSION).store(VERSION, Ordering::Relaxed);
+    word(H_RANKS).store(segment.members.size(), Ordering::Relaxed);
+    word(H_CPUS).store(settings.cpus, Ordering::Relaxed);
+    word(H_STRICT).store((settings.matching == Matching::Strict).into(), Ordering::Relaxed);
+    word(H_VERIFY).store((settings.results == Results::Verified).into(), Ordering::Relaxed);
+    word(H_EPOCH).store(segment.members.epoch, Ordering::Relaxed);
+    word(H_HOSTS).store(segment.hosts.count(), Ordering::Relaxed);
+    let window = segment.layout.wide_bytes() as u64;
+    segment.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
+    let name = head(&segment.members.name, NAME_BYTES);
+    segment.region.write(header + H_NAME, name.as_bytes());
+    word(H_NAME_BYTES).store(name.len() as u32, Ordering::Relaxed);
+    for rank in segment.ranks() {
+        segment.member_word(rank, M_WORLD_RANK).store(segment.world_rank(rank), Ordering::Relaxed);
+    }
+}
+
+pub(super) fn write_nonce(segment: &Segment) -> Result<(), Failure> {
+    let mut nonce = Nonce::default();
+    SystemRandom::new().fill(&mut nonce).map_err(|_| {
+        let text = format!("cannot create the shared segment of {}: no randomness", segment.members.title());
+        Failure::new(FailureKind::Transport, text)
+    })?;
+    segment.region.write(segment.layout.header() + H_NONCE, &nonce);
+    Ok(())
+}
