@@ -13,7 +13,7 @@
 
 namespace tpurun {
 
-// Of one process group; operations that outlive the group keep it.
+// The functions that an abort of one process group calls. Operations that outlive the group keep this object.
 class AbortHooks {
  public:
   using Hook = std::function<void()>;

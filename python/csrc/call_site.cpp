@@ -19,7 +19,7 @@ constexpr int kMaxFrames = 64;
 constexpr size_t kMaxCodes = 4096;
 constexpr size_t kMaxLinesPerCode = 64;
 
-// What is known about one code object: its lines are few, its file never changes.
+// The facts about one code object are kept, because its lines are few and its file never changes.
 struct Code {
   bool plumbing = false;  // torch itself, or what torch's wrappers pass through
   std::string package;    // the package that was installed with it, or empty for the program's own code

@@ -1,4 +1,4 @@
-// What differs between the supported versions of torch (2.12 to 2.15), in one place.
+// This file alone knows how the supported versions of torch (2.12 to 2.15) differ.
 #pragma once
 
 #include <torch/version.h>

@@ -41,9 +41,9 @@ int raise_stored(void* stored) {
 }
 
 // Runs the signal handlers that are due, which otherwise would run while our exception is made and take its
-// place. Returns what one of them raised, to be the context of ours. What ends a program (KeyboardInterrupt,
-// SystemExit) is not to be hidden in a context: it is raised right after our exception, whose handler it then
-// interrupts.
+// place. Returns what one of them raised, to be the context of ours. An exception that ends a program
+// (KeyboardInterrupt, SystemExit) must not be hidden in a context. It is raised right after our exception,
+// whose handler it then interrupts.
 pybind11::object run_due_handlers() {
   if (PyErr_CheckSignals() == 0) {
     return pybind11::none();

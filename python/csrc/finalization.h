@@ -7,7 +7,7 @@
 
 namespace tpurun {
 
-// Stops such a thread with every version. Whatever else terminates this process does so as before.
+// Stops such a thread with every version. Any other cause that terminates this process does so as before.
 void stop_threads_that_are_late();
 
 }  // namespace tpurun

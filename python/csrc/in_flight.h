@@ -34,7 +34,7 @@ class InFlight {
   static void done(void* in_flight, const TpurunError* error, int32_t source) noexcept;
 
   // On a callback thread, once for each share that is left to it: copies back, completes the future, releases
-  // the share. What has happened already, it leaves alone.
+  // the share. Steps that have happened already are not repeated.
   void finish() noexcept;
 
   // Copies staged results home, once, on whichever thread needs them first.
@@ -49,7 +49,8 @@ class InFlight {
   // Complete at once if it has ended and somebody has waited for it.
   c10::intrusive_ptr<c10::ivalue::Future> future(bool was_waited_for);
 
-  // Who waits for the operation comes first, `done` a moment later: these close the gap for those who look.
+  // A thread that waits for the operation goes on first, and `done` runs a moment later. These two wait for
+  // `done`, for callers that read what it records.
   void await_record();
   void await_future();
 

@@ -98,7 +98,7 @@ bool take_runs(Marks& marks, const Layout& layout, uintptr_t origin, uintptr_t u
 
 using Layouts = std::vector<Layout>;
 
-// Of layouts whose bounds overlap, each with the next.
+// Says whether any two of these layouts share a byte. The bounds of each overlap with those of the next.
 bool share_bytes_in(Layouts::const_iterator first, Layouts::const_iterator last, uintptr_t itemsize) {
   if (last - first == 1 && first->is_apart) {
     return false;

@@ -82,7 +82,7 @@ std::vector<int64_t> rows_per_rank(const at::Tensor& tensor, const std::vector<i
   return splits;
 }
 
-// Of a communicator that is being made.
+// Ends the wait for the other ranks while a communicator is being made, when a signal handler has raised.
 void stop_waiting(void* none, const char* reason, uint64_t bytes) {
   (void)none, (void)reason, (void)bytes;
   tpurun_stop_waiting();

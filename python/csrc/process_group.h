@@ -76,7 +76,7 @@ class ProcessGroup final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  // What the collectives below post.
+  // The operations that the collectives below post.
   Operation broadcast_of(const Tensors& tensors, int64_t root) const;
   Operation all_reduce_of(const Tensors& tensors, const c10d::ReduceOp& op) const;
   Operation all_gather_of(const at::Tensor& output, const at::Tensor& input) const;

@@ -35,7 +35,7 @@ PyObject* interned(const char* text) {
   return name;
 }
 
-// What of torch.distributed is looked at in each call. Never destroyed, because at exit there is no
+// The parts of torch.distributed that each call looks at. Never destroyed, because at exit there is no
 // interpreter left to release it.
 struct Torch {
   py::module_ c10d = py::module_::import("torch.distributed.distributed_c10d");
@@ -72,7 +72,7 @@ const at::Tensor* plain(PyObject* object) {
     return nullptr;
   }
   using c10::DispatchKey;
-  // Of these keys none does anything for a collective but the last, whose kernel calls the backend.
+  // For a collective only the last of these keys does anything: its kernel calls the backend.
   constexpr c10::DispatchKeySet kPlain({DispatchKey::BackendSelect, DispatchKey::ADInplaceOrView,
                                         DispatchKey::AutocastCPU, DispatchKey::AutogradCPU,
                                         DispatchKey::CPU});
@@ -312,7 +312,7 @@ PyObject* call(PyObject* object, PyObject* args, PyObject* kwargs) {
   return PyObject_Call(self.original, args, kwargs);
 }
 
-// What it does not have, such as a name, is that of the original.
+// An attribute that the shortcut does not have, such as a name, is that of the original.
 PyObject* attribute_of(PyObject* object, PyObject* name) {
   PyObject* own = PyObject_GenericGetAttr(object, name);
   if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) {

@@ -1,7 +1,7 @@
 // Blocking collectives on ordinary tensors, from torch's Python functions straight to the backend.
 //
-// What torch does between the two (options as Python objects, bindings, the dispatcher) takes longer than the
-// engine does, and several times as long where many ranks share a core and its caches.
+// Torch's own work between the two (options as Python objects, bindings, the dispatcher) takes longer than
+// the engine does. It takes several times as long where many ranks share a core and its caches.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -30,7 +30,8 @@ using Future = c10::ivalue::Future;
 constexpr const char* kTitle = "tpu_dist:all_reduce_sparse";
 constexpr const char* kName = "all_reduce_sparse";
 
-// What a rank tells the others: its number of values, and what must be the same everywhere.
+// A header is what a rank tells the others: its number of values, and the properties that must be the same
+// everywhere.
 at::Tensor header_of(const at::Tensor& tensor) {
   std::vector<int64_t> header{tensor._nnz(), static_cast<int64_t>(tensor.scalar_type()), tensor.sparse_dim()};
   header.insert(header.end(), tensor.sizes().begin(), tensor.sizes().end());

@@ -11,7 +11,8 @@
 
 namespace tpurun {
 
-// Of one process group. Each extension ends when the first operation that got it does.
+// The extensions of the timeout of one process group. Each extension ends when the first operation that got
+// it does.
 class TimeoutExtensions {
  public:
   void add(std::chrono::milliseconds by) {

@@ -18,9 +18,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Of this header and of runtime.h. It grows with every change that code built before that change would get
-// wrong: a struct, the arguments of a function, the meaning of a number. The engine has its own copy of the
-// number (ABI_VERSION in collectives/engine/src/ffi.rs), and the shim compares the two when it is loaded.
+// The version of the interface in this header and in runtime.h. It grows with every change that code built
+// before that change would get wrong: a struct, the arguments of a function, the meaning of a number. The
+// engine has its own copy of the number (ABI_VERSION in collectives/engine/src/ffi.rs), and the shim compares
+// the two when it is loaded.
 #define TPURUN_ABI_VERSION 1
 
 #ifdef __cplusplus
@@ -96,9 +97,9 @@ typedef struct {
   uint64_t bytes;
 } TpurunSpan;
 
-// What the Store of torch.distributed offers to the bootstrap; each returns 0 on success. `get` blocks until
-// the key exists or the store's own timeout; it fails when the value is larger than `capacity`. All three are
-// called by tpurun_comm_create alone, on its thread and before it returns.
+// The calls of a Store of torch.distributed that the bootstrap uses; each returns 0 on success. `get` blocks
+// until the key exists or the store's own timeout; it fails when the value is larger than `capacity`. All
+// three are called by tpurun_comm_create alone, on its thread and before it returns.
 typedef struct {
   void* ctx;
   int32_t (*set)(void* ctx, const char* key, uint64_t key_bytes, const void* value, uint64_t value_bytes);
@@ -216,9 +217,9 @@ void tpurun_work_abort(const TpurunWork* work, const char* reason, uint64_t reas
 // has returned; the communicator may have been freed before. Never blocks.
 void tpurun_work_free(TpurunWork* work);
 
-// What the calling thread runs while it waits in this library: soon after a signal has interrupted its sleep,
-// and several times a second. It may abort the communicator, which ends the wait, and must post nothing
-// there. Returns the check before; no function: none.
+// A check is what the calling thread runs while it waits in this library: soon after a signal has interrupted
+// its sleep, and several times a second. The check may abort the communicator, which ends the wait, and must
+// post nothing there. The call returns the check that was set before. A check without a function is no check.
 // Any thread, for itself alone: each thread has a check of its own. Never blocks.
 typedef struct {
   void (*function)(void* argument);
@@ -263,7 +264,7 @@ void tpurun_comm_traffic(const TpurunComm* comm, TpurunTraffic* traffic);
 // Shuts down first when that was not done. Any thread, once, after every other call with this communicator
 // has returned; its works may outlive it. Blocks as tpurun_comm_shutdown.
 void tpurun_comm_free(TpurunComm* comm);
-// Of operations posted from now on. Any thread. Never blocks.
+// Sets the timeout of operations posted from now on. Any thread. Never blocks.
 void tpurun_comm_set_timeout(TpurunComm* comm, int64_t timeout_ms);
 // In ms; TPURUN_TIMEOUT_MS may have replaced the config's. Any thread. Never blocks.
 int64_t tpurun_comm_timeout(const TpurunComm* comm);

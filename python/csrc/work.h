@@ -74,7 +74,7 @@ class PendingWork final : public c10d::Work {
   std::shared_ptr<const AbortHooks> hooks_;
 };
 
-// What endCoalescing returns: done when all are.
+// The work that endCoalescing returns. It is done when all of its works are.
 class CoalescedWork final : public c10d::Work {
  public:
   CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works);

@@ -46,7 +46,8 @@ std::tuple<Tensor, Tensor> stats(const Tensor& input, double eps) {
   return {mean, at::rsqrt(variance + eps)};
 }
 
-// Of rows that are ranks, with so many values of each channel.
+// Combines the statistics of several ranks: a row of `means` and `invstds` is one rank, and `counts` says how
+// many values of each channel that rank had.
 std::tuple<Tensor, Tensor> gather_stats(const Tensor& /*input*/, const Tensor& means, const Tensor& invstds,
                                         const MaybeTensor& running_mean, const MaybeTensor& running_variance,
                                         double momentum, double eps, const Tensor& counts) {

@@ -32,7 +32,7 @@ class Call {
   const Schema& schema_;
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
-  // What was on the stack, which the stands borrow.
+  // The arguments that were on the stack. The stands borrow from them.
   c10::SmallVector<c10::IValue, 6> given_;
   Stands stands_;
   bool results_stay_ = false;  // on the CPU, by an explicit argument

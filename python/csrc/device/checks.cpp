@@ -36,7 +36,7 @@ class Tainted {
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool before = has ? !at_.insert(data).second : at_.erase(data) != 0;
     if (at_.size() > kMost) {
-      // What is forgotten here is at worst named as an origin once more.
+      // Forgetting is harmless: a tensor that is forgotten here is at worst named as an origin once more.
       at_.clear();
     }
     count_.store(at_.size(), std::memory_order_relaxed);
@@ -78,7 +78,7 @@ TPURUN_WIDE bool any_64(const uint64_t* bits, std::size_t count) {
 
 std::string shape_of(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
-// Of an operation that autograd runs for the gradient of another.
+// Names the step of autograd that this operation is a part of; an operation of the forward pass gets no text.
 std::string in_backward() {
   const auto node = torch::autograd::get_current_node();
   return node ? c10::str(" in ", node->name()) : std::string();

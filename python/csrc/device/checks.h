@@ -1,5 +1,5 @@
-// What Debug looks for in the results of operations: where NaN and Inf come from, and elementwise results
-// that are far larger than what they were computed from.
+// Debug looks here for two things in the results of operations: where NaN and Inf come from, and elementwise
+// results that are far larger than what they were computed from.
 #pragma once
 
 #include <cstdint>

@@ -116,7 +116,7 @@ inline std::vector<at::Tensor> taken(const Stands& stands, std::vector<at::Tenso
   return results;
 }
 
-// What an operation returns that has written to it.
+// Returns the argument that an operation has written to, which is its first reference to a tensor.
 template <class First, class... Rest>
 at::Tensor& written(First&& first, Rest&&... rest) {
   if constexpr (std::is_same_v<First, at::Tensor&>) {

@@ -99,7 +99,7 @@ c10::OperatorName name_of(std::string_view whole) {
   return {std::string(whole.substr(0, dot)), std::string(overload)};
 }
 
-// What the CPU has for a kind of tensors, for the device's of that kind.
+// Gives the device's tensors of one kind every operation that the CPU has for that kind.
 void add_all(torch::Library& aten, c10::DispatchKey key, c10::DispatchKey of_cpu) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(of_cpu)) {

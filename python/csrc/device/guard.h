@@ -5,7 +5,7 @@
 
 namespace tpurun::device {
 
-// Of this thread.
+// The current device is a setting of the calling thread.
 c10::Device current_device();
 void set_current_device(c10::DeviceIndex index);  // IndexError beyond device_count()
 

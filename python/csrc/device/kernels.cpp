@@ -133,7 +133,7 @@ std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, st
   return {input.mul(mask).mul_(kept == 0.0 ? 0.0 : 1.0 / kept), mask};
 }
 
-// What runs on other streams has what it needs: collectives hold their tensors until they end.
+// Nothing has to be recorded: collectives, which run on other streams, hold their tensors until they end.
 void record_stream(at::Tensor& /*tensor*/, at::Stream /*stream*/) {}
 
 }  // namespace

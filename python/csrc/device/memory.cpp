@@ -30,7 +30,7 @@ constexpr std::size_t kLarge = 1 << 20;
   C10_THROW_ERROR(Error, text);
 }
 
-// Of the arena, once the device is claimed.
+// The size of the arena in bytes, once the device is claimed.
 std::size_t claimed_bytes = 0;
 // The process that has opened it, or the one that this is a fork of.
 std::atomic<pid_t> opened_by{0};

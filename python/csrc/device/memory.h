@@ -33,10 +33,10 @@ void claim_memory(std::size_t limit);
 void open_memory();
 // Whether this is the fork of a process that had opened it.
 bool is_forked();
-// Of the arena, open or not, in bytes.
+// Returns the size of the arena in bytes, whether it is open or not.
 uint64_t memory_limit();
 
-// What is held and by which lines of the program, as JSON.
+// Returns JSON that says how much memory is held, and by which lines of the program.
 std::string memory_report();
 
 }  // namespace tpurun::device

@@ -9,7 +9,7 @@ namespace tpurun::device {
 // As TorchTPU numbers and names them: DEFER_NEVER and DEFER_NEVER_AND_LAUNCH_BLOCKING.
 enum class EagerMode : int32_t { kStrict = 0, kDebug = 1 };
 
-// Of this thread: what it has chosen for itself, else that of the process.
+// Returns the mode that this thread has chosen for itself, else the mode of the process.
 EagerMode eager_mode();
 void set_process_mode(EagerMode mode);
 void push_thread_mode(EagerMode mode);

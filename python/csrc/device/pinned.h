@@ -1,5 +1,5 @@
 // Host memory that is "pinned" for the device: its bytes can be read by the device as they are, like all host
-// memory here. What counts is that programs that pin see what they would see on the real thing.
+// memory here. Pinning exists so that programs that pin see the same as on a real chip.
 #pragma once
 
 #include <ATen/core/CachingHostAllocator.h>

@@ -1,4 +1,5 @@
-// What there is to do with the arguments and results of one operation, read off its schema once.
+// A `Schema` says what to do with the arguments and results of one operation. It is read off torch's schema
+// once.
 #pragma once
 
 #include <cstdint>

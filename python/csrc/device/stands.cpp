@@ -213,7 +213,8 @@ void Stands::look_at(const at::Tensor& cpu) const {
   }
 }
 
-// What a kernel has done to a tensor besides writing its elements: resized it, made it a view of another.
+// A kernel can do more to a tensor than write its elements: it may resize it or make it a view of another.
+// The tensor of the device follows.
 void Stands::follow(const Stand& stand) {
   if (!is_sparse(stand.cpu)) {
     follow_strided(*stand.tensor, stand.cpu);

@@ -32,7 +32,7 @@ class Stands {
     return add(Borrowed::borrowed(tensor), is_written, false);
   }
 
-  // What draws the random numbers.
+  // The generator that draws the random numbers of this call.
   at::Generator engine(const std::optional<at::Generator>& given) const;
 
   // A number that the program gives: what comes of NaN and Inf is no surprise.
@@ -72,7 +72,8 @@ class Stands {
   const c10::OperatorHandle& op_;
   const Schema& schema_;
   c10::SmallVector<Stand, 4> stands_;
-  // Of results that share their bytes, as those of an unsafe_split do.
+  // The storages that were made for results, by the storage on the CPU. Results that share their bytes, as
+  // those of an unsafe_split do, share one of them.
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> made_;
   std::optional<c10::Device> device_;
   const bool is_looked_at_ = checks::are_on();

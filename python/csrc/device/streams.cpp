@@ -147,8 +147,8 @@ void add(c10::Stream stream, std::shared_ptr<Pending> pending) {
   if (std::find(state.begun.begin(), state.begun.end(), pending) != state.begun.end()) {
     return;
   }
-  // Of a stream that nothing else ever runs on, nobody takes what is over; failures are kept until they are
-  // told.
+  // Operations that are over are dropped here, because nobody else drops them on a stream that nothing else
+  // runs on. Failures are kept until somebody is told of them.
   const auto is_over = [](const auto& one) { return one->is_done() && !one->has_failed(); };
   const auto before = state.begun.size();
   state.begun.erase(std::remove_if(state.begun.begin(), state.begun.end(), is_over), state.begun.end());

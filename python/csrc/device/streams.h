@@ -25,7 +25,7 @@ c10::Stream create(c10::Device device);  // one of a few, in turn
 c10::Stream current(c10::Device device);
 c10::Stream exchange(c10::Stream stream);
 
-// What comes next on the stream comes after `pending`.
+// Everything that comes next on the stream comes after `pending`.
 void add(c10::Stream stream, std::shared_ptr<Pending> pending);
 // Adds it to the current streams of `device` and of the current device. A program that never sets its device
 // takes the stream of the one for that of the other.

@@ -39,7 +39,8 @@ class ToCpu : public torch::autograd::Function<ToCpu> {
     context->set_materialize_grads(false);
     context->saved_data["device"] = tensor.device();
     at::Tensor cpu = as_cpu(tensor);
-    // Who changes the tensor before its gradient is computed is told so.
+    // The two tensors share a version, so that autograd complains about a program that changes the tensor
+    // before its gradient is computed.
     cpu.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
     return cpu;
   }
@@ -61,7 +62,7 @@ variable_list ToDevice::backward(AutogradContext* /*context*/, const variable_li
   return {gradient.defined() ? ToCpu::apply(gradient) : gradient, at::Tensor()};
 }
 
-// What autocast does on the device it does on the CPU meanwhile.
+// While this object lives, autocast does on the CPU what it does on the device.
 class Casts {
  public:
   Casts() {

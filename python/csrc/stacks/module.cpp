@@ -11,8 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Python's own; hidden from 3.13 on. What is called on a signal by faulthandler, which after one walk that
-// has not come to its end answers no more.
+// A function of Python itself, which hides it from 3.13 on. Faulthandler calls it on a signal, too, but never
+// again after one walk that has not come to its end.
 extern "C" const char* _Py_DumpTracebackThreads(int fd, PyInterpreterState* interpreter,
                                                 PyThreadState* current) __attribute__((weak));
 
@@ -22,7 +22,7 @@ namespace {
 void (*faulthandlers_own)(int) = nullptr;
 int file = -1;
 
-// Of the thread that is walking through stacks now.
+// The state of the thread that is walking through stacks now.
 std::atomic_flag is_walking;
 std::atomic<long> walker{0};
 sigjmp_buf way_out;
@@ -39,7 +39,8 @@ void on_fault(int number) {
   if (thread_id() == walker) {
     siglongjmp(way_out, 1);
   }
-  // Of another thread, which faults again and finds what would have been here.
+  // Another thread has faulted. Its instruction runs again and faults again, and then finds the handler that
+  // would have been here without us.
   sigaction(number, number == SIGSEGV ? &before_segv : &before_bus, nullptr);
 }
 
