@@ -7,12 +7,12 @@ import textwrap
 
 
 def python(code: str, **env: str) -> str:
-    """What a program prints that is given as text."""
+    """Runs a program that is given as text, and returns what it prints."""
     return interpreter("-c", textwrap.dedent(code), **env)
 
 
 def interpreter(*arguments: str, **env: str) -> str:
-    """What an interpreter prints that must end well."""
+    """Runs an interpreter that must succeed, and returns what it prints."""
     words = {name: value for name, value in os.environ.items() if not name.startswith("TPURUN")} | env
     done = subprocess.run(
         [sys.executable, *arguments], env=words, capture_output=True, text=True, timeout=120

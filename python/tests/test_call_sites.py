@@ -40,7 +40,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line() -> int:
-    """Of the caller."""
+    """Returns the caller's line number."""
     return inspect.currentframe().f_back.f_lineno
 
 

@@ -1,4 +1,5 @@
-"""What TorchTPU refuses on chips: refused while its rules are on, with the reason, and allowed otherwise."""
+"""Calls that TorchTPU refuses on chips are refused while its rules are on, with the reason, and allowed
+otherwise."""
 
 import os
 import sys
@@ -46,7 +47,7 @@ def all_reduce_in(*members: int) -> None:
         dist.all_reduce(tpu(2), group=group)
 
 
-# What is refused, by rule. Without the rules all of it works, when all ranks do it.
+# The calls that are refused, by rule. Without the rules all of it works, when all ranks do it.
 REFUSED: dict[str, list[Callable[[], Any]]] = {
     "set-device-argument": [lambda: torch.tpu.set_device(1.0), lambda: torch.tpu.set_device(None)],
     "one-device": [

@@ -30,7 +30,7 @@ def test_parts_are_normalised_as_the_whole() -> None:
 def synchronised(
     parts: list[torch.Tensor], gradients: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor
 ) -> list[torch.Tensor]:
-    """What as many ranks do, with sums in the place of their collectives."""
+    """Does what as many ranks as there are parts do, with sums in the place of their collectives."""
     running = torch.zeros(3, device="tpu"), torch.ones(3, device="tpu")
     means, invstds = zip(*(torch.batch_norm_stats(part, EPS) for part in parts), strict=True)
     counts = torch.tensor([part.numel() / 3 for part in parts], device="tpu")

@@ -1,4 +1,4 @@
-"""Who gets device ``tpu``, and what those are told who only ask for it."""
+"""These tests show which programs get device ``tpu``, and what programs are told that only ask for it."""
 
 import json
 import textwrap

@@ -1,4 +1,4 @@
-"""What Debug says about a program: where numbers stop being finite, what grew, which ranks differ."""
+"""Debug says where numbers of a program stop being finite, what grew, and which ranks differ."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def warnings_of(body: Callable[[], Any], mode: str = DEBUG, **environment: str) -> list[str]:
-    """What Debug warns of while the body runs, in a process of its own."""
+    """Runs the body in a process of its own, and returns what Debug warns of meanwhile."""
 
     def forked(_rank: int) -> list[str]:
         os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""Whatever an exception is, the launcher can read what became of the rank."""
+"""The launcher can read what became of a rank, whatever exception ended it."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What goes wrong says what was expected, what was given, and where; on every rank alike."""
+"""An error says what was expected, what was given, and where; on every rank alike."""
 
 import copy
 import os
@@ -169,7 +169,7 @@ def mismatch_in_a_future() -> None:
     assert "mismatch" in str(ranks.failure_of(chained.wait))
     assert type(ranks.failure_of(work.wait)) is tpurun.CollectiveMismatchError
     assert work.exception() is not None
-    # What failed was not touched.
+    # An operation that failed has not touched its tensor.
     assert torch.equal(tensor, torch.ones_like(tensor))
 
 

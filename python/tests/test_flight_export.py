@@ -65,7 +65,7 @@ def document(*ranks: list[dict], members: list[int | None] | None = None) -> dic
 
 
 def analyse(flight: dict, directory: Path, caplog: pytest.LogCaptureFixture) -> tuple[Any, str]:
-    """What torchfrtrace makes of it and says."""
+    """Exports the record, and returns what torchfrtrace makes of it and what it says."""
     flight_export.export(flight, directory)
     arguments = config_manager.JobConfig().parse_args([str(directory)])
     logger = logging.getLogger("Flight Recorder")
@@ -132,7 +132,7 @@ def test_messages_are_groups_of_two(tmp_path, caplog):
     database, _ = analyse(document(sends, [record(0)], receives), tmp_path / "dump", caplog)
     names = [(collective.collective_name, collective.pass_check) for collective in database.collectives]
     assert names == [("c10d:all_reduce", True), ("c10d:send 0->1", True), ("c10d:send 0->1", True)]
-    # Who got what is not known after a receive from any source.
+    # After a receive from any source nobody knows which message it took.
     receives[1]["root"] = None
     dumps = flight_export.dumps(document(sends, [record(0)], receives))
     assert all(len(dump["entries"]) == 1 for dump in dumps.values())

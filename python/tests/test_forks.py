@@ -13,7 +13,7 @@ import ranks
 
 
 def in_fork(body: Callable[[], Any]) -> Any:
-    """What `body` returns in a fork of this rank, which ends without a word to anybody else."""
+    """Returns what `body` returns in a fork of this rank, which ends without a word to anybody else."""
     (answer,) = ranks.fork(1, lambda _: pickle.dumps(body()))
     return pickle.loads(answer)
 

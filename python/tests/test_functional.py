@@ -35,7 +35,7 @@ def total() -> float:
 
 
 def everybody(rows: int = 1, columns: int = 3) -> torch.Tensor:
-    """What gathering `rows` rows of each rank gives."""
+    """Returns the result of gathering `rows` rows of each rank."""
     numbers = torch.arange(1.0, dist.get_world_size() + 1).repeat_interleave(rows)
     return numbers[:, None].expand(-1, columns).contiguous()
 

@@ -23,7 +23,7 @@ def board(monkeypatch):
 
 
 def words(fd: int) -> dict[int, int]:
-    """What is written, by its place."""
+    """Returns the words that are written, by their offset in bytes."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     return {8 * index: word for index, (word,) in enumerate(struct.iter_unpack("=Q", data)) if word}
 

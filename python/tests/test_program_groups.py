@@ -1,4 +1,4 @@
-"""What a rank is told of the programs of its job. Whole jobs are in tests/test_programs.py."""
+"""A rank is told of the programs of its job. Whole jobs are in tests/test_programs.py."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_a_group_needs_a_world(two):
 
 
 def sums_of_programs() -> list:
-    """What each rank gets from an all-reduce of its own program, in two worlds after each other."""
+    """Returns what a rank gets from an all-reduce of its own program, in two worlds after each other."""
     os.environ["TPURUN_PROGRAM"] = "eval" if dist.get_rank() == 0 else "train"
     own = tpurun.program()
     tensor = torch.tensor([dist.get_rank() + 1.0])

@@ -134,7 +134,7 @@ def sharded() -> None:
         net(torch.randn(4, 300)).sum().backward()
     finally:
         _backend._native = native
-    # What is gathered, what is scattered, and what comes of it.
+    # FSDP2 has made buffers for what it gathers, for what it scatters, and for the results.
     assert len(made) >= 3 and all(map(is_shared, made))
 
 

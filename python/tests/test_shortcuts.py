@@ -22,7 +22,7 @@ OLDER_NAMES = [name for name in NAMES if not name.endswith("_single") or name ==
 
 @contextmanager
 def torch_is_asked(name: str = "all_reduce") -> Iterator[list[Any]]:
-    """What torch's own function is called with meanwhile."""
+    """Collects the arguments with which torch's own function is called meanwhile."""
     function = getattr(dist, name)
     cell = function.__closure__[0]
     shortcut, calls = cell.cell_contents, []
@@ -272,7 +272,7 @@ def compiled() -> None:
 
     assert torch.equal(torch.compile(program, backend="eager", fullgraph=True)(ones()), total() * 2)
 
-    # What torch can not compile breaks the graph, as without shortcuts.
+    # A call that torch can not compile breaks the graph, as without shortcuts.
     def broken(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor + dist.get_rank()
         dist.broadcast(tensor, src=0)

@@ -1,4 +1,4 @@
-"""What of a program's text, arguments and environment is a use of device ``tpu``."""
+"""These tests show what in a program's text, arguments and environment is a use of device ``tpu``."""
 
 import time
 from textwrap import dedent

@@ -1,4 +1,4 @@
-"""What torch gets back from an asynchronous call: works, futures, coalesced works."""
+"""An asynchronous call gives torch a work, a future or a coalesced work, and these tests use all three."""
 
 import contextlib
 import os
@@ -103,7 +103,8 @@ def callbacks_may_communicate() -> None:
 
 
 def callbacks_run_in_the_order_of_posting() -> None:
-    # What callbacks post in a group of theirs is then in the same order on all ranks.
+    # The order matters because callbacks post in a group of their own, and all ranks must post there in the
+    # same order.
     size, count = dist.get_world_size(), 40
     group = dist.new_group()
     order: list[int] = []
