@@ -171,7 +171,7 @@ def _check_world_is_own() -> None:
 # which the launcher, its logs and all messages know them; and how often that happened.
 _first_ranks: list[int] | None = None
 _epoch = 0
-# Of a world that only some ranks of a job make: its ranks as the launcher numbers them.
+# The ranks of a world that only some ranks of a job make, as the launcher numbers them.
 _launched_as: list[int] | None = None
 # Whether the world has ranks that are not of this job, so that the launcher cannot bring its groups together.
 _is_beyond_job = False
@@ -255,7 +255,8 @@ def _is_store_of_job(store: Any) -> bool:
 
 
 def _gather(options: Any, prefix: str, own: str, timeout: timedelta) -> list[str]:
-    """What each rank of a world says. The first one collects it, so that each takes part a few times only."""
+    """Returns what each rank of a world says. The first one collects it, so that each takes part a few times
+    only."""
     store, rank, size = options.store, options.group_rank, options.group_size
     keys = [f"{prefix}/rank-{other}" for other in range(size)]
     store.set(keys[rank], own)

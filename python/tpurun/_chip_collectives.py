@@ -1,7 +1,7 @@
-"""What TorchTPU refuses of collectives, refused here while the rules of ``_chip_rules`` are on.
+"""Refuses the collectives that TorchTPU refuses, while the rules of ``_chip_rules`` are on.
 
-Whoever asks for a collective, dist, DDP, DTensor or compiled code, torch's dispatcher gets it. There each
-operation is looked at before it goes to the backend.
+Every collective passes torch's dispatcher, whether dist, DDP, DTensor or compiled code asks for it. There
+each operation is looked at before it goes to the backend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What TorchTPU refuses on chips and this device does not: the table, the switch, and names of ``torch.tpu``.
+"""The rules of chips: the table of what TorchTPU refuses and this device allows, the switch, and names of
+``torch.tpu``.
 
-Off by default. ``TPURUN_CHIP_RULES=1`` turns the rules on from the start, and ``torch.tpu.strict_chip_rules``
-at any time, for the whole process. What they say of collectives is applied in ``_chip_collectives``.
+The rules are off by default. ``TPURUN_CHIP_RULES=1`` turns them on from the start, and
+``torch.tpu.strict_chip_rules`` at any time, for the whole process. The rules about collectives are applied in
+``_chip_collectives``.
 """
 
 from __future__ import annotations
@@ -211,7 +213,7 @@ _NAMES_THERE = frozenset(
         "topology_aware_mesh",
     ]
 )
-# What they are called in torch.accelerator.
+# The names of the same functions in torch.accelerator.
 _OF_FRAMEWORK = {
     "current_device": "current_device_index",
     "current_stream": "current_stream",

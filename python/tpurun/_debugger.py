@@ -29,7 +29,8 @@ def _change(pdb: ModuleType) -> None:
     debugger = pdb.Pdb
     if hasattr(debugger, "_tpurun_terminal"):
         return
-    # What a debugger reads from and has a lock on; both of its streams are one open terminal.
+    # The terminal that a debugger reads from and has a lock on. Both streams of a debugger are this one open
+    # terminal.
     debugger._tpurun_terminal = None
     begin, set_trace, interaction = debugger.__init__, debugger.set_trace, debugger.interaction
     set_continue, set_quit = debugger.set_continue, debugger.set_quit

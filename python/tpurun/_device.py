@@ -83,7 +83,7 @@ def _uses_device(program: Any, text: bytes) -> bool:
     try:
         return program.add(text)
     except Exception:
-        # Whatever there is about a text: the program can be run, and an import of it must not fail here.
+        # No text may raise an exception here, because Python could run the program all the same.
         return False
 
 
@@ -92,7 +92,7 @@ _last_before: str | None = None
 
 
 def remember_modules() -> None:
-    """What is imported now is none of the program's."""
+    """Notes that the modules imported so far are none of the program's."""
     global _last_before
     _last_before = next(reversed(sys.modules), None)
 
@@ -234,7 +234,7 @@ def _nothing(_device: Any = None) -> None:
     """There is nothing yet that could be waited for or given back."""
 
 
-# What libraries ask of every accelerator that there is: answered without the device.
+# Libraries ask these questions of every accelerator that there is, so they are answered without the device.
 _ANSWERS: dict[str, Callable[..., Any]] = {
     "_is_in_bad_fork": lambda: False,
     "current_device": lambda: 0,
@@ -262,12 +262,12 @@ def _answer(name: str) -> Callable[..., Any]:
     return answer
 
 
-# What torch says of a device name that nobody has claimed.
+# The text with which torch refuses a device name that nobody has claimed.
 _REFUSED = re.compile(r"device string: '?tpu\b|\(tagged with tpu\b")
 
 
 def note_on_refusal(error: BaseException) -> str | None:
-    """What helps where torch refused the name because the program did not show that it uses it."""
+    """Returns advice where torch refused the name because the program did not show that it uses it."""
     if _is_claimed or is_left_to_ranks or "torch" not in sys.modules:
         return None
     seen: set[int] = set()
@@ -356,7 +356,7 @@ def _named_devices() -> int:
 
 
 def _memory_bytes() -> int:
-    """What TPURUN_HBM says ("16GiB"), else all the memory of the host."""
+    """Returns the size that TPURUN_HBM says ("16GiB"), else all the memory of the host."""
     given = _variables.size("TPURUN_HBM")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if given is None else given
 

@@ -3,8 +3,8 @@
 An interpreter ends by clearing every module. A forked rank would copy each page of torch for that, and all
 ranks do it at once. So the modules of the fork server are taken out of ``sys.modules`` when everything that a
 program has registered for its end has run: the interpreter clears the others, the program's own, as ever.
-What still lives then is held by a module of the fork server, as an attribute or in a registry; its finalizers
-run last, so that a file is written and closed wherever the program has kept it.
+Objects that still live then are held by a module of the fork server, as an attribute or in a registry. Their
+finalizers run last, so that a file is written and closed wherever the program has kept it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNFLUSHED = 120
 # Modules of the fork server, which the ranks share; a rank that has ended its program holds them on.
 _shared: dict[str, ModuleType] = {}
 _last_shared = ""
-# What sys.modules held of them.
+# The modules among them that sys.modules held.
 _hidden: dict[str, ModuleType] = {}
 _is_rank = False
 _status = 0
@@ -132,7 +132,7 @@ def _hide_shared_modules() -> None:
 
 
 def _names_of_the_program() -> list[str]:
-    """Of modules that the fork server does not have, in the order of their imports."""
+    """Returns the names of modules that the fork server does not have, in the order of their imports."""
     since = list(itertools.takewhile(lambda name: name != _last_shared, reversed(sys.modules)))
     given_anew = [name for name in ("__main__", "__mp_main__") if name not in since]
     own = [name for name in (*given_anew, *reversed(since)) if name in sys.modules]
@@ -166,7 +166,7 @@ def _finalize_leftovers(without: object = None) -> None:
     made = {id(one): one for one in gc.get_objects() if hasattr(type(one), "__del__") and one is not without}
     for one in _outermost_first(made):
         _finalize(one)
-    # What the interpreter would still take apart, its own types and names, is shared as well.
+    # The interpreter would only take apart its own types and names now, which are shared as well.
     if _status >= 0:
         ctypes.PyDLL(None).exit(_status)
     # As the interpreter ends itself, which it still does where the program has blocked the signal.
@@ -180,7 +180,7 @@ def _finalize(one: object) -> None:
 
 
 def _outermost_first(made: dict[int, object]) -> list[object]:
-    """What refers to another one comes before it: a text file is flushed before its bytes' file is closed."""
+    """Puts an object before those it refers to: a text file is flushed before its bytes' file is closed."""
     inner_first: list[object] = []
     seen: set[int] = set()
 

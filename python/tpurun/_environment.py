@@ -154,7 +154,7 @@ def _apply_jit() -> None:
 
 
 def _apply_compile_switch() -> None:
-    # Who imports it later reads the variable then.
+    # An import that comes later reads the variable itself.
     if (config := sys.modules.get("torch._dynamo.config")) is not None:
         config.disable = os.environ.get("TORCH_COMPILE_DISABLE", "0") == "1"
 

@@ -69,7 +69,7 @@ def _create(options: Any, pg_options: Any) -> Backend:
     if native is None or getattr(options, "enable_reconfigure", False):
         note(options.group_id, "gloo", options.group_size)  # before it waits for the other ranks
         return c10d._create_gloo_process_group(options, pg_options)
-    # What Gloo would have been given means nothing here, and Gloo ignores it, too.
+    # Options for Gloo mean nothing here, and Gloo ignores them, too.
     survivors = pg_options if isinstance(pg_options, native.ProcessGroup) else None
     return _backend.create(options, survivors, _kind(native))
 

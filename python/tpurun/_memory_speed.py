@@ -90,7 +90,7 @@ def moved(group: Any) -> tuple[int, int]:
     import torch
     import torch.distributed as dist
 
-    # Who helps others counts for them, so everybody has to be done.
+    # A rank that helps others counts for them, so all ranks have to be done.
     dist.barrier()
     read, written, staged = group._get_backend(torch.device("cpu")).traffic
     total = torch.tensor([read + written, staged])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME_VARIABLE = "TPURUN_PROGRAM"
 LIST_VARIABLE = "TPURUN_PROGRAMS"
-# Of a process that tpurun did not start.
+# The program of a process that tpurun did not start.
 ALONE = "main"
 # More groups than any process makes.
 APART = 1 << 40

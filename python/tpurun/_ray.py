@@ -31,7 +31,7 @@ def _change(module: ModuleType) -> None:
 
 
 def _has_device() -> bool:
-    """What Ray asks where a worker was given a ``TPU``: a program that says so, and gets the device."""
+    """Ray asks this where a worker was given a ``TPU``. Such a program uses the device, and gets it."""
     from tpurun import _device
 
     _device.claim()

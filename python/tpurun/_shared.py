@@ -1,8 +1,8 @@
 """CPU tensors in memory that the other ranks of the host map, so that collectives use them where they are.
 
 Tensors of device ``tpu`` are there always; the buckets of DDP and the buffers of FSDP2 are if their group is
-of this backend. What a program all-reduces besides is copied through a window of shared memory, unless it was
-made by :func:`empty` or :func:`symmetric`.
+of this backend. Any other tensor that a program all-reduces is copied through a window of shared memory,
+unless it was made by :func:`empty` or :func:`symmetric`.
 """
 
 from __future__ import annotations

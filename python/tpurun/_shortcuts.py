@@ -31,7 +31,7 @@ def install(shortcut: Any) -> None:
             _name_frames(getattr(distributed_c10d, name), name)
 
 
-# What was inside before.
+# The functions that the cells held before, by name.
 _originals: dict[str, tuple[CellType, Any]] = {}
 
 

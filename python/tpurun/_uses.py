@@ -29,7 +29,7 @@ _TAKE_DEVICE = frozenset(
 _KEYWORDS = frozenset({"device", "device_id", "device_type", "map_location"})
 # Variables and options that hold one.
 _HOLDS_DEVICE = re.compile(r"(^|_)(dev|device|accelerator|platform|hardware)(_?(name|type|str))?$", re.I)
-# What torch.tpu answers without the device; `_device` has the answers.
+# Questions that torch.tpu answers without the device; `_device` has the answers.
 QUESTIONS = frozenset(
     {"_is_in_bad_fork", "current_device", "device_count", "empty_cache", "is_available", "is_bf16_supported"}
     | {"is_initialized", "manual_seed", "manual_seed_all", "memory_allocated", "synchronize"}
@@ -69,7 +69,7 @@ _UNKNOWN = Values(frozenset(), False)
 
 @dataclass
 class Program:
-    """What the modules of a program say that have been read so far."""
+    """A program, as far as its modules have been read."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -277,7 +277,7 @@ class Program:
         return all(self._truth(test) is not (not held) for test, held in guards)
 
     def _of(self, node: ast.expr) -> Values:
-        """What an expression may be."""
+        """Returns the values that an expression may have."""
         if self._steps_of_use_left <= 0:
             return _UNKNOWN
         self._steps_of_use_left -= 1
@@ -364,7 +364,8 @@ class Program:
         return Values(frozenset({None}), True) if default is None else self._of(default)
 
     def _lookup(self, name: str) -> Values:
-        """What is known under a name; while that is being found out, only what its option has."""
+        """Returns the values that a name may have. A name that is being looked up already has only those of
+        its option."""
         options = [self._of_option(call) for call in self._options.get(name, [])]
         all_of = list(options)
         if name not in self._active and len(self._active) < _MAX_DEPTH:
@@ -427,7 +428,7 @@ class Program:
         return truths.pop() if len(truths) == 1 else None
 
     def _answer(self, node: ast.Call) -> bool | None:
-        """What a question about the device is answered with."""
+        """Returns the answer to a question about the device."""
         if isinstance(node.func, ast.Attribute) and _is_torch_tpu(node.func.value):
             return True if node.func.attr in QUESTIONS else None
         if getattr(node.func, "id", None) in ("getattr", "hasattr"):

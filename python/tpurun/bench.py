@@ -59,7 +59,8 @@ MEMORIES = ("staged", "mapped")
 
 @dataclass(frozen=True)
 class Variant:
-    """What is measured: a group that spans the world, named after its backend, and where its tensors are."""
+    """A variant is measured: a group that spans the world, named after its backend, and where its tensors
+    are."""
 
     backend: str
     group: dist.ProcessGroup
@@ -77,7 +78,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """What one variant took for one collective of one size."""
+    """A row says how long one variant took for one collective of one size."""
 
     collective: str
     bytes: int
@@ -134,7 +135,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Setting:
-    """Who takes part, and with how many elements in the largest buffer of a rank."""
+    """A setting says which ranks take part, and how many elements the largest buffer of a rank has."""
 
     group: dist.ProcessGroup
     rank: int

@@ -1,4 +1,4 @@
-"""What a collective raises when it can not complete.
+"""The errors that a collective raises when it can not complete.
 
 All ranks of the communicator raise the same text: the operation, who posted what and where, and for a rank
 that is gone how it ended. Each class is a ``torch.distributed.DistBackendError``, and says in ``ranks`` who
@@ -32,7 +32,7 @@ class _CollectiveError(DistBackendError):
         super().__init__(text)
         self.ranks = _ranks_of(text) if ranks is None else tuple(ranks)
         self.made_at = time.monotonic()
-        # What a signal handler raised while the operation failed.
+        # The context is the exception that a signal handler raised while the operation failed.
         if (context := _contexts.pop(text, None)) is not None:
             self.__context__ = context
 
@@ -58,8 +58,8 @@ class AbortedError(_CollectiveError):
     """The process group was aborted or shut down while the operation was pending."""
 
 
-# What torch makes an exception from is a class and a text: by the text, which names them, the ranks are found
-# again. The last ones suffice: an exception is made right after its failure.
+# Torch makes an exception from a class and a text alone, so the ranks are found again by the text. The last
+# texts suffice, because an exception is made right after its failure.
 _KEPT = 64
 _known: dict[str, tuple[int, ...]] = {}
 _contexts: dict[str, BaseException] = {}

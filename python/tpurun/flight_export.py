@@ -69,7 +69,7 @@ def export(flight: Json, directory: Path) -> list[Path]:
 
 
 def dumps(flight: Json) -> dict[int, Json]:
-    """What each rank's file holds."""
+    """Returns the content of each rank's file."""
     groups = _groups(flight)
     pairs = _pairs(flight, groups)
     first = _first_common(flight, groups)
@@ -128,7 +128,7 @@ def _groups(flight: Json) -> dict[int, _Group]:
 
 
 def _in_order(rank: Json) -> list[tuple[Json, Json]]:
-    """What a rank has posted, over all its communicators."""
+    """Returns the operations that a rank has posted, over all its communicators."""
     records = [(lane, record) for lane in rank["lanes"] for record in lane["records"]]
     return sorted(records, key=lambda pair: pair[1]["posted_ns"])
 

@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STORE_TIMEOUT_S = 30
 MAX_FDS_PER_REQUEST = 5
-# What asks a rank to end; the fork server itself ends when its agent does.
+# Signals that ask a rank to end. The fork server itself ends when its agent does.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Descriptors of these mean that a driver is open, which does not survive a fork.
 ACCELERATOR_FILES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri", "/dev/neuron")
@@ -46,7 +46,7 @@ def main() -> None:
     """Imports, answers ``ready`` or ``refuse``, then serves until the agent closes the socket."""
     _end.prepare()
     options = json.loads(sys.argv[1])
-    # What `tpurun --timings` shows of this process.
+    # The moments in this process that `tpurun --timings` shows.
     times = {"python_ns": now_ns()}
     _device.is_left_to_ranks = True
     become_subreaper()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def share_with_forks() -> list[weakref.finalize]:
-    """What is imported by now is for all forks alike; returns finalizers that are this process's to run."""
+    """Shares what is imported by now with all forks. Returns finalizers that are this process's to run."""
     _device.remember_modules()
     gc.collect()
     finalizers = keep_from_ranks()
@@ -103,7 +103,7 @@ class Refusal(Exception):
 
 
 class Peer:
-    """Who speaks to this process over a socket."""
+    """A process that speaks to this one over a socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -316,7 +316,8 @@ class Server:
             self.agent.tell(event="storeended", code=max(code, 0), signal=max(-code, 0))
 
 
-# What nearly every rank needs of ours. Of the native part, nothing but its loading happens before the fork.
+# The modules of ours that nearly every rank needs. The native part is only loaded before the fork, and runs
+# nothing.
 OURS = ("tpurun._uses", "tpurun._shared", "tpurun._shortcuts", "tpurun._build", "tpurun._C")
 
 
@@ -503,7 +504,8 @@ def take_own_randomness() -> None:
 
 
 def use_threads_of_environment(threads: int | None = None) -> None:
-    """What was imported has read the server's environment, which says 1; a call can still change that."""
+    """Sets the number of threads by a call, because the libraries have read the server's environment, which
+    says 1."""
     threads = threads or threads_in("OMP_NUM_THREADS")
     torch = sys.modules["torch"]
     if threads is not None and torch.get_num_threads() != threads:
@@ -548,7 +550,7 @@ def set_process_group(pid: int) -> None:
 
 
 def become_subreaper() -> None:
-    """What a rank leaves behind comes to this process, which outlives the agent for as long as it takes."""
+    """Makes this process adopt what a rank leaves behind. It outlives the agent for as long as that takes."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -35,7 +35,7 @@ MAX_CHAIN = 256
 # Modules that an interpreter has imported before it comes to a program, and that no path changes.
 AT_START = frozenset({*sys.builtin_module_names, "encodings"})
 PR_SET_PDEATHSIG = 1
-# What the interpreter makes of a number that C cannot hold.
+# The exit status that the interpreter makes of a number that C cannot hold.
 NO_STATUS = 255
 
 
@@ -179,7 +179,8 @@ def interpreter_flags() -> list[str]:
 
 
 def as_imported(before: dict[str, str]) -> None:
-    """What the import of torch does for a program, where torch was imported before it assigned variables."""
+    """Does what the import of torch does for a program, where torch was imported before it assigned
+    variables."""
     _environment.apply(before)
     _device.announce()
     _device.claim_if_named(sys.argv[1:])
@@ -262,7 +263,8 @@ _forgotten: dict[str, ModuleType] = {}
 
 @contextlib.contextmanager
 def library_first() -> Iterator[None]:
-    """What we do for a program imports nothing of its own: a traceback needs `ast`."""
+    """Finds the library's modules before the program's, so that our own imports, such as `ast` for a
+    traceback, get none of the program's."""
     path, own = sys.path, {name: sys.modules.get(name) for name in _forgotten}
     sys.path = path[1:]
     sys.modules.update(_forgotten)
@@ -289,7 +291,7 @@ def is_importable_container(path: str) -> bool:
 
 
 def exit_status(stop: SystemExit) -> int:
-    """What the interpreter makes of the argument of sys.exit."""
+    """Returns the exit status that the interpreter makes of the argument of sys.exit."""
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):
@@ -348,7 +350,7 @@ def record(error: BaseException, tb: TracebackType | None, note: str | None = No
 
 
 def message_of(error: BaseException) -> str:
-    """What the exception says, whatever its class makes of that."""
+    """Returns the text of the exception, even if its class fails to make one."""
     try:
         return str(error)[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
     except BaseException as failed:

@@ -61,8 +61,8 @@ def shrink(
     left = _survivors(native, timeout, lost)
     ranks = [first[rank] for rank in left.global_ranks]
     backend, store = c10d._world.pg_map[group]
-    # What torch.distributed.new_group does, without its store, which may be gone, and its names, which depend
-    # on how many groups each rank has made.
+    # This call is what torch.distributed.new_group does, but without its store, which may be gone. Nor does
+    # it need torch's names, which depend on how many groups each rank has made.
     shrunk, _ = c10d._new_process_group_helper(
         left.size(),
         left.rank(),

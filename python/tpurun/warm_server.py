@@ -3,8 +3,9 @@
 The launcher starts an interpreter that calls :func:`main` with one argument, ``{"listener": 5, ...}``; this
 process listens there until nobody has come for ten minutes. Each job that comes gets a fork of it that
 becomes its fork server, as if an interpreter had just been started for it: with the environment, directory,
-streams and limits of that job. What a process cannot change of itself decides which server a job may use,
-which the launcher compares (``launcher/src/warm.rs``); whether a file has changed is looked at here.
+streams and limits of that job. A process cannot change everything about itself. The launcher compares the
+rest, which decides the server that a job may use (``launcher/src/warm.rs``). This process looks whether a
+file has changed.
 
 Both sides speak lines of JSON, each of these requests over a connection of its own::
 
@@ -79,7 +80,8 @@ def serve_job(server: WarmServer, job: Job) -> NoReturn:
         if os.getpid() != own:
             raise  # a rank, which ends as an interpreter does
         sys.__excepthook__(*sys.exc_info())
-    # What the warm server has registered for its end is the warm server's to do.
+    # A fork leaves by `_exit`, because what the warm server has registered for its end is the warm server's
+    # to do.
     os._exit(status)
 
 
@@ -91,7 +93,7 @@ def leave_command(options: dict) -> None:
     kept = sorted((0, 1, 2, options["listener"], options["told"]))
     for low, high in zip(kept, [*kept[1:], 1 << 20], strict=True):
         os.closerange(low + 1, high)
-    # What a fork server that has died leaves behind.
+    # This process adopts what a fork server leaves behind that has died.
     fork_server.become_subreaper()
 
 
@@ -100,7 +102,7 @@ class Stale(Exception):
 
 
 class Job(NamedTuple):
-    """What a job asks for: a fork server with this output, which speaks to the agent over this socket."""
+    """A job asks for a fork server with this output, which speaks to the agent over this socket."""
 
     peer: fork_server.Peer
     request: dict
@@ -134,7 +136,7 @@ class WarmServer:
             end.setblocking(False)
 
     def warm_up(self) -> None:
-        """Imports what every job imports. What it prints is seen by who has started this process."""
+        """Imports what every job imports. The process that has started this one sees what it prints."""
         preload = {"forks": True, "preload": self.options["preload"], "targets": []}
         try:
             with _environment.watched():
@@ -142,7 +144,7 @@ class WarmServer:
             self.settle()
         except Refusal as refusal:
             self.stale = str(refusal)
-        # Who reads the output of the command waits until nobody can write to it any more.
+        # A reader of the command's output waits until nobody can write to it any more.
         with open(os.devnull, "r+b") as null:
             for fd in (0, 1, 2):
                 os.dup2(null.fileno(), fd)
@@ -173,7 +175,7 @@ class WarmServer:
         return None
 
     def sources(self) -> list[socket.socket]:
-        """What may have something for this process."""
+        """Returns the sockets that may have something for this process."""
         listening = [self.listener] if self.is_listed else []
         return [self.wakeup, *listening, *(peer.socket for peer in self.waiting)]
 
@@ -191,7 +193,7 @@ class WarmServer:
         if self.is_listed:
             self.is_listed = False
             self.listener.close()
-            # Who found this process stopped has put another one in its place.
+            # A command that found this process stopped has put another one in its place.
             if state_of(self.options["path"]) == self.place:
                 os.unlink(self.options["path"])
         for finalizer in self.finalizers:
@@ -218,7 +220,7 @@ class WarmServer:
             for request, fds in requests or []:
                 self.answer(peer, request, fds)
         except Exception:
-            # Whatever it said that no tpurun says.
+            # The peer said something that no tpurun says, and is not answered.
             requests = None
         if requests is None:
             self.waiting.remove(peer)
@@ -259,7 +261,7 @@ class WarmServer:
                 raise Stale(f"{path} has changed")
 
     def status(self) -> dict:
-        """What ``tpurun warm`` shows."""
+        """Returns what ``tpurun warm`` shows."""
         return {
             "pid": os.getpid(),
             "python": sys.executable,
@@ -356,14 +358,14 @@ def imported_files(known: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tup
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths |= {path for line in maps if (path := line.split(maxsplit=5)[-1].rstrip("\n")).startswith("/")}
     paths = {path for path in paths if isinstance(path, str) and not path.startswith(("/dev/", "/memfd:"))}
-    # What is installed or taken away beside them shows in the folders of the path.
+    # The folders of the path show files that are installed or taken away beside these.
     for path in (*paths, *(place for place in sys.path if os.path.isdir(place))):
         if (state := known.get(path) or state_of(path)) is not None:
             yield path, state
 
 
 def state_of(path: str) -> tuple[int, ...] | None:
-    """What changes when a file is written or replaced."""
+    """Returns what changes of a file when it is written or replaced."""
     try:
         found = os.stat(path)
     except OSError:
@@ -373,7 +375,7 @@ def state_of(path: str) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def output_to(fd: int) -> Iterator[None]:
-    """What is printed within goes there."""
+    """Sends what is printed within there."""
     kept = [os.dup(1), os.dup(2)]
     os.dup2(fd, 1)
     os.dup2(fd, 2)

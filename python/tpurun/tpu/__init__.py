@@ -156,7 +156,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def get_device_name(device: Any = None) -> str:
-    """What the device calls itself."""
+    """Returns the name that the device gives itself."""
     return get_device_properties(device).name
 
 
@@ -203,7 +203,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceProperties:
-    """What is known about a device."""
+    """The properties of a device."""
 
     name: str
     total_memory: int

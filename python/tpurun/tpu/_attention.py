@@ -23,7 +23,7 @@ def register(_: ModuleType) -> None:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor._ops.utils import register_op_strategy
 
-    # What was found for some placements is used again for them, so a mask is a part of the question.
+    # Torch uses a strategy again that it found for the same placements, so the mask is a part of the key.
     info = RuntimeSchemaInfo(static_kwargkey=["attn_mask"])
     register_op_strategy(_KERNEL.default, info)(lambda asked: _strategy(asked, outputs=2, tensors=3))
     register_op_strategy(_BACKWARD, info)(lambda asked: _strategy(asked, outputs=3, tensors=6))

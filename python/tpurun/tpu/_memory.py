@@ -45,7 +45,8 @@ get_memory_info = mem_get_info
 
 
 def memory_report() -> dict[str, Any]:
-    """What is held and by which lines of the program, as a dictionary that :mod:`json` can write."""
+    """Returns how much is held and by which lines of the program, as a dictionary that :mod:`json` can
+    write."""
     return json.loads(_native.device_memory_report())
 
 
@@ -60,7 +61,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """What is counted from the beginning starts at zero."""
+    """Sets the counters that count from the beginning to zero."""
     torch.accelerator.reset_accumulated_memory_stats(_index(device))
 
 

@@ -28,7 +28,7 @@ _TEXT_BYTES = 160
 def check_replicas(
     of: nn.Module | Mapping[str, torch.Tensor], group: dist.ProcessGroup | None = None, *, rng: bool = False
 ) -> None:
-    """What ``torch.tpu.check_replicas`` says."""
+    """Implements ``torch.tpu.check_replicas``, whose docstring describes it."""
     if isinstance(of, nn.Module):
         of = {**dict(of.named_parameters()), **dict(of.named_buffers())}
     spread = {name: tensor for name, tensor in of.items() if isinstance(tensor, DTensor)}
@@ -75,7 +75,7 @@ def _differing(group: dist.ProcessGroup, numbers: list[int]) -> list[list[int]] 
 
 
 def _texts(group: dist.ProcessGroup, mine: str) -> list[str]:
-    """What every rank of the group has to say, cut short."""
+    """Returns what every rank of the group has to say, cut short."""
     device = group._device_types[0]
     given = torch.tensor([*mine.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)], dtype=torch.uint8, device=device)
     all_of = torch.empty(dist.get_world_size(group), _TEXT_BYTES, dtype=torch.uint8, device=device)
@@ -111,7 +111,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def digest_of(tensor: torch.Tensor) -> Digest:
-    """Of shape, dtype and bits."""
+    """Returns the digest of shape, dtype and bits."""
     about = f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
     held = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     digest = zlib.crc32(about.encode())

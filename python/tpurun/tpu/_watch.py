@@ -1,7 +1,8 @@
-"""What Debug compares between ranks by itself, and when.
+"""Debug compares some tensors between ranks by itself, and this module says which and when.
 
-Parameters of a ``DistributedDataParallel`` before a forward pass that will reduce gradients, and those that
-are DTensors after a step of their optimizer, along the dimensions of their mesh that replicate them.
+The parameters of a ``DistributedDataParallel`` are compared before a forward pass that will reduce gradients.
+Parameters that are DTensors are compared after a step of their optimizer, along the dimensions of their mesh
+that replicate them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def _see_module(module: nn.Module, name: str, _submodule: nn.Module | None) -> N
 
 
 def _see_forward(ddp: nn.parallel.DistributedDataParallel, _inputs: tuple[Any, ...]) -> None:
-    # Only where DDP itself counts on all ranks: not in no_sync, in evaluation, or within Join. What a hook of
-    # the program makes of gradients, such as local SGD, may differ.
+    # The ranks are compared only where DDP itself counts on all of them: not in no_sync, in evaluation, or
+    # within Join. With a hook of the program, such as local SGD, their gradients may differ.
     in_step = ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync
     if _is_on() and in_step and not ddp._join_config.enable and not ddp._comm_hooks:
         from tpurun.tpu import _replicas
@@ -66,6 +67,7 @@ def _see_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> Non
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    # Who has one has imported it, which takes long.
+    # A program that has a DTensor has imported its module. We do not import it ourselves, because that takes
+    # long.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

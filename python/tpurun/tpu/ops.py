@@ -1,6 +1,6 @@
 """``torch.tpu.ops``: collectives along any dimension, tensors from rank to rank, barriers for a compiler.
 
-None of them has a gradient. What TorchTPU has besides for its compiler and its SparseCores does not exist
+None of them has a gradient. TorchTPU's further operations, for its compiler and its SparseCores, do not exist
 here.
 """
 

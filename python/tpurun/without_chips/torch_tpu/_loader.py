@@ -1,4 +1,4 @@
-"""What ``import torch`` calls."""
+"""``import torch`` calls :func:`load`."""
 
 
 def load() -> None:
