@@ -57,7 +57,7 @@ def counted(binary: str, case: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "callgrind"
         command = [*COUNT, f"--callgrind-out-file={out}", binary, case]
-        # What the environment of a test or a job says would be counted, too.
+        # Variables that a test or a job has set would change what is counted.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TPURUN_")}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S, env=kept)
         total = re.search(r"^(?:totals|summary): (\d+)", out.read_text(), re.MULTILINE)

@@ -18,7 +18,7 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.symlink_to(source)
-    # What is no more.
+    # Links to files that are gone are taken away.
     for path in installed.rglob("*"):
         if path.is_symlink() and not path.exists():
             path.unlink()

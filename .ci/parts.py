@@ -23,7 +23,7 @@ def main() -> int:
         how = "passed" if done.returncode == 0 else "FAILED"
         lines.append(f"  {part:20} {how}  {lasted(time.monotonic() - start):>12}")
         print(f"{time.strftime('%T')} tpurun:{lines[-1]}", flush=True)
-    # Of a single one there is nothing to sum up.
+    # A single part needs no summary.
     if len(lines) > 1:
         end = f"{failed} of {len(lines)} failed" if failed else "all passed"
         print("\n".join([f"tpurun: {end} in {lasted(time.monotonic() - began)}", *lines]), flush=True)

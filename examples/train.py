@@ -184,7 +184,7 @@ class CommunicationClock:
         self.seconds: list[float] = []
 
     def all_reduce(self, group: dist.ProcessGroup | None, bucket: dist.GradBucket):
-        """What DDP does by default with a bucket of gradients, noting when."""
+        """Does what DDP does by default with a bucket of gradients, and notes when."""
         self.handed_over = time.perf_counter()
         return allreduce_hook(group, bucket)
 

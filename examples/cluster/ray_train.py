@@ -20,7 +20,7 @@ BATCH, WIDTH = 32, 64
 
 
 def train_loop(config: dict) -> list[str]:
-    """What every worker runs, in a process group that Ray has made."""
+    """Every worker runs this function, in a process group that Ray has made."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))

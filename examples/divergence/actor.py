@@ -3,8 +3,8 @@
     tpurun -n 1 --role learner examples/divergence/learner.py : -n 4 --role actor examples/divergence/actor.py
     tpurun --job examples/divergence/actor_learner.toml
 
-Actor i plays `--rounds` plus i times `--more` rounds and then leaves; those that go on do not notice. What
-the actors have to tell each other goes through the group of their program, without the learner.
+Actor i plays `--rounds` plus i times `--more` rounds and then leaves; those that go on do not notice. The
+actors talk to each other through the group of their program, without the learner.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""What actor.py and learner.py agree on: the shape of a batch, the policy to find, the group of a pair."""
+"""This module holds what actor.py and learner.py agree on: the shape of a batch, the policy to find, the
+group of a pair."""
 
 import torch
 import torch.distributed as dist
