@@ -1,4 +1,4 @@
-"""What the commands of several suites take as an option."""
+"""The commands of several suites share these options."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TPURUN = Path(sys.executable).with_name("tpurun")
 LIMIT_S = 60
 # Every process of a job inherits it, whatever session or parent it moves to.
 MARKER = "TPURUN_TEST_JOB"
-# What a shell or another test may have set, and what a job would obey.
+# Variables that a shell or another test may have set, and that a job would obey.
 FOREIGN = re.compile(
     r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|TORCHELASTIC_.*|RANK|WORLD_SIZE|MASTER_.*|SLURM_.*|JOB_COMPLETION_INDEX"
 )

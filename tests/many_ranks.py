@@ -75,7 +75,8 @@ def available_mib() -> float:
 
 
 def settled_mib() -> float:
-    """What is available once it no longer grows: the memory of the job before is freed little by little."""
+    """Returns the memory that is available once it no longer grows, because the memory of the job before is
+    freed little by little."""
     most, since = available_mib(), time.monotonic()
     end = since + MOST_S
     while time.monotonic() < min(since + SETTLED_S, end):
@@ -142,7 +143,7 @@ def median(values: Iterable[float], unit: str, digits: int) -> str:
 
 
 def page(runs: dict[int, list[Run]], command: str) -> str:
-    """What is written into docs/."""
+    """Returns the page that is written into docs/."""
     rows = [
         (
             str(ranks),

@@ -32,14 +32,14 @@ def of_namespaces(names: Sequence[str]) -> list[Node]:
 
 @contextmanager
 def plugged(count: int) -> Iterator[list[Node]]:
-    """So many network namespaces; raises NotAllowed where there can be none."""
+    """Makes this number of network namespaces. Raises NotAllowed where there can be none."""
     with namespaces(count) as names:
         yield of_namespaces(names)
 
 
 def commands(nodes: Sequence[Node], each: int, *words: str | Path) -> list[tuple[list[str], dict[str, str]]]:
-    """What is started on each of them, and its environment, for `each` ranks there; `words` are the other
-    options and the program."""
+    """Returns the command to start on each node and its environment, for `each` ranks there. `words` are the
+    other options and the program."""
     rendezvous = free_rendezvous(nodes[0].address)
     started = []
     for number, node in enumerate(nodes):

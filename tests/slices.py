@@ -24,7 +24,7 @@ FULL = os.environ.get("TPURUN_TEST_FULL") == "1"
 ALL = "all"
 BUDGET_S = float(os.environ.get("TPURUN_TEST_BUDGET_S", "420"))
 QUICK_S = 0.25
-# Of a test that nobody has measured.
+# The time that a test is thought to take if nobody has measured it.
 USUAL_S = 2.0
 
 

@@ -2,8 +2,8 @@
 
 ``tpurun -n 64 tests/soak.py --seconds 300`` (or ``make soak SECONDS=300``). Each step, every rank computes or
 sleeps for a random time, up to ``--skew`` seconds, then takes part in random operations of random groups it
-is in, blocking and asynchronous, and checks every result. Whatever the launcher or the engine says of any
-rank is a false alarm, and fails the run: slow is not stuck.
+is in, blocking and asynchronous, and checks every result. No rank is ever stuck, only slow. So anything that
+the launcher or the engine says of a rank is a false alarm, and fails the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fault_matrix.programs import Call
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 STEP_OPERATIONS = 8
 GROUPS = 12
-# Of the ranks that are slow in a step, the longest: the others wait for it.
+# The mean number of ranks that are slow in a step. It is small because all others wait for them.
 MEAN_SLOW_RANKS = 2
 
 
@@ -73,8 +73,8 @@ def members(dice: random.Random, ranks: int) -> list[list[int]]:
 
 
 def step(dice: random.Random) -> Iterator[Posted]:
-    """What is posted in a step, in an order that is the same on all ranks: blocking groups could wait in a
-    circle otherwise."""
+    """Draws the operations of a step, in an order that is the same on all ranks. In different orders,
+    blocking groups could wait in a circle."""
     for _ in range(STEP_OPERATIONS):
         call = Call(dice.choice(COLLECTIVES), scale=dice.choice((1, 1, 10, 400)))
         yield Posted(dice.randrange(GROUPS), call, dice.random() < 0.5)

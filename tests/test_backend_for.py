@@ -7,7 +7,7 @@ import subprocess
 
 from jobs import TPURUN
 
-# What libraries do on CPUs, with every name that torch takes for Gloo.
+# The program does what libraries do on CPUs, with every name that torch takes for Gloo.
 LIBRARIES = """
 import os
 from datetime import timedelta

@@ -1,4 +1,5 @@
-"""What can not work is said in one line: what was expected and what was given. Nothing is left behind."""
+"""A command that can not work says so in one line: what was expected and what was given. Nothing is left
+behind."""
 
 import re
 import shutil
@@ -187,7 +188,7 @@ CALLS = {
 
 
 def last_line(done: Finished) -> str:
-    """What the rank says last that is blamed; the line of its program comes before."""
+    """Returns the last line of the rank that is blamed. The line of its program must come before it."""
     assert done.code == 1, done.err
     log = done.log(done.report.culprit)
     assert "program.py" in log, log

@@ -71,7 +71,7 @@ class Terminal:
         self.seen = ""
 
     def read_until(self, pattern: str) -> re.Match[str]:
-        """What is new up to the first match."""
+        """Reads on until the pattern matches, and returns the match."""
         deadline = time.monotonic() + LIMIT_S
         while not (match := re.search(pattern, self.seen)):
             ready = select.select([self._end], [], [], max(deadline - time.monotonic(), 0))[0]

@@ -12,7 +12,8 @@ PRODUCT = ("launcher", "collectives", "runtime", "topology", "python")
 AROUND = ("tests", "examples", "Makefile", ".ci")
 NAME = re.compile(r"\bTPURUN_[A-Z][A-Z0-9_]*\b")
 QUOTED = re.compile(rf"""["']({NAME.pattern})""")
-# Of C and C++: what is no code, in which constants and macros of the headers are called TPURUN_*, too.
+# Comments and texts of C and C++. Constants and macros of the headers are called TPURUN_*, too, but they
+# stand in the code.
 NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 NATIVE = (".c", ".cpp", ".h")
 

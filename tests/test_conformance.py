@@ -16,7 +16,7 @@ from slices import FULL, some
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 280
-# Of the base suite: of every kind one or two, and what happens when the ranks keep their processes.
+# Tests of the base suite: one or two of every kind, and some whose ranks keep their processes.
 SOME = [
     "test_all_gather_object_default_pg",
     "test_all_reduce_coalesced_sum",
@@ -54,7 +54,7 @@ def test_base_suite() -> None:
     chosen = some(passed, 5)
     kinds = conformance("--suites", "c10d", *([] if FULL else chosen))
     assert kinds[FAILED] == 0
-    # What passes may only grow: a test that comes to be skipped is lost as surely as one that fails.
+    # The number that pass may only grow: a test that comes to be skipped is lost as surely as one that fails.
     assert kinds[PASSED] >= len(chosen)
 
 

@@ -88,7 +88,7 @@ def test_a_thread_that_may_still_post_is_no_proof(run, script):
 
 
 def joined(done) -> str:
-    """What each rank wrote, one rank after the other."""
+    """Returns what each rank wrote, one rank after the other."""
     return "\n".join("\n".join(lines) for _, lines in sorted(done.shown_by_rank().items()))
 
 

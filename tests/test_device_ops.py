@@ -26,7 +26,7 @@ NAMES = [
     *("nn.functional.scaled_dot_product_attention", "nn.nn.LSTMCell", "nn.nn.GRUCell", "nn.nn.BatchNorm1d"),
     *("nn.nn.Embedding", "optim.SGD", "optim.SparseAdam", "optim.Adagrad"),
 ]
-# What is wrong with the device's own kernel of an operation, and the kind of check that sees it.
+# Faults that are planted in the device's own kernel of an operation, each with the check that sees it.
 PLANTED = {
     "neg": ("lambda x: x.mul(-1.0000002)", "forward", "numbers differ"),
     "abs": ("lambda x: x.mul(x.sgn()).unsqueeze(0)", "forward", "expected shape"),
@@ -35,7 +35,7 @@ PLANTED = {
     "exp": ("lambda x: os._exit(3)", "crash", "the process ended with 3"),
     "t": ("lambda x: x.clone().swapaxes(0, -1)", "views", "aliases"),
 }
-# Of the names that are compared there, nothing is planted in what they run.
+# Names that are compared as well, but run nothing that has a planted fault.
 SOUND = ["cosh", "transpose"]
 
 

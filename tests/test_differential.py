@@ -64,7 +64,7 @@ VICTIM = next(filter(is_fit, range(FIRST, 2 * FIRST)))
 
 @pytest.mark.parametrize(
     ("plant", "says"),
-    # What a plant that hangs needs is timeouts, of every step that is tried.
+    # A plant that hangs takes long, because every step that is tried waits for its timeout.
     some(
         [
             ("oracle", r"x0 float32\[.*\d+ elements differ, the first at 0"),

@@ -12,7 +12,7 @@ ON_TPU = {program.name: program for program in all_programs(device="tpu")}
 
 @pytest.fixture(scope="module")
 def verdicts(selected) -> dict[str, Verdict]:
-    """Of one job for all of them: to start it costs more than most of the programs."""
+    """Runs all programs in one job, because starting a job takes longer than most of the programs."""
     names = selected("test_it_computes_what_one_process_computes", "name")
     return {verdict.program.name: verdict for verdict in run([PROGRAMS[name] for name in names])}
 

@@ -64,7 +64,7 @@ finally:
 
 @dataclass(frozen=True)
 class Fault:
-    """What a rank does, and what the report must say of it."""
+    """A fault is what a rank does, and what the report must say of it."""
 
     name: str
     code: int
@@ -381,7 +381,7 @@ def agent_of(job: Job) -> int:
 
 
 def events_of(job: Job) -> list[dict]:
-    """What has happened so far."""
+    """Returns the events that have happened so far."""
     return Finished(0, "", "", job.run_dir, 0, 1).events
 
 

@@ -165,7 +165,7 @@ except DistBackendError as error:
 
 
 def failures(jobs: list[Job], but: int) -> tuple[str, float]:
-    """What all ranks but one said alike, and the longest that one took."""
+    """Returns the text that all ranks but one said alike, and the longest time that one of them took."""
     told = []
     for rank, job in enumerate(jobs):
         done = job.wait()

@@ -42,7 +42,7 @@ def code(path: Path) -> str:
 
 
 def sources() -> list[Path]:
-    """What ranks and launcher run, in Rust and C++."""
+    """The sources in Rust and C++ of what ranks and launcher run."""
     rust = [path for crate in CRATES for path in (ROOT / crate / "src").rglob("*.rs")]
     ours = [*rust, *(ROOT / "python/csrc").rglob("*.cpp")]
     tests = {"tests", "tests.rs", "fuzzing", "fuzzing.rs", "simulation.rs", "fuzz_smoke.rs", "model.rs"}

@@ -1,4 +1,4 @@
-"""What a rank sees of the world it starts in is what torchrun, or Python itself, would show it."""
+"""A rank starts in the same world as under torchrun or under Python itself."""
 
 import json
 import os

@@ -61,7 +61,7 @@ def test_a_rank_is_an_interpreter(tmp_path: Path, start: str):
     assert not wrong, "\n".join(wrong)
 
 
-# What a shell sees of a program and of a job of one rank.
+# Programs that must look the same to a shell by themselves and as a job of one rank.
 ALONE = ["an interrupt", "bytes on the standard output", "a hook for exceptions that exits", "an abort"]
 
 

@@ -61,7 +61,7 @@ def shown(done: list[Finished]) -> dict[int, list[str]]:
 
 
 def culprits(done: list[Finished]) -> str:
-    """What all reports say alike of who is to blame, and why."""
+    """Returns what all reports say alike about the culprit."""
     told = set()
     for one in done:
         text = (one.run_dir / "report.txt").read_text()
@@ -119,7 +119,7 @@ except DistBackendError as error:
 
 
 def failed(done: list[Finished], but: int) -> tuple[str, float]:
-    """What all ranks but one have said alike, and after how long."""
+    """Returns the text that all ranks but one have said alike, and after how long."""
     told = [lines[-1].split(" ", 1) for rank, lines in shown(done).items() if rank != but]
     assert len(told) == 3 and len({text for _, text in told}) == 1, told
     return told[0][1], max(float(seconds) for seconds, _ in told) / max(one.patience for one in done)

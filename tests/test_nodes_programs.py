@@ -12,7 +12,7 @@ from programs.start import Verdict, all_programs, run
 
 HOSTS, EACH = 4, 4
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
-# Of each kind of communication some; `make programs LAUNCHER=nodes` runs all there are.
+# Some programs of each kind of communication. `make programs LAUNCHER=nodes` runs all there are.
 PROGRAMS = [
     "ddp/plain",
     "ddp/buffers_are_those_of_rank_0",
@@ -34,7 +34,7 @@ PROGRAMS = [
 
 @pytest.fixture(scope="module")
 def verdicts(selected) -> dict[str, Verdict]:
-    """Of one job for all of them."""
+    """Runs all programs in one job."""
     names = selected("test_programs_compute_what_one_process_computes", "name")
     chosen = [program for program in all_programs() if program.name in names]
     try:

@@ -26,7 +26,7 @@ def run(start, script) -> Callable[..., list[Finished]]:
 
 
 def lines(done: list[Finished]) -> str:
-    """What each rank wrote, one rank after the other."""
+    """Returns what each rank wrote, one rank after the other."""
     return "\n".join("\n".join(text) for _, text in sorted(shown(done).items()))
 
 
@@ -70,7 +70,8 @@ except DeadlockError as error:
 
 
 def test_a_rank_that_has_finished_is_waited_for_in_vain(run):
-    # What is still on its way when a process ends so abruptly goes with it.
+    # Messages that are still on their way when a process ends so abruptly are lost, so both are received
+    # first.
     wait = """
     if rank == 2: dist.recv(tensor, 0); dist.recv(tensor, 1); os._exit(0)
     dist.send(tensor, 2); dist.all_reduce(tensor)"""

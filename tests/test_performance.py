@@ -1,4 +1,4 @@
-"""What `make bench` measures with works; how long something took is nobody's concern here."""
+"""The tools that `make bench` measures with work. These tests do not care how long something took."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from jobs import ranks_in
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "divergence"
 
-# What a rank knows of itself and of the others.
+# Each rank prints what it knows of itself and of the others.
 VIEW = """
 import json, os, sys
 import torch.distributed as dist

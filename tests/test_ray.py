@@ -75,7 +75,7 @@ def fit(loop, backend="tpu_dist", **options):
 
 
 def told(out: str) -> list:
-    """What a program has printed among Ray's lines."""
+    """Returns what a program has printed among Ray's lines."""
     return json.loads(re.search(r"^told (.*)$", out, re.MULTILINE)[1])
 
 

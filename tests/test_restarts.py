@@ -1,4 +1,4 @@
-"""What follows a failure: others go on, all start again, or fewer do. No world meets the one before it."""
+"""After a failure the others go on, all ranks start again, or fewer do. No world meets the one before it."""
 
 import re
 import signal

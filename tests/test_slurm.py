@@ -22,7 +22,7 @@ dist.destroy_process_group()
 
 
 def step(tmp_path: Path, nodes: int, tasks: str) -> dict[str, str]:
-    """What srun says to all tasks of a step."""
+    """Returns the variables that srun gives to all tasks of a step."""
     home = tmp_path / "home"
     home.mkdir()
     return {

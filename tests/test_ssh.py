@@ -64,7 +64,8 @@ def finish(job: Job) -> Finished:
 
 
 def lines(done: Finished) -> list[tuple[int, str]]:
-    """What each rank wrote. Ranks that write alike are shown together, if they do at about the same time."""
+    """Returns the lines that each rank wrote. Ranks that write alike are shown together, if they do at about
+    the same time."""
     return sorted((rank, line) for rank, lines in done.shown_by_rank().items() for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""What a rank answers that is asked for its stacks, whatever its frames look like just then."""
+"""A rank that is asked for its stacks answers, in any state that its frames may be in."""
 
 import re
 import subprocess

@@ -95,7 +95,7 @@ def ask(run: Callable[..., Finished]) -> Callable[..., Finished]:
 
 @pytest.fixture
 def status(ask: Callable[..., Finished]) -> Callable[..., dict]:
-    """What `tpurun status --json` prints."""
+    """Returns a function that runs `tpurun status --json` and returns what it prints."""
 
     def status(job: Job, *arguments: str) -> dict:
         return json.loads(ask(job, "status", "--json", *arguments).out)
@@ -271,7 +271,7 @@ def test_torchfrtrace_finds_the_mismatch(job, ask, tmp_path):
 
 
 def analyse(ask: Callable[..., Finished], job: Job, directory: Path) -> str:
-    """What torchfrtrace says of the dump of a job."""
+    """Returns what torchfrtrace says of the dump of a job."""
     ask(job, "trace", "--format", "torch", "-o", directory)
     said = io.StringIO()
     handler = logging.StreamHandler(said)

@@ -10,7 +10,8 @@ import pytest
 
 from jobs import Finished
 
-# What the last rank does while the others wait for it; then it comes, or the timeout of the group ends all.
+# The last rank does something while the others wait for it. Then it comes, or the timeout of the group ends
+# all.
 PROGRAM = """
 import ctypes, os, re, signal, sys, threading, time
 from datetime import timedelta

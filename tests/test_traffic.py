@@ -1,4 +1,4 @@
-"""What collectives move through memory, as `tpurun bench` counts it."""
+"""`tpurun bench` counts what collectives move through memory."""
 
 import json
 import os

@@ -63,7 +63,8 @@ class Warm:
         )
 
     def run(self, *words: object, **options) -> tuple[str, str]:
-        """What `tpurun --warm -n 2 ..` writes, which has to succeed; without the blanks before a rank."""
+        """Returns what `tpurun --warm -n 2 ..` writes, without the blanks before a rank. The command has to
+        succeed."""
         return self.finish(self.begin(TPURUN, "--warm", "-n", 2, *words, **options))
 
     def finish(self, job: subprocess.Popen) -> tuple[str, str]:
@@ -150,7 +151,7 @@ def test_the_second_job_finds_torch_imported(warm: Warm):
 
 
 def test_each_job_has_its_own_place_and_limits(warm: Warm):
-    """What a process can change of itself comes from the command."""
+    """Properties that a process can change of itself come from the command."""
     (warm.cwd / "other").mkdir()
     (warm.cwd / "other" / "where.py").write_text(
         "import os, resource, torch\n"

@@ -48,7 +48,7 @@ def check_redistribution(case: Any) -> None:
 
 
 class Ranked:
-    """What the classes ask for: how many ranks, and those that keep their processes, on what backend."""
+    """The classes ask how many ranks there are, and those that keep their processes ask for the backend."""
 
     world_size = RANKS
 

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def run(plan: Plan, test: str, ranks: int) -> list[Outcome]:
-    """What every rank made of the test."""
+    """Runs the test in forks, and returns the outcome on every rank."""
     os.makedirs(plan.folder / "stores", exist_ok=True)
     children = [start(plan, test, rank) for rank in range(ranks)]
     deadline = time.monotonic() + LIMIT_S

@@ -46,7 +46,8 @@ NOT_APPLICABLE = {
     "test_barrier_timeout_arg": "asserts Gloo's words for a timeout of 1 ms; here who left is told at once",
 }
 
-# What `DistTestCases.backend_feature` calls the things we have; "gpu" and "cuda" mean CUDA tensors.
+# The names that `DistTestCases.backend_feature` has for the things we have. "gpu" and "cuda" mean CUDA
+# tensors.
 FEATURES = ("ddp", "subgroup", "plugin")
 
 

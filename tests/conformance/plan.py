@@ -1,4 +1,4 @@
-"""What one job runs, kept in a file, for the ranks to read, and what they answer."""
+"""A plan is what one job runs. It is kept in a file for the ranks to read, and they answer with outcomes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Plan:
         return Plan(Path(plan.pop("folder")), **plan)
 
     def environment(self) -> dict[str, str]:
-        """What the suites read while they are imported, and what they would find in a run of PyTorch's."""
+        """Returns the variables that the suites read while they are imported, with the values that PyTorch's
+        own runs set."""
         return {
             "BACKEND": BACKEND,
             "WORLD_SIZE": str(self.ranks),
@@ -57,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a test on one rank, or on all of them."""
+    """The outcome of a test on one rank, or on all of them."""
 
     test: str
     kind: str

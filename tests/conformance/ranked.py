@@ -1,7 +1,8 @@
 """Runs one test on one rank.
 
-What `MultiProcessTestCase` does in its child processes, but in a process of anybody's: the test function runs
-between two barriers with a process group of its own, and its end is an `Outcome` instead of an exit code.
+This module does what `MultiProcessTestCase` does in its child processes, but in any process. The test
+function runs between two barriers with a process group of its own, and its end is an `Outcome` instead of an
+exit code.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .meeting import Meeting
 from .plan import BACKEND, FAILED, PASSED, SKIPPED, Outcome, Plan
 from .suites import SUITES, reason_to_skip
 
-# Of the process groups that tests find; some ask for another (`timeouts_s` of the class).
+# The timeout of the process groups that tests find. Some tests ask for another (`timeouts_s` of the class).
 TIMEOUT_S = 60
 
 

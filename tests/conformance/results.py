@@ -1,4 +1,4 @@
-"""What came out, in a file for each suite, from which `page.py` makes the page."""
+"""The results are kept in a file for each suite, and `page.py` makes the page from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .plan import FAILED, PASSED, SKIPPED, Outcome
 
-# What `conformance.ops` writes there has a form of its own.
+# The results of `conformance.ops`, which lie in the same folder, have a form of their own.
 _OF_OPERATIONS = "ops"
 KINDS = (PASSED, FAILED, SKIPPED)
 
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass
 class Result:
-    """Of one suite."""
+    """The result of one suite."""
 
     suite: str
     source: str

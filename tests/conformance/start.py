@@ -17,12 +17,12 @@ from .plan import FAILED, SKIPPED, Outcome, Plan, read_outcomes
 
 TESTS = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-# What a shell or another job may have set, and what a job would obey.
+# Variables that a shell or another job may have set, and that a job would obey.
 FOREIGN = re.compile(r"TPURUN_.*|PET_.*|TORCHELASTIC_.*|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_.*|TORCH_.*")
 # Longest time without any test coming to its end: more than the ranks wait for each other.
 STUCK_S = 420.0
 LOOK_S = 0.2
-# So many jobs in a row that end in their first test mean that something else is wrong than the tests.
+# After this number of jobs in a row that end in their first test, something else is wrong than the tests.
 FRUITLESS = 3
 TAIL = 2000
 # Tests that ask for more ranks than a suite usually has get so many.
@@ -94,7 +94,7 @@ def outcomes(plan: Plan, start: str, fruitless: int = 0) -> Iterator[Outcome]:
 
 
 def after(plan: Plan, count: int) -> Plan:
-    """What is left after so many tests."""
+    """Returns the plan that is left after this number of tests."""
     left = plan.tests[count:]
     name = plan.folder.name.partition("-")[0]
     return replace(plan, folder=plan.folder.with_name(f"{name}-{len(left)}"), tests=left)

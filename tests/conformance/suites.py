@@ -121,7 +121,7 @@ def fsdp() -> type[unittest.TestCase]:
 
 _INTERNAL = "torch.testing._internal"
 
-# Of `rpc_utils`, those that have tests with a process group, by the name that this suite gets.
+# The classes of `rpc_utils` that have tests with a process group, by the name that this suite gets.
 _BESIDE_RPC = {
     "rpc": "RpcTest",
     "rpc_tensorpipe": "TensorPipeAgentRpcTest",

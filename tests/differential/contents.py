@@ -1,4 +1,4 @@
-"""What tensors hold: a function of the program, the step, the tensor and the rank.
+"""The content of a tensor is a function of the program, the step, the tensor and the rank.
 
 Elements are taken from a pool of each format, from a place that differs from tensor to tensor, so that
 nobody pays for random numbers.

@@ -21,7 +21,7 @@ from .program import Group, Program, Step
 
 
 def execute(program: Program, rank: int, plant: Plant | None = None) -> tuple[list[tuple[str, str]], bool]:
-    """What is wrong, by step, and whether the ranks can not go on together."""
+    """Returns what is wrong, by step, and whether the ranks can not go on together."""
     wrong: list[tuple[str, str]] = []
     where = ""
     try:
@@ -40,7 +40,7 @@ def execute(program: Program, rank: int, plant: Plant | None = None) -> tuple[li
 
 
 class Run:
-    """What one rank has posted. What it finds wrong it adds to `wrong`."""
+    """A run holds what one rank has posted. It adds what it finds wrong to `wrong`."""
 
     def __init__(
         self,

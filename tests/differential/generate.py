@@ -72,7 +72,7 @@ def program(seed: int) -> Program:
 
 
 def world_of(seed: int) -> World:
-    """What it runs in."""
+    """Draws the world that the program of a seed runs in."""
     return Random(f"world {seed}").choices(list(WORLDS), list(WORLDS.values()))[0]
 
 

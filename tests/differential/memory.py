@@ -58,7 +58,7 @@ class Memory:
         self.tensors = {one.name: self._tensor(one) for one in effects.held}
 
     def expect(self, one: Held, after: np.ndarray) -> None:
-        """What was not known before: the content of this tensor."""
+        """Sets the content to expect of this tensor, where it was not known before."""
         self._write(self.expected, one, after)
 
     def problem(self) -> str:
@@ -188,7 +188,8 @@ STRIDES: dict[str, Callable[[tuple[int, ...]], Strides]] = {
 
 
 def _negated(form: Format, raw: np.ndarray) -> np.ndarray:
-    """What memory holds where the view changes the sign, of complex numbers that of the imaginary part."""
+    """Returns what memory holds where the view changes the sign. The view of a complex number changes the
+    sign of its imaginary part."""
     if form.family == COMPLEX:
         return np.conj(raw)
     assert form.family == FLOAT

@@ -15,7 +15,7 @@ from .order import shuffled
 from .posted import Posted, Team, Tensors
 from .program import Message, Step
 
-# Of steps that receive from anybody: their messages may not be taken by another such step.
+# The tag of steps that receive from anybody. Their messages may not be taken by another such step.
 ANY_SOURCE_TAG = 100
 
 

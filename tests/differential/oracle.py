@@ -1,4 +1,4 @@
-"""What every rank's tensors hold before and after a step, from the program alone.
+"""The oracle says what every rank's tensors hold before and after a step, from the program alone.
 
 Places are ranks of the step's group. Where tensors of a step are named, `calls.py` knows them by these names.
 """
@@ -71,7 +71,7 @@ class Oracle:
         return effects
 
     def value(self, part: int, place: int, count: int, form: Format | None = None) -> np.ndarray:
-        """What the rank in this place gives as its tensor number `part`."""
+        """Returns what the rank in this place gives as its tensor number `part`."""
         key = mixed(self.seed, self.step.index, part, place)
         return contents(form or self.form, self.step.mode, key, count)
 
@@ -205,7 +205,7 @@ class Oracle:
         return self.step.rows[source * self.size + target]
 
     def _parts(self, source: int) -> list[np.ndarray]:
-        """What the rank in this place gives to each."""
+        """Returns what the rank in this place gives to each rank."""
         width = prod(self.step.shapes[0][1:])
         return [self.value(to, source, self.sent(source, to) * width) for to in self.places]
 

@@ -20,7 +20,7 @@ Action = tuple[str, Step]
 
 
 def actions(program: Program, rank: int) -> list[Action]:
-    """Of this rank. What is never waited for in between is waited for at the end."""
+    """Returns the actions of this rank. Steps that it never waits for in between, it waits for at the end."""
     random = Random(mixed(program.seed, rank))
     done: list[Action] = []
     pending: list[Step] = []

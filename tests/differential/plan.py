@@ -1,4 +1,5 @@
-"""What one job does, and what its ranks say about it: files in a folder of its own."""
+"""A plan is what one job does. The plan and what the ranks say about it are files in a folder of the job's
+own."""
 
 from __future__ import annotations
 
@@ -50,16 +51,16 @@ class Plan:
 
     @property
     def output(self) -> Path:
-        """What the ranks print."""
+        """The file of what the ranks print."""
         return self.folder / "output"
 
     @property
     def limit_s(self) -> float:
-        """Of one program: longer than any operation waits."""
+        """The longest time of one program, which is more than any operation waits."""
         return self.timeout_s + 10
 
     def log(self, rank: int) -> Path:
-        """Of one rank: a line for each program that it has come to the end of."""
+        """The file of one rank, with a line for each program that it has come to the end of."""
         return self.folder / f"rank-{rank}.jsonl"
 
     def stack(self, rank: int) -> Path:

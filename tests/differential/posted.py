@@ -1,4 +1,4 @@
-"""What a posted step leaves to wait for."""
+"""A posted step leaves something to wait for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Team:
 
 @dataclass
 class Posted:
-    """What is waited for."""
+    """The works and tensors that a step waits for."""
 
     works: list[Any] = field(default_factory=list)
     """Works, or futures where a form returns these."""
@@ -40,7 +40,7 @@ class Posted:
         self.returned = [functional.wait_tensor(tensor) for tensor in self.returned]
 
     def sources(self) -> list[int]:
-        """Of messages, in the group, by work."""
+        """Returns the source of the message of each work, by its rank in the group."""
         return [work._source_rank() for work in self.works]
 
 

@@ -65,7 +65,7 @@ class Step:
     messages: tuple[Message, ...] = ()
 
     def shape_of(self, place: int) -> Shape:
-        """Of the one tensor whose rows differ from rank to rank."""
+        """Returns the shape of the one tensor whose rows differ from rank to rank."""
         return (self.rows[place], *self.shapes[0][1:]) if self.rows else self.shapes[0]
 
     def __str__(self) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-# What functional collectives import at their first call, in every rank: seconds, unless before the fork.
+# Functional collectives import this at their first call. The import takes seconds in every rank, unless it
+# comes before the fork.
 import torch._dynamo
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What a reduction of all ranks' elements is, bit by bit.
+"""This module reduces all ranks' elements as the engine must, bit by bit.
 
 Operands are combined in the order of the ranks, floats of 16 and 8 bits in float32, and rounded once: that is
 documented, so no tolerance is needed. An average is right also where the sum is too large for the type.
@@ -62,7 +62,8 @@ def _floats(op: str, operands: Sequence[np.ndarray], factor: float) -> np.ndarra
 
 
 def _average(operands: Sequence[np.ndarray]) -> np.ndarray:
-    """Of shares so small that no sum of them is too large; a power of two leaves an operand its bits."""
+    """Averages shares so small that no sum of them is too large. Each share is a power of two, which leaves
+    an operand its bits."""
     real = operands[0].dtype.type
     share = real(1.0 if len(operands) == 1 else 0.5 / (1 << (len(operands) - 1).bit_length()))
     total = fold(np.add, [operand * share for operand in operands])

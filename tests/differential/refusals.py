@@ -1,4 +1,5 @@
-"""What can not work whatever the others do: raises on every rank, moves nothing, and harms nobody."""
+"""Calls that can not work, with whatever the others do, raise on every rank, move nothing, and harm
+nobody."""
 
 from __future__ import annotations
 

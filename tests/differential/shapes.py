@@ -27,7 +27,7 @@ def count(random: Random, item_bytes: int, shares: int) -> int:
 
 
 def shape(random: Random, elements: int) -> Shape:
-    """Of about as many elements: none, one, two or three dimensions."""
+    """Draws a shape of about this number of elements, with none, one, two or three dimensions."""
     if elements == 0:
         return random.choice([(0,), (0, 3), (2, 0), (0, 2, 2)])
     if elements == 1 and random.random() < 0.6:
@@ -42,7 +42,7 @@ def shape(random: Random, elements: int) -> Shape:
 
 
 def rows(random: Random, shares: int, most: int) -> tuple[int, ...]:
-    """Of some number of shares, each of at most so many."""
+    """Draws the rows of each share, at most `most` of them."""
     if random.random() < 0.1:
         return tuple(random.choice([0, most]) for _ in range(shares))
     return tuple(random.randint(0, most) for _ in range(shares))

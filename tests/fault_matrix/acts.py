@@ -1,4 +1,4 @@
-"""What a guilty rank does besides operations."""
+"""The acts of a guilty rank that are no operations."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ FAULTS = LIVING | FATAL
 # How long groups wait where the fault shows in nothing but absence, and where something better must tell.
 SHORT_S = 2.0
 PATIENT_S = 10.0
-# What is a whole group's wait in the first case is how long the guilty rank stays away.
+# A guilty rank that is only absent stays away for longer than its group waits.
 AWAY_S = SHORT_S + 1.0
 
 
@@ -66,7 +66,7 @@ class Cell:
 
     @property
     def timeout_s(self) -> float:
-        """Of the groups of this cell."""
+        """The timeout of the groups of this cell, in seconds."""
         is_absence = self.fault == "infinite_loop" or (self.fault == "gil_hog" and self.mode == "sync")
         return SHORT_S if is_absence else PATIENT_S
 

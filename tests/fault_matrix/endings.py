@@ -158,7 +158,7 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     ranks: int
@@ -172,11 +172,11 @@ def run(case: Case, ranks: int, folder: Path) -> Seen:
     """Runs the program under tpurun to its end, or until what is expected was said."""
     program, acted = folder / "program.py", folder / "acted"
     program.write_text(PROGRAM)
-    # What a thread keeps alive is killed after a second, to shorten the run.
+    # A process that a thread keeps alive is killed after a second, to shorten the run.
     limit = ["--shutdown-timeout", "1"] if case.what.startswith("lingers") else []
     words = ["-n", ranks, *limit, program, case.what, case.how, guilty_of(ranks), acted]
     (folder / "job").mkdir()
-    # What the launcher says is read while the job runs, so it comes with what the ranks write.
+    # The launcher's errors are read while the job runs, so they go the same way as what the ranks write.
     job = Job(folder / "job", ["sh", "-c", 'exec "$0" "$@" 2>&1', TPURUN, *words])
     try:
         if case.strike is None:
@@ -215,7 +215,7 @@ def judge(case: Case, ranks: int, done: Finished, took: float) -> Seen:
     """Compares what was said, and when, with what must be."""
     limit_s = case.limit_s * done.patience
     problems = [f"took {took:.2f} s, expected at most {limit_s:.2f} s"] if took > limit_s else []
-    # Of two ranks that differ nobody can say which one is right.
+    # If two ranks differ, nobody can say which one is right.
     guilty = "[01]" if case.what == "differs" and ranks == 2 else guilty_of(ranks)
     wanted = case.said.replace("{guilty}", str(guilty))
     said = blamed(done.out) if case.said.startswith(GUILTY) else line_with(wanted, done.out)
@@ -227,13 +227,13 @@ def judge(case: Case, ranks: int, done: Finished, took: float) -> Seen:
 
 
 def blamed(text: str) -> str:
-    """Who, in the words of the report."""
+    """Returns the culprit, in the words of the report."""
     match = re.search(r"^  culprit +(.*)$", text, re.MULTILINE)
     return match[1] if match else "nobody"
 
 
 def line_with(pattern: str, text: str) -> str:
-    """What a line says from the pattern on."""
+    """Returns what a line says from the pattern on."""
     match = re.search(f"{pattern}.*", text)
     return match[0] if match else "nothing"
 

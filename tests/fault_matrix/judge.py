@@ -85,7 +85,7 @@ def problems_of_text(cell: Cell, wanted: Expected, guilty_rank: int, survivors: 
     if wanted.kind != NONE:
         for one in survivors[:1]:
             named = named_by(one)
-            # Of two ranks that differ nobody can say which one is right.
+            # If two ranks differ, nobody can say which one is right.
             is_tie = wanted.kind == MISMATCH and (cell.ranks == 2 or cell.op == "send_recv")
             if guilty_rank not in named:
                 problems.append(f"rank {guilty_rank} is not named in {one.text!r}")
@@ -125,7 +125,7 @@ def problems_of_report(cell: Cell, guilty_rank: int, report: str | None) -> list
     return [] if said else [f"the launcher's report does not say {REPORTED[cell.fault]!r}: {report!r}"]
 
 
-# What the survivors' text says of the guilty rank, and what the launcher's report does.
+# The survivors' text and the launcher's report both say this of the guilty rank.
 SAID = {
     "raise": "ValueError: the guilty rank was told to raise this",
     "exit0_early": "finished|code 0",

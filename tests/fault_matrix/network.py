@@ -111,7 +111,7 @@ FAULTS = [
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a fault."""
+    """The result of a fault."""
 
     fault: NetworkFault
     problems: list[str]
@@ -163,7 +163,7 @@ def judge(fault: NetworkFault, done: list[Finished], began: float) -> Seen:
 
 
 def blamed(done: Finished) -> str:
-    """Who, in the words of a report."""
+    """Returns the culprit, in the words of a report."""
     match = re.search(r"^  culprit +(.*)$", done.err, re.MULTILINE)
     return match[1] if match else "nothing"
 

@@ -59,8 +59,8 @@ class Operation:
                 part.is_done = True
 
     def problem(self) -> str:
-        """What is wrong with the tensors: completed ones hold the result, all others what they held
-        before."""
+        """Returns what is wrong with the tensors. Completed ones must hold the result, all others what they
+        held before."""
         for part in self.parts:
             for tensor, before, after in part.tensors:
                 wanted = after if part.is_done else before
@@ -78,7 +78,7 @@ def operation(call: Call, team: Team) -> Operation:
 
 
 def operand(call: Call, place: int, count: int) -> torch.Tensor:
-    """What the rank in this place contributes: small whole numbers, so that every sum is exact."""
+    """Returns what the rank in this place contributes: small whole numbers, so that every sum is exact."""
     values = place + 1 + torch.arange(count) % 7
     return values.to(getattr(torch, call.dtype))
 

@@ -1,4 +1,5 @@
-"""What must happen in each cell, and why. Nothing here looks at what the code under test does."""
+"""The oracle says what must happen in each cell, and why. Nothing here looks at what the code under test
+does."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ MISMATCH, LOST, DEADLOCK, TIMEOUT = (
 NONE = "none"
 MEANINGLESS = "n/a"
 
-# Seconds from the fault being in force until the last rank has the verdict, on a machine of one's own. Of a
-# timeout: after the group's own deadline.
+# Seconds from the fault being in force until the last rank has the verdict, on a machine of one's own. The
+# seconds of a timeout begin at the group's own deadline.
 LIMITS_S = {MISMATCH: 0.5, LOST: 0.5, DEADLOCK: 1.0, TIMEOUT: 0.5}
 # A rank that is stopped may be continued a moment later, so it is watched for a second first.
 STOPPED_LIMIT_S = 2.0

@@ -1,4 +1,5 @@
-"""What another backend does with the same faults, judged by what its ranks learn and not by names of ours."""
+"""Another backend is given the same faults, and is judged by what its ranks learn and not by names of
+ours."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell."""
+    """The outcome of a cell."""
 
     cell: Cell
     what: str

@@ -1,4 +1,4 @@
-"""What one job does: cells, and the ranks in each. Kept in a file, for the ranks to read."""
+"""A plan is what one job does: cells, and the ranks in each. It is kept in a file for the ranks to read."""
 
 from __future__ import annotations
 

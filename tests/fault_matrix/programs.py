@@ -1,4 +1,4 @@
-"""What the ranks of a cell do: the same list of steps on all but the guilty rank, which has its own."""
+"""The ranks of a cell do the same list of steps, except for the guilty rank, which has its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Program:
 
 
 def usual(cell: Cell) -> Program:
-    """What every innocent rank does."""
+    """Returns the steps of every innocent rank."""
     op, then = Call(cell.op), Call(companion(cell.op))
     if cell.fault == "skip_equal":
         return Program((op, op), Call("barrier", "second"))
@@ -54,7 +54,7 @@ def usual(cell: Cell) -> Program:
 
 
 def guilty(cell: Cell) -> Program:
-    """What the guilty rank does instead."""
+    """Returns the steps of the guilty rank."""
     op, then = Call(cell.op), Call(companion(cell.op))
     others = usual(cell)
     wrong = {

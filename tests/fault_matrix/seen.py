@@ -1,4 +1,4 @@
-"""What one rank saw of one cell, as a line of JSON."""
+"""A rank writes what it saw of one cell as a line of JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TextIO
 
 @dataclass
 class Seen:
-    """What this rank saw of a cell. Times are of CLOCK_MONOTONIC, in nanoseconds."""
+    """The record of what a rank saw of a cell. Times are of CLOCK_MONOTONIC, in nanoseconds."""
 
     cell: str
     rank: int
@@ -34,7 +34,7 @@ def write(seen: Seen, file: TextIO) -> None:
 
 
 def read(folder: Path) -> Iterator[Seen]:
-    """What all ranks have written last about each cell."""
+    """Returns what each rank has written last about each cell."""
     for path in folder.glob("rank-*.jsonl"):
         by_cell: dict[str, Seen] = {}
         # The last line of a rank that was killed may be torn.

@@ -23,13 +23,13 @@ from .seen import read
 
 TESTS = Path(__file__).parents[1]
 TPURUN = Path(sys.executable).with_name("tpurun")
-# What a shell or another job may have set, and what a job would obey.
+# Variables that a shell or another job may have set, and that a job would obey.
 FOREIGN = re.compile(
     r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|TORCHELASTIC_.*|RANK|WORLD_SIZE|MASTER_.*"
 )
 # Longest time without any cell coming to its end.
 STUCK_S = 60.0
-# What `--on-failure continue` goes on after.
+# Faults after which `--on-failure continue` goes on.
 LOST = ("raise", "sigkill", "sigsegv", "sigstop")
 # Guilty ranks that wait for their turns in one job.
 SPARES = 35

@@ -63,7 +63,8 @@ def verdicts(judged: Sequence[Judged], ranks: Sequence[int]) -> str:
 
 
 def by_op(fault: str, op: str, ranks: Sequence[int]) -> str:
-    """What is expected, where it depends on the number of ranks the usual number's."""
+    """Returns what is expected. Where that depends on the number of ranks, it is the answer for the largest
+    number."""
     names = []
     for mode in MODES:
         kind = expected(Cell(max(ranks), fault, op, mode)).kind

@@ -1,6 +1,6 @@
 """Programs that end, with something left to be done.
 
-What must be the same is the exit code, the output and the files that are left.
+The exit code, the output and the files that are left must be the same.
 """
 
 TEXTS = {

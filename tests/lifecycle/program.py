@@ -1,4 +1,4 @@
-"""What a program is, and the ways to write it down."""
+"""A program can be written down in several ways."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LIMIT_S = 240
 STRANGERS = ("json", "random", "ast", "array")
 # `python -m` shows the frames of the library that found the module.
 FOUND_BY = '  File "<frozen runpy>"'
-# What would change how every program is run, and is not one program's own.
+# Variables of the tests themselves, which would change how every program is run.
 OF_TESTS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTEST_")
 
 
@@ -75,7 +75,7 @@ class Place:
         )
 
     def end(self, code: int, output: bytes, rank: int, number: int) -> End:
-        """Of a program in a rank, in words that do not say where it ran."""
+        """Returns the end of a program in a rank, in words that do not say where it ran."""
         text = output.decode("utf-8", "backslashreplace").replace(str(self.cwd_of(rank)), "CWD")
         text = text.replace(f"{self.root}/program-{number}", "PROGRAM").replace(f"module_{number}", "MODULE")
         text = re.sub("0x[0-9a-f]{6,}", "ADDRESS", text.replace(str(self.root), "ROOT"))

@@ -2,7 +2,8 @@
 
 from .program import Program
 
-# What launchers add: the contract of torchrun, what tpurun's own processes need, and the threads of torch.
+# Launchers add variables: the contract of torchrun, those that tpurun's own processes need, and the threads
+# of torch.
 CONTRACT = [
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),

@@ -19,13 +19,13 @@ LARGEST = 4096
 
 @dataclass
 class Pair:
-    """What should be the same tensor."""
+    """Two tensors that should be the same."""
 
     cpu: Tensor
     tpu: Tensor
 
     def difference(self) -> str:
-        """What is not the same; empty when all is."""
+        """Returns what is not the same, or an empty text."""
         ours, wanted = self.tpu, self.cpu
         if ours.device.type != "tpu":
             return f"it is on {ours.device}"

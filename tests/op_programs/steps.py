@@ -194,7 +194,7 @@ def resized(random: Random, tensors: Sequence[Tensor]) -> object:
     made = tensors[0].clone()
     rows = random.randrange(1, 4)
     made.resize_(rows, 2)
-    # What growing adds is anything.
+    # Growing adds elements of any value.
     return made.fill_(rows)
 
 

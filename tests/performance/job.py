@@ -27,7 +27,7 @@ GRACE_S = 10.0
 SAID_LINES = 60
 # Every process of a job inherits it, whatever session or parent it moves to.
 MARKER = "TPURUN_MEASURED_JOB"
-# What would change what is measured.
+# Variables that would change what is measured.
 FOREIGN = re.compile(r"(OMP|OPENBLAS|MKL)_NUM_THREADS|TPURUN_.*|PET_.*|OMPI_.*|RANK|WORLD_SIZE|MASTER_.*")
 
 
@@ -106,7 +106,7 @@ class Job:
                 return
 
     def _last_words(self, code: int) -> str:
-        """Of all that it said, whose end goes to stderr."""
+        """Returns the most telling line of all that the job said. The last lines go to stderr."""
         self._errors.seek(0)
         lines = [line.rstrip() for line in self._errors.read().decode(errors="replace").splitlines()]
         telling = [line for line in lines if re.search(r"\b(error|culprit)\b|Error: ", line)]

@@ -13,7 +13,7 @@ from .settings import memory_bytes
 
 
 def machine() -> dict[str, str]:
-    """What the page says about it, by name."""
+    """Returns what the page says about the machine, by name."""
     return {
         "CPU": _cpu(),
         "cores": str(len(os.sched_getaffinity(0))),

@@ -25,7 +25,7 @@ TURNS = 3
 LIMIT_S = 20.0
 COMPILER_S = 120.0
 FLAGS = ("-O2", "-Wall", "-Werror")
-# Of the engine; of no consequence to others.
+# The engine needs these libraries. They change nothing for the other programs.
 LIBRARIES = ("-lpthread", "-ldl", "-lm")
 VERSION_S = 30.0
 BUILT = ROOT / ".cache" / "performance"
@@ -150,7 +150,7 @@ def _of_one(collective: str, ranks: int, settings: Settings, progress: Progress)
                     yield _row(collective, ranks, size, backend) | {"missing": late}
             if late:
                 progress.note(f"{collective} on {ranks} ranks of {backend}: {late}")
-            # What took too long once is not tried again.
+            # Sizes that took too long once are not tried again.
             wanted[backend] = {size: asked for size, asked in wanted[backend].items() if size in seen}
 
 

@@ -18,7 +18,7 @@ MOST_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, or which measurements to show, and where the page goes."""
+    """The options say what to measure, or which measurements to show, and where the page goes."""
 
     settings: Settings
     parts: tuple[str, ...]

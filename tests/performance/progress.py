@@ -1,4 +1,4 @@
-"""What is being measured, on stderr."""
+"""Progress says on stderr what is being measured."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Spread:
 
     @staticmethod
     def ratios(over: Sequence[float], under: Sequence[float]) -> Spread:
-        """Of the values measured in the same turn."""
+        """Returns the spread of the ratios of values that were measured in the same turn."""
         return Spread.of([a / b for a, b in zip(over, under, strict=True)])
 
     def seconds(self) -> str:

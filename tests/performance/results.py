@@ -1,4 +1,4 @@
-"""What was measured, as it is stored: rows of plain data, by part."""
+"""Results are stored as rows of plain data, by part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Results:
 
 
 def load(path: Path) -> Results:
-    """What `Results.store` wrote. Raises NotResults."""
+    """Reads what `Results.store` wrote. Raises NotResults."""
     try:
         stored = json.loads(path.read_text())
         parts = {name: Part(**part) for name, part in stored["parts"].items()}

@@ -24,7 +24,8 @@ ORDER = (
 
 
 def series_of(row: Row) -> str:
-    """Who was measured; that of ordinary tensors is called like the backend alone."""
+    """Returns the name of what was measured. The series of ordinary tensors is called like the backend
+    alone."""
     name = NAMES.get(row["backend"], row["backend"])
     memory = row.get("memory", MEMORIES[0])
     return name if memory == MEMORIES[0] else f"{name}, {memory}"

@@ -1,4 +1,4 @@
-"""What is measured, and how long."""
+"""The settings say what is measured, and how long."""
 
 from __future__ import annotations
 

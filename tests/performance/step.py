@@ -64,7 +64,7 @@ def student() -> nn.Module:
 
 
 def learning() -> Loss:
-    """Of new data in every step, as the example makes it."""
+    """Learns from new data in every step, as the example makes it."""
     width = STUDENT_WIDTH
     teacher = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
 

@@ -54,7 +54,7 @@ def _ratio(found: Table, case: tuple[int, int], other: str, mine: str) -> str:
 
 
 def _traffic(found: Table) -> list[str]:
-    """What moved through memory, where the benchmark knows it."""
+    """Says what moved through memory, where the benchmark knows it."""
     lines = []
     for case, by_series in found.cases.items():
         for series, rows in by_series.items():
@@ -88,7 +88,7 @@ def steps(rows: Sequence[Row]) -> list[str]:
 
 
 def _beyond(seconds: Mapping[str, Sequence[float]], name: str) -> str:
-    """What a step takes beyond one without communication, as a share of it."""
+    """Returns the time that a step takes beyond one without communication, as a share of the step."""
     shares = [
         1 - alone / whole for alone, whole in zip(seconds["no communication"], seconds[name], strict=True)
     ]
@@ -107,7 +107,7 @@ def start(rows: Sequence[Row]) -> list[str]:
             continue
         cells = [Spread.of(row[name]).seconds() for name in ("first_s", "exit_s", "cpu_s")]
         ours = firsts.get(row["ranks"])
-        # What has fewer turns than the others has the first ones.
+        # A series that has fewer turns than the others has the first ones.
         ratio = Spread.ratios(row["first_s"], ours[: len(row["first_s"])]).ratio() if ours else NOTHING
         memory = size(max(row["peak_bytes"])) if "peak_bytes" in row else NOTHING
         lines.append([*names, *cells, memory, ratio])

@@ -17,7 +17,7 @@ Work = Callable[[], object]
 
 
 def options(description: str) -> argparse.Namespace:
-    """What every program of ranks is told."""
+    """Parses the options that every program of ranks takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--block-s", type=float, default=1.0, help="seconds of a block")

@@ -1,4 +1,4 @@
-"""What a program is, and what it is given."""
+"""A program is a function, and a `Case` is what the function is given."""
 
 from __future__ import annotations
 

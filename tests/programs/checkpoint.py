@@ -84,7 +84,7 @@ def fsdp(case: Case) -> None:
 
 @program(ranks=8, makes_worlds=True)
 def hybrid(case: Case) -> None:
-    """What two rows of four have saved."""
+    """Two rows of four ranks save together, and others take up what they have saved."""
     saved_and_taken_up(case, "hybrid", (2, 4))
 
 

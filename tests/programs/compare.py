@@ -1,4 +1,4 @@
-"""What must be equal, and how equal."""
+"""Comparisons of what must be equal, each with its tolerance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def same(what: str, ours: object, wanted: object, tolerance: float = 0.0) -> Non
 
 
 def on_cpu(value: object) -> object:
-    """What is compared may be on a device, or on the host for want of room there."""
+    """Brings a value to the host, because a value to compare may be on a device, or on the host for want of
+    room there."""
     return value.cpu() if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) else value
 
 

@@ -29,8 +29,8 @@ def numbers(shape: Sequence[int], seed: int = 0) -> torch.Tensor:
 
 
 def piece(full: torch.Tensor, placement: Placement, index: int, ranks: int, seed: int = 1) -> torch.Tensor:
-    """What rank `index` of `ranks` along one mesh dimension holds of `full`, by the definition of the
-    placement and without torch's help."""
+    """Returns the part of `full` that rank `index` of `ranks` along one mesh dimension holds, by the
+    definition of the placement and without torch's help."""
     if isinstance(placement, Shard):
         rows = full.size(placement.dim)
         size = -(-rows // ranks)
@@ -54,7 +54,7 @@ def contribution(full: torch.Tensor, op: str, index: int, ranks: int, seed: int)
 
 
 def local_part(full: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
-    """What this rank holds of `full`."""
+    """Returns the part of `full` that this rank holds."""
     coordinate = mesh.get_coordinate()
     for dim, placement in enumerate(placements):
         # Ranks that differ in an outer coordinate hold parts of different values.
@@ -169,7 +169,7 @@ OPERATIONS = {
     "repeat": lambda x: x.repeat(1, 2),
     "tril": lambda x: x.tril(),
 }
-# What torch can not split further without a redistribution, whatever the backend.
+# Operations that torch can not split further without a redistribution, with any backend.
 REFUSED = {"unflatten of S(1)", "flatten of S(0)"}
 
 

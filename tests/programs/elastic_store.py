@@ -1,4 +1,5 @@
-"""What torch.distributed.elastic does with the store of a job, which under tpurun is the launcher's."""
+"""These programs do what torch.distributed.elastic does with the store of a job, which is the launcher's
+under tpurun."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from .case import Case, here, program
 from .compare import ROUNDING, all_same, same
 from .training import Batch, History, adam, batches, mlp, parameters, shares, train
 
-# Of no dimension do all ranks get the same share, of the last one some get nothing.
+# No dimension divides evenly among the ranks, and the last one leaves some ranks with nothing.
 WIDTHS = (10, 33, 13, 3)
 
 

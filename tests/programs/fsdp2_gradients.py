@@ -33,7 +33,7 @@ class Weights(nn.Module):
 
 
 def reduced(mesh: DeviceMesh, dtype: torch.dtype, rank: int, divisor: float | None = None) -> torch.Tensor:
-    """What a gradient of rank + 1 becomes."""
+    """Returns the gradient after the reduction, where each rank's own gradient was rank + 1."""
     model = fully_shard(Weights(), mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
     if divisor is not None:
         model.set_gradient_divide_factor(divisor)

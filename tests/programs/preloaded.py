@@ -1,4 +1,4 @@
-"""What the programs import, for a launcher that imports once and forks."""
+"""This module imports what the programs import, for a launcher that imports once and forks."""
 
 from .case import FAMILIES, programs_of
 

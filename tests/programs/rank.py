@@ -26,7 +26,7 @@ MEET = timedelta(seconds=600)
 
 @dataclass(frozen=True)
 class Plan:
-    """What the ranks of a job do."""
+    """A plan says what the ranks of a job do."""
 
     backend: str
     device: str
@@ -61,7 +61,7 @@ class Outcome:
 
 def run(plan: Plan) -> None:
     """All programs of the plan."""
-    # Of torch about itself and about CPUs: deprecations, random numbers, missing accelerators.
+    # Torch warns about itself and about CPUs: deprecations, random numbers, missing accelerators.
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=MEET)))

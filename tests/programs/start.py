@@ -25,7 +25,7 @@ ENVIRONMENT = {
     # Compiled where it is needed: no processes beside the ranks.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-# What is started, and with which environment beside ours.
+# The commands that are started, each with its environment beside ours.
 Commands = Sequence[tuple[Sequence[str | Path], Mapping[str, str]]]
 
 

@@ -29,7 +29,7 @@ VOCABULARY, WIDTH, HEADS, LENGTH, STEPS = 20, 16, 4, 8, 3
 
 
 class Attention(nn.Module):
-    """Of as many heads as its projections have columns for."""
+    """Attention with as many heads as its projections have columns for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,8 @@ def context_parallel_on_the_device(case: Case) -> None:
 
 @program(ranks=4, sizes=(1, 4), devices=("tpu",))
 def attention_of_dtensors(case: Case) -> None:
-    """Of heads, of the batch, of two dimensions at once, and of a sequence that has to be gathered first."""
+    """Attention is split by heads, by the batch, by two dimensions at once, and by a sequence that has to be
+    gathered first."""
     ranks = dist.get_world_size()
     rows = 2 if ranks > 1 else 1
     line, square = (init_device_mesh(here(), shape) for shape in ((ranks,), (rows, ranks // rows)))
@@ -246,8 +247,8 @@ def attention_is_right(mesh: DeviceMesh, placements: list, options: dict) -> Non
 
 @program(ranks=4)
 def ring_attention(case: Case) -> None:
-    """What torch does with the kernels of accelerators, given that of the CPU: keys and values go round in a
-    ring, by all-to-all or gathered, forward and backward."""
+    """Torch's ring attention for the kernels of accelerators works with the kernel of the CPU. Keys and
+    values go round in a ring, by all-to-all or gathered, forward and backward."""
     whole, ranks = heads_of(16), dist.get_world_size()
     mine = [tensor.chunk(ranks, 2)[case.rank].contiguous() for tensor in whole]
     leaves = [tensor.clone().requires_grad_() for tensor in whole]

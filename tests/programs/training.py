@@ -21,7 +21,7 @@ BATCH = 48
 
 @dataclass
 class History:
-    """What a training has gone through."""
+    """The history of a training."""
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
@@ -68,7 +68,7 @@ def batches(
 
 
 def shares(whole_batches: Iterable[Batch], rank: int, ranks: int) -> list[Batch]:
-    """What one of the ranks gets of each."""
+    """Returns the share of each batch that one of the ranks gets."""
     return [(x.chunk(ranks)[rank], y.chunk(ranks)[rank]) for x, y in whole_batches]
 
 

@@ -1,4 +1,4 @@
-"""What there is to run: each operation, module and optimizer, by name."""
+"""The cases that can be run: each operation, module and optimizer, by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = tuple(name for known, _ in _FAMILIES for name in known)
 
 @dataclass
 class Choice:
-    """Of kinds, and of dtypes by their names; no dtypes are all."""
+    """A choice of kinds, and of dtypes by their names. An empty list of dtypes means all of them."""
 
     kinds: Sequence[str] = KINDS
     dtypes: Sequence[str] = ()

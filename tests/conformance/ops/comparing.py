@@ -124,7 +124,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def aliases(results: Any, inputs: Any) -> list[tuple[Any, ...]]:
-    """What each result has to do with the inputs and with the results before it."""
+    """Says of each result whether it is, or shares memory with, an input or a result before it."""
     known: list[torch.Tensor] = list(tensors_of(inputs))
     found = []
     for result in tensors_of(results):

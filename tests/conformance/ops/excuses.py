@@ -1,4 +1,4 @@
-"""What need not pass, each with its reason; everything else counts."""
+"""The checks that need not pass, each with its reason. All others count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What would differ by the name of the device alone, or by a seed that a sample sets for itself."""
+"""Samples would differ by the name of the device alone, or by a seed that they set for themselves. Both are
+made alike here."""
 
 from __future__ import annotations
 

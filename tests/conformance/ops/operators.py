@@ -1,4 +1,4 @@
-"""What an operation has to do on the device as on the CPU, by kind, for one dtype."""
+"""Checks, by kind and for one dtype, that an operation does on the device what it does on the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOREACH: tuple[OpInfo, ...] = tuple(
 
 KINDS = ("forward", "views", "inplace", "out", "backward", "gradgrad", "jvp", "vmap", "sparse", "errors")
 OPERATIONS: dict[str, OpInfo] = {op.full_name: op for op in (*op_db, *_FOREACH)}
-# What only composes other operations runs in one dtype.
+# Operations that only compose other ones run in one dtype.
 _ONCE = torch.float32
 _LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
 # Where to split has to be a tensor of the CPU on every device.
@@ -185,8 +185,8 @@ def _gradients(op: OpInfo, sample: SampleInput, kind: str) -> Iterator[Outcome]:
 def derive(outputs: Any, leaves: Sequence[torch.Tensor], again: bool = False) -> tuple[Any, ...]:
     """Gradients of a weighted sum of outputs.
 
-    Of one number: with several roots the engine may begin with any of them, and three gradients added in
-    another order have other bits.
+    The sum is one number, because with several roots the engine may begin with any of them. Three gradients
+    that are added in another order have other bits.
     """
     outputs = [one for one in outputs if one.requires_grad]
     if not outputs or not leaves:

@@ -13,14 +13,14 @@ from .comparing import Values, aliases, difference
 from .placing import DEVICE, Placing
 
 SEED = 20
-# What one operation takes from the device's offset.
+# The amount by which one operation advances the device's offset.
 _STEP = 4
 Body = Callable[[Any], Any]
 
 
 @dataclass
 class Outcome:
-    """Of one check; no text if the device does as the CPU does."""
+    """The outcome of one check. It has no text if the device does as the CPU does."""
 
     kind: str
     text: str | None
@@ -44,7 +44,7 @@ class Pair:
     """What else was wrong, whatever the result."""
 
     def difference(self, values: Values = Values.COUNT) -> str | None:
-        """Of the results and their numbers; the CPU's must be there."""
+        """Returns the first difference of the results and their numbers. The CPU must have a result."""
         if self.device.error is not None:
             return f"raised {said(self.device.error)}"
         if self.trouble is not None:
@@ -85,7 +85,7 @@ def _run(body: Body, sample: Any, device: str) -> Ran:
         warnings.simplefilter("ignore")
         try:
             placed = Placing(device)(sample)
-            # What says no device is made there.
+            # Tensors that the body makes without naming a device are made there.
             with torch.device(device):
                 result = body(placed)
         except Exception as error:

@@ -15,7 +15,7 @@ from .cases import KINDS, Done, Failure
 
 @dataclass
 class Tally:
-    """What came out of one command, or of one for all and one that ran some of them again."""
+    """The results of one command, or of one command for all and one that ran some of them again."""
 
     command: str
     again: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Tally:
         return made
 
     def rows(self) -> list[tuple[str, int, int, int]]:
-        """Of each kind: passed, failed, excused."""
+        """Returns how many checks of each kind passed, failed or were excused."""
         failed, excused = _by_kind(self.failed), _by_kind(self.excused)
         kinds = [kind for kind in (*KINDS, "crash") if kind in {*self.passed, *failed, *excused}]
         return [(kind, self.passed.get(kind, 0), failed[kind], excused[kind]) for kind in kinds]

@@ -51,7 +51,7 @@ class _Worker:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> Done:
-        """What came out, or what became of the process."""
+        """Returns the result, or what became of the process."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
