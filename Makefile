@@ -80,7 +80,7 @@ bench: $(INSTALLED) $(PLOTS_READY) bench-tools ## everything beside Gloo and MPI
 
 .PHONY: overhead
 overhead: $(LINKED) ## what device tpu costs beside CPU tensors; writes docs/overhead.md
-	@$(PY) tests/overhead.py --out docs/overhead.md $(ARGS)
+	@$(PY) tests/performance/overhead.py --out docs/overhead.md $(ARGS)
 
 .PHONY: fault-matrix
 fault-matrix: $(LINKED) ## every fault in every operation on 2, 8 and 64 ranks, and (as root) of the network; writes docs/fault-matrix.md
@@ -90,7 +90,7 @@ fault-matrix: $(LINKED) ## every fault in every operation on 2, 8 and 64 ranks, 
 
 .PHONY: many-ranks
 many-ranks: $(LINKED) ## 64 to 512 ranks: how soon they are there, what they need, how they end; writes docs/many-ranks.md
-	@$(PY) -m tests.many_ranks --out docs/many-ranks.md $(ARGS)
+	@$(PY) -m tests.performance.many_ranks --out docs/many-ranks.md $(ARGS)
 
 LAUNCHER := tpurun
 DEVICE := cpu
@@ -128,12 +128,12 @@ simulation: | tools ## NETWORKS=500 of several hosts in memory, with faults, fro
 .PHONY: slurm
 slurm: $(LINKED) ## jobs under a real Slurm of four nodes on this machine
 	@command -v slurmctld > /dev/null || apt-get install -y --no-install-recommends slurm-wlm slurmctld slurmd munge
-	@$(PY) -m pytest tests/test_slurm.py $(ARGS)
+	@$(PY) -m pytest tests/hosts/test_slurm.py $(ARGS)
 
 # Two nodes need root, for network namespaces.
 .PHONY: ray
 ray: $(INSTALLED) $(RAY_READY) ## Ray Train on the backend, under a real Ray of one and of two nodes on this machine
-	@PYTHONPATH=$(RAY) $(PY) -m pytest tests/test_ray.py $(ARGS)
+	@PYTHONPATH=$(RAY) $(PY) -m pytest tests/hosts/test_ray.py $(ARGS)
 
 # ARGS come last, so that they may choose other suites and start methods.
 .PHONY: conformance
@@ -148,7 +148,7 @@ conformance-ops: $(LINKED) ## every operation, module and optimizer of device tp
 
 .PHONY: soak
 soak: $(LINKED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right
-	@tpurun -n 64 tests/soak.py --seconds $(SECONDS) $(ARGS)
+	@tpurun -n 64 tests/faults/soak.py --seconds $(SECONDS) $(ARGS)
 
 .PHONY: test
 test: $(LINKED) ## Rust, models, Python and whole jobs: what is quick, and of the rest what the commit's hash chooses

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import slices
-from jobs import TPURUN, Finished, Job
+from tools import slices
+from tools.jobs import TPURUN, Finished, Job
 
 # A rank that dies of a signal on purpose leaves no core file.
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -1,4 +1,4 @@
-"""A rank is told of the programs of its job. Whole jobs are in tests/test_programs.py."""
+"""A rank is told of the programs of its job. Whole jobs are in tests/jobs/test_programs.py."""
 
 import json
 import os

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from ..choices import names_of
+from ..tools.choices import names_of
 from .page import page
 from .plan import Outcome, Plan
 from .results import Result, Run, read_all

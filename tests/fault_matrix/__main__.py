@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..choices import names_of
+from ..tools.choices import names_of
 from . import other, start
 from .cells import FAULTS, MODES, OPS, Cell, cells
 from .judge import Judged

@@ -1,7 +1,7 @@
 """How programs end around a fault, and what holds a job together: who is named then, and how soon?
 
 `python -m tests.fault_matrix.endings --out docs/fault-matrix.md` runs every case on 2 and 8 ranks and writes
-its part of the page. `tests/test_fault_matrix.py` runs some of them, too.
+its part of the page. `tests/fault_matrix/test_fault_matrix.py` runs some of them, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fault_matrix.table import table
-from jobs import TPURUN, Finished, Job
+from tools.jobs import TPURUN, Finished, Job
 from tpurun.fork_server import parent_of
 
 RANKS = (2, 8)

@@ -1,7 +1,7 @@
 """What befalls the network between hosts: what do all of them learn, when, and is it right?
 
 `python -m tests.fault_matrix.network --out docs/fault-matrix.md`, as root, makes hosts of network namespaces,
-runs every fault once and writes its part of the page. `tests/test_nodes.py` runs them, too.
+runs every fault once and writes its part of the page. `tests/hosts/test_nodes.py` runs them, too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fault_matrix.table import table
-from jobs import Finished, Job
-from namespaces import NotAllowed, close_tcp, namespaces, part, unplug
-from nodes import commands, of_namespaces
+from tools.jobs import Finished, Job
+from tools.namespaces import NotAllowed, close_tcp, namespaces, part, unplug
+from tools.nodes import commands, of_namespaces
 
 HOSTS, EACH = 4, 2
 TITLE = "## The network between hosts"
@@ -186,7 +186,7 @@ verdict; a host that is unplugged says the same of those it does not reach.
 {right} of {len(seen)} are right. Strangers (without a certificate, with another job's, with the right one and
 another rank), interruptions and hosts that were never reached are tests of the transport on a simulated
 network and over loopback, in `collectives/engine/src/hosts/network/tests`; strangers with another token are
-one of `tests/test_nodes.py`.
+one of `tests/hosts/test_nodes.py`.
 """
     return text + "\n".join(["", *wrong, ""] if wrong else [])
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import FOREIGN, TPURUN
+from tools.jobs import FOREIGN, TPURUN
 
 from .program import Program
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from namespaces import NotAllowed, namespaces
+from tools.namespaces import NotAllowed, namespaces
 
 TPURUN = Path(sys.executable).with_name("tpurun")
 PORT = 29_400

@@ -6,7 +6,7 @@ import argparse
 import sys
 from fnmatch import fnmatch
 
-from namespaces import NotAllowed
+from tools.namespaces import NotAllowed
 
 from .case import FAMILIES
 from .start import LAUNCHERS, all_programs, run

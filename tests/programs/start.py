@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import nodes
-from jobs import TPURUN, Finished, Job
+from tools import nodes
+from tools.jobs import TPURUN, Finished, Job
 
 from .case import FAMILIES, Program, programs_of
 from .rank import Outcome, Plan

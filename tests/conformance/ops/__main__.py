@@ -13,7 +13,7 @@ from pathlib import Path
 # One thread: sums over several have other bits. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from ...choices import names_of
+from ...tools.choices import names_of
 from . import workers
 from .cases import KINDS, NAMES, Choice, Done, chosen
 from .report import page

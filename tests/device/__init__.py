@@ -1,0 +1,1 @@
+"""Jobs on device ``tpu``, and its operations beside those of the CPU."""

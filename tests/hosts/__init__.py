@@ -1,0 +1,1 @@
+"""Jobs on several hosts: pretended ones, network namespaces, ssh, Slurm and Ray."""
