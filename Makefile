@@ -316,4 +316,4 @@ check-python: $(PACKAGES_READY) ## ruff
 .PHONY: check-cpp
 check-cpp: $(PACKAGES_READY) ## clang-format
 	$(call say,checking C++)
-	@$(VENV)/bin/clang-format --dry-run -Werror python/csrc/*.cpp python/csrc/*.h python/csrc/device/*.cpp python/csrc/device/*.h python/csrc/stacks/*.cpp tests/performance/*.[ch]
+	@find python/csrc tests/performance -name "*.cpp" -o -name "*.[ch]" | xargs $(VENV)/bin/clang-format --dry-run -Werror

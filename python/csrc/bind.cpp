@@ -6,13 +6,13 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "call_site.h"
-#include "callbacks.h"
 #include "device/claim.h"
-#include "finalization.h"
-#include "process_group.h"
-#include "shared.h"
-#include "shortcut.h"
+#include "interpreter/call_site.h"
+#include "interpreter/finalization.h"
+#include "operation/callbacks.h"
+#include "process_group/process_group.h"
+#include "process_group/shared.h"
+#include "process_group/shortcut.h"
 
 namespace py = pybind11;
 

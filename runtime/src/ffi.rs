@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! The C ABI, see `python/csrc/runtime.h`: the only `extern "C"` of the runtime.
+//! The C ABI, see `python/csrc/abi/runtime.h`: the only `extern "C"` of the runtime.
 //!
 //! Validates, converts, forwards. A panic is a bug and becomes `TPURUN_INTERNAL`, never an unwind into C++.
 

@@ -31,7 +31,7 @@ VERSION_S = 30.0
 BUILT = ROOT / ".cache" / "performance"
 HERE = Path(__file__).parent
 ENGINE_LIBRARY = ROOT / "target" / "release" / "libtpurun_runtime.a"
-ENGINE_HEADERS = ROOT / "python" / "csrc"
+ENGINE_HEADERS = ROOT / "python" / "csrc" / "abi"
 TIMING = ("timed_collectives.c", "timed_collectives.h")
 
 

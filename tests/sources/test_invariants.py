@@ -111,7 +111,7 @@ def test_no_crate_knows_python():
 
 
 def test_the_header_says_who_may_call_what():
-    header = (ROOT / "python/csrc/tpurun.h").read_text()
+    header = (ROOT / "python/csrc/abi/tpurun.h").read_text()
     body = header.split('extern "C" {', 1)[1]
     ends = [0, *(found.end() for found in re.finditer(r"^[A-Za-z][\w* ]* \*?tpurun_\w+\([^;]*;", body, re.M))]
     assert len(ends) > 20

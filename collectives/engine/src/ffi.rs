@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! The C ABI, see `python/csrc/tpurun.h`: the only `extern "C"` of the engine.
+//! The C ABI, see `python/csrc/abi/tpurun.h`: the only `extern "C"` of the engine.
 //!
 //! Validates, converts, forwards. A panic is a bug and becomes `TPURUN_INTERNAL`, never an unwind into C++.
 
@@ -728,7 +728,7 @@ unsafe fn text(data: *const u8, bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    const HEADER: &str = include_str!("../../../python/csrc/tpurun.h");
+    const HEADER: &str = include_str!("../../../python/csrc/abi/tpurun.h");
 
     /// The number behind `before`, which stands in the header once.
     fn number(before: &str) -> usize {

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! The error of the C ABI, see `python/csrc/tpurun.h`: both libraries that have one write it.
+//! The error of the C ABI, see `python/csrc/abi/tpurun.h`: both libraries that have one write it.
 
 use crate::failure::Failure;
 use crate::text::head;

@@ -1,22 +1,22 @@
-#include "claim.h"
+#include "device/claim.h"
 
 #include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "../gil.h"
-#include "../runtime.h"
-#include "autocast.h"
-#include "autograd_threads.h"
-#include "checks.h"
-#include "fallback.h"
-#include "guard.h"
-#include "hooks.h"
-#include "memory.h"
-#include "mode.h"
-#include "pinned.h"
-#include "streams.h"
-#include "whole.h"
+#include "abi/runtime.h"
+#include "device/dispatch/checks.h"
+#include "device/dispatch/fallback.h"
+#include "device/hooks.h"
+#include "device/memory/memory.h"
+#include "device/memory/pinned.h"
+#include "device/order/autograd_threads.h"
+#include "device/order/guard.h"
+#include "device/order/mode.h"
+#include "device/order/streams.h"
+#include "device/special/autocast.h"
+#include "device/special/whole.h"
+#include "interpreter/gil.h"
 
 namespace py = pybind11;
 

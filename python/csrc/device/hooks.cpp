@@ -1,13 +1,13 @@
-#include "hooks.h"
+#include "device/hooks.h"
 
 #include <cstring>
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
-#include "generator.h"
-#include "guard.h"
-#include "memory.h"
-#include "pinned.h"
+#include "device/memory/memory.h"
+#include "device/memory/pinned.h"
+#include "device/order/guard.h"
+#include "device/special/generator.h"
 
 namespace tpurun::device {
 

@@ -1,0 +1,30 @@
+#include "device/order/mode.h"
+
+#include <atomic>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+namespace tpurun::device {
+
+namespace {
+
+std::atomic<EagerMode> of_process{EagerMode::kStrict};
+thread_local std::vector<EagerMode> of_thread;
+
+}  // namespace
+
+EagerMode eager_mode() {
+  return of_thread.empty() ? of_process.load(std::memory_order_relaxed) : of_thread.back();
+}
+
+void set_process_mode(EagerMode mode) { of_process.store(mode, std::memory_order_relaxed); }
+
+void push_thread_mode(EagerMode mode) { of_thread.push_back(mode); }
+
+void pop_thread_mode() {
+  TORCH_CHECK(!of_thread.empty(), "expected to leave an eager mode on the thread that entered it");
+  of_thread.pop_back();
+}
+
+}  // namespace tpurun::device
