@@ -55,7 +55,7 @@ pub(crate) fn of_run(run_dir: &Path) -> Variables {
     named(vec![("TPURUN_RUN_DIR", run_dir.display().to_string()), ("TPURUN_TERMINAL", terminal)])
 }
 
-/// Where the debugger of a rank finds the person who has started the job; `python/tpurun/_debugger.py` opens it.
+/// Where the debugger of a rank finds the person who has started the job; `python/tpurun/launch/_debugger.py` opens it.
 fn terminal() -> Option<PathBuf> {
     let streams: [(&str, bool); 3] = [
         ("/proc/self/fd/0", io::stdin().is_terminal()),

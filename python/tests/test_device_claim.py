@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from interpreters import interpreter, python
-from tpurun import _device, run_rank
+from tpurun import run_rank
+from tpurun.device import _device
 
 ASK = "print(torch._C._get_privateuse1_backend_name())"
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 import tpurun
-from tpurun import _backend
+from tpurun.backend import _backend
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

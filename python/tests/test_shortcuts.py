@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 
 import ranks
-from tpurun import _C, _shortcuts
+from tpurun import _C
+from tpurun.backend import _shortcuts
 
 NAMES = sorted(_C.Shortcut.PARAMETERS)
 OLDER_NAMES = [name for name in NAMES if not name.endswith("_single") or name == "all_to_all_single"]

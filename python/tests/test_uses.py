@@ -5,8 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from tpurun import _device
-from tpurun._uses import QUESTIONS, Program
+from tpurun.device import _device
+from tpurun.device._uses import QUESTIONS, Program
 
 OPTIONS = """
 import argparse

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from interpreters import python
-from tpurun import _backend, _chip_rules, _device, _variables, stacks
+from tpurun import _variables, stacks
+from tpurun.backend import _backend
+from tpurun.device import _chip_rules, _device
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "variables"
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tpurun import _torch_tpu
 
 if TYPE_CHECKING:
-    from tpurun._programs import Program, program, programs
-    from tpurun._shared import empty, symmetric
+    from tpurun.backend._programs import Program, program, programs
+    from tpurun.backend._shared import empty, symmetric
     from tpurun.errors import (
         AbortedError,
         CollectiveMismatchError,
@@ -56,14 +56,14 @@ _OF_PROGRAMS = frozenset({"Program", "program", "programs"})
 
 def register_backends() -> None:
     """Make ``tpu_dist`` and ``tpu`` known to torch.distributed; done by ``import torch`` unless disabled."""
-    from tpurun import _backend
+    from tpurun.backend import _backend
 
     _backend.register()
 
 
 def announce_device() -> None:
     """Let this process have device ``tpu`` when it asks for it; done by ``import torch`` unless disabled."""
-    from tpurun import _device
+    from tpurun.device import _device
 
     _device.announce()
     _device.claim_if_interpreter_names_it()
@@ -71,7 +71,7 @@ def announce_device() -> None:
 
 def _autoload() -> None:
     """The entry point that torch calls at the end of its import. An error here must not break that import."""
-    from tpurun import _device
+    from tpurun.device import _device
 
     try:
         register_backends()
@@ -91,11 +91,11 @@ def __getattr__(name: str) -> Any:
 
         return getattr(errors, name)
     if name in _OF_PROGRAMS:
-        from tpurun import _programs
+        from tpurun.backend import _programs
 
         return getattr(_programs, name)
     if name in ("empty", "symmetric"):
-        from tpurun import _shared
+        from tpurun.backend import _shared
 
         return getattr(_shared, name)
     if name in ("reform", "shrink"):

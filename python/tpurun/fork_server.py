@@ -30,7 +30,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from tpurun import _device, _end, _environment, run_rank
+from tpurun import run_rank
+from tpurun.device import _device
+from tpurun.launch import _end, _environment
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -318,7 +320,10 @@ class Server:
 
 # The modules of ours that nearly every rank needs. The native part is only loaded before the fork, and runs
 # nothing.
-OURS = ("tpurun._uses", "tpurun._shared", "tpurun._shortcuts", "tpurun._build", "tpurun._C")
+OURS = (
+    *("tpurun.device._uses", "tpurun.backend._shared", "tpurun.backend._shortcuts"),
+    *("tpurun._build", "tpurun._C"),
+)
 
 
 def preload(options: dict, times: dict[str, int]) -> None:

@@ -25,7 +25,10 @@ import traceback
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _alone, _debugger, _device, _end, _environment, _marks, stacks
+from tpurun import _marks, stacks
+from tpurun.backend import _alone
+from tpurun.device import _device
+from tpurun.launch import _debugger, _end, _environment
 
 MAX_MESSAGE_CHARS = 8192
 # The launcher reads files of up to a megabyte.

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from tpurun import _backend
+from tpurun.backend import _backend
 
 __all__ = ["reform", "shrink"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpurun import _backend
+from tpurun.backend import _backend
 
 try:
     from torchft.process_group import ProcessGroupWrapper

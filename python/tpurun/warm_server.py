@@ -30,8 +30,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
-from tpurun import _device, _end, _environment, fork_server
+from tpurun import fork_server
+from tpurun.device import _device
 from tpurun.fork_server import Refusal, now_ns
+from tpurun.launch import _end, _environment
 
 LOOK_EVERY_S = 5
 # Below this part of the machine's memory, what this process holds is better given back.

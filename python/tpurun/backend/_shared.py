@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpurun import _backend
 from tpurun._imports import after_import
+from tpurun.backend import _backend
 
 if TYPE_CHECKING:
     import torch

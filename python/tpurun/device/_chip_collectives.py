@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.library import Library
 
-from tpurun import _backend, _chip_rules, _shortcuts
+from tpurun.backend import _backend, _shortcuts
+from tpurun.device import _chip_rules
 
 _KEY = "BackendSelect"  # every operation passes it, whatever its tensors and modes are
 _library: Library | None = None

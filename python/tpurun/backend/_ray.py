@@ -32,13 +32,13 @@ def _change(module: ModuleType) -> None:
 
 def _has_device() -> bool:
     """Ray asks this where a worker was given a ``TPU``. Such a program uses the device, and gets it."""
-    from tpurun import _device
+    from tpurun.device import _device
 
     _device.claim()
     return True
 
 
 def _has_backend() -> None:
-    from tpurun import _backend
+    from tpurun.backend import _backend
 
     _backend.register()

@@ -62,7 +62,7 @@ def take_over(c10d: Any) -> None:
 def _create(options: Any, pg_options: Any) -> Backend:
     from torch.distributed import distributed_c10d as c10d
 
-    from tpurun import _backend
+    from tpurun.backend import _backend
 
     native = _backend.load_native() if is_ours() else None
     # Its ranks come and go, which only Gloo can.

@@ -11,7 +11,9 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _alone, _chip_rules, _gloo, _marks, _membership, _ray, _torch_tpu
+from tpurun import _marks, _torch_tpu
+from tpurun.backend import _alone, _gloo, _membership, _ray
+from tpurun.device import _chip_rules
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -103,7 +105,7 @@ def serves_cpu() -> bool:
 
 def create(options: Any, pg_options: Any, kind: Any = None) -> Backend:
     """Build this rank's end of a group, of class `kind`; returns when all its ranks have come."""
-    from tpurun import _shared, _shortcuts
+    from tpurun.backend import _shared, _shortcuts
 
     _check_world_is_own()
     native = load_native()

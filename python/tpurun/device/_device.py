@@ -25,7 +25,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tpurun import _chip_rules, _torch_tpu, _variables
+from tpurun import _torch_tpu, _variables
+from tpurun.device import _chip_rules
 
 SWITCH = "TPURUN_DEVICE"
 # As many as torch can count.
@@ -41,7 +42,7 @@ def announce() -> None:
         return
     import torch
 
-    from tpurun import _backend
+    from tpurun.backend import _backend
 
     if hasattr(torch, "tpu") or _backend.google_tpu_is_here():
         return
@@ -65,7 +66,7 @@ def claim_if_named(arguments: list[str], text: str | None = None) -> None:
     """
     if _is_off() or _is_claimed or is_left_to_ranks or not _is_built():
         return
-    from tpurun._uses import Program
+    from tpurun.device._uses import Program
 
     program = Program(list(arguments), dict(os.environ))
     source = _text_of_program() if text is None else text.encode()
@@ -113,13 +114,14 @@ def _is_own(path: object) -> bool:
     return not any(part in path for part in _INSTALLED) and not path.startswith(_homes())
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 @functools.cache
 def _homes() -> tuple[str, ...]:
     """Where modules of the interpreter and of tpurun are. To ask for it takes a third of a millisecond."""
-    return (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(__file__) + os.sep)
+    return (sysconfig.get_path("stdlib") + os.sep, _PACKAGE + os.sep)
 
 
 class _OwnImports(importlib.abc.MetaPathFinder):
@@ -172,7 +174,7 @@ def claim() -> None:
             f"tpurun: expected that nobody has claimed PyTorch's device for out-of-tree backends, but it is "
             f"{taken!r} here; uninstall that backend, or set {SWITCH}=0 to run without device tpu"
         )
-    from tpurun import _backend
+    from tpurun.backend import _backend
 
     native = _backend.load_native()
     native.claim_device(_devices(), _memory_bytes())
@@ -303,7 +305,7 @@ class _Unclaimed(ModuleType):
     """Stands for ``torch.tpu`` until something of it is used."""
 
     # Its submodules are found without the device.
-    __path__ = (os.path.join(os.path.dirname(__file__), "tpu"),)
+    __path__ = (os.path.join(_PACKAGE, "tpu"),)
 
     def __getattr__(self, name: str) -> Any:
         # Not for those who only look around, as import machinery and inspect do.

@@ -267,8 +267,8 @@ def begin() -> bool:
     module = sys.modules.get("tpurun.tpu")
     if module is not None:
         module._apply_chip_rules(is_on)
-    if is_on or "tpurun._chip_collectives" in sys.modules:
-        from tpurun import _chip_collectives
+    if is_on or "tpurun.device._chip_collectives" in sys.modules:
+        from tpurun.device import _chip_collectives
 
         _chip_collectives.apply(is_on)
     return is_on

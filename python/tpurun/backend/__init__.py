@@ -1,0 +1,1 @@
+"""The process groups of torch on this engine: how they are made, and what their ranks share."""
