@@ -43,7 +43,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Whatever is left of it.
+        # A process that is left is ended here.
         os.killpg(self.agent.pid, signal.SIGKILL)
         self.agent.communicate()
 
