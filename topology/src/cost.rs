@@ -7,32 +7,11 @@
 use std::collections::BTreeMap;
 
 use crate::algorithm::{self, Load};
+use crate::machine::{Machine, SharedMemory};
 use crate::placement::{Placement, Stretch};
 use crate::schedule::{Action, Algorithm, Collective, Schedule, Source, Step};
 use crate::torus::Dimension;
 use crate::traffic::Tensor;
-
-/// The machine that the ranks of a communicator run on.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Machine {
-    /// Seconds from a rank to its neighbour for a message of no bytes.
-    pub alpha_s: f64,
-    /// Bytes per second over one link, in one direction.
-    pub link_bytes_per_s: f64,
-    /// Present when all ranks of the communicator share the memory of one host; links do not count then.
-    pub shared: Option<SharedMemory>,
-}
-
-/// The memory and the cores that the ranks of one host share.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct SharedMemory {
-    /// Cores that the ranks may run on, at least 1.
-    pub cores: u32,
-    /// Seconds to wake one waiting rank.
-    pub wake_s: f64,
-    /// Bytes per second that all cores together read and write.
-    pub memory_bytes_per_s: f64,
-}
 
 /// Seconds that a collective takes, in closed form; nothing for flat without shared memory.
 ///
@@ -69,16 +48,16 @@ pub fn of_schedule(schedule: &Schedule, tensor: Tensor, machine: &Machine) -> f6
         (range.end - range.start) * tensor.element_bytes
     };
     let ranks = u64::from(schedule.ranks);
-    let mut links: BTreeMap<(Way, u32), u64> = BTreeMap::new();
+    let mut links: BTreeMap<(LinkSide, u32), u64> = BTreeMap::new();
     let (mut memory, mut meetings, mut rounds) = (0, 0, 0);
     for steps in &schedule.channels {
         let mut arrivals = 0;
         for step in steps {
             match step {
-                Step::Send { to, block } => *links.entry((Way::Out, *to)).or_default() += bytes(*block),
+                Step::Send { to, block } => *links.entry((LinkSide::Out, *to)).or_default() += bytes(*block),
                 Step::Receive { from, block, action } => {
                     arrivals += 1;
-                    *links.entry((Way::In, *from)).or_default() += bytes(*block);
+                    *links.entry((LinkSide::In, *from)).or_default() += bytes(*block);
                     memory += ranks * bytes(*block) * relay_passes(*action);
                 }
                 Step::Publish { block } => memory += ranks * 2 * bytes(*block),
@@ -152,9 +131,9 @@ pub fn lower_bound(
     }
 }
 
-/// Direction of a link, as one rank sees it.
+/// The direction of a link, as one rank sees it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum LinkSide {
     In,
     Out,
 }

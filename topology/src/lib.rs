@@ -33,6 +33,7 @@
 pub mod algorithm;
 pub mod cost;
 mod grid;
+mod machine;
 pub mod placement;
 pub mod planner;
 pub mod presets;
@@ -42,8 +43,8 @@ pub mod torus;
 mod traffic;
 pub mod verify;
 
-pub use cost::{Machine, SharedMemory};
 pub use grid::Grid;
+pub use machine::{Machine, SharedMemory};
 pub use placement::{Layout, Placement, PlacementError};
 pub use planner::{PlanError, Request, plan};
 pub use presets::Topology;

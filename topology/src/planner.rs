@@ -1,12 +1,10 @@
 //! The planner: which algorithm a collective uses, and the schedule of one rank.
 
 use crate::algorithm;
-use crate::cost::{self, Machine};
+use crate::cost;
+use crate::machine::Machine;
 use crate::placement::Placement;
-use crate::schedule::{Algorithm, Collective, Schedule};
-
-/// The most ranks an all-to-all can have: it numbers a chunk for each pair of ranks in 32 bits.
-pub const MAX_ALL_TO_ALL_RANKS: u32 = u16::MAX as u32;
+use crate::schedule::{Algorithm, Collective, MAX_ALL_TO_ALL_RANKS, Schedule};
 
 /// A question to the planner. All ranks must ask with the same values but `rank` to get schedules that fit.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::cost::Machine;
+use crate::machine::Machine;
 use crate::torus::{Dimension, TopologyError, Torus};
 
 /// The known properties of the links of one generation of chips.

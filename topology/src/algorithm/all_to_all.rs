@@ -8,8 +8,9 @@
 //! upward lane takes one and the downward lane the other, so that on a torus of equal even sizes n every
 //! directed link carries M·n/8 bytes of the M that each rank sends: the bisection bound.
 
+use super::lane::{Direction, Lane};
+use super::load::Cuts;
 use super::walk::{Pass, Round, Walk};
-use super::{Cuts, Lane, Way};
 use crate::grid::Grid;
 use crate::schedule::{Action, Block, Step};
 use crate::torus::Dimension;
@@ -50,7 +51,7 @@ pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &Lane, grid:
         for &d in &lane.order {
             let dimension = grid.dimensions()[d];
             let up = hops_up(dimension, at[d], goal[d]);
-            let upwards = up.is_some_and(|hops| hops <= reach(dimension, lane.way, Way::Up));
+            let upwards = up.is_some_and(|hops| hops <= reach(dimension, lane.way, Direction::Up));
             while at[d] != goal[d] {
                 let next = if upwards { dimension.up(at[d]) } else { dimension.down(at[d]) };
                 let next = next.expect("the goal lies on the way");
@@ -79,10 +80,10 @@ pub(super) fn busiest(grid: &Grid) -> f64 {
             return half * (n - half) / n;
         }
         let flows = |way| {
-            let far = f64::from(reach(*dimension, way, Way::Up));
+            let far = f64::from(reach(*dimension, way, Direction::Up));
             far * (far + 1.0) / 2.0
         };
-        (flows(Way::Up) + flows(Way::Down)) / 2.0 / n
+        (flows(Direction::Up) + flows(Direction::Down)) / 2.0 / n
     };
     grid.dimensions().iter().map(share).fold(0.0, f64::max)
 }
@@ -97,7 +98,7 @@ pub(super) fn total(grid: &Grid) -> f64 {
 }
 
 /// Hops that a block at most goes up (or down) a dimension; on a tie the lane's own way is taken.
-fn reach(dimension: Dimension, lane_way: Way, way: Way) -> u32 {
+fn reach(dimension: Dimension, lane_way: Direction, way: Direction) -> u32 {
     let n = dimension.size();
     match dimension.wraps() {
         false => n - 1,
@@ -120,7 +121,7 @@ struct Flow {
 
 /// In round (passed, hops) every rank sends on, each way, the flow of `hops` hops that began `passed` hops
 /// before it, then receives the one that its neighbour sends.
-fn rounds_of_flows(dimension: Dimension, lane_way: Way, at: u32) -> impl Iterator<Item = Round<Flow>> {
+fn rounds_of_flows(dimension: Dimension, lane_way: Direction, at: u32) -> impl Iterator<Item = Round<Flow>> {
     // Where the ways differ, the lane's own reaches farther.
     let far = reach(dimension, lane_way, lane_way);
     let (up, down) = (dimension.up(at), dimension.down(at));
@@ -131,8 +132,8 @@ fn rounds_of_flows(dimension: Dimension, lane_way: Way, at: u32) -> impl Iterato
                 (hops <= reach(dimension, lane_way, way)).then_some(Pass { with: with?, what })
             };
             Round {
-                sends: [pass(up, Some(at), Way::Up), pass(down, Some(at), Way::Down)],
-                receives: [pass(down, down, Way::Up), pass(up, up, Way::Down)],
+                sends: [pass(up, Some(at), Direction::Up), pass(down, Some(at), Direction::Down)],
+                receives: [pass(down, down, Direction::Up), pass(up, up, Direction::Down)],
             }
         })
     })
@@ -158,15 +159,15 @@ fn block_of_flow(walk: &Walk<'_>, position: usize, flow: Flow, index: u32) -> Bl
 }
 
 /// The flow of `hops` hops that began `passed` hops before `at`, if the dimension has it.
-fn flow(dimension: Dimension, way: Way, at: u32, passed: u32, hops: u32) -> Option<Flow> {
+fn flow(dimension: Dimension, way: Direction, at: u32, passed: u32, hops: u32) -> Option<Flow> {
     let n = dimension.size();
-    let step = |from: u32, by: u32, way: Way| match (dimension.wraps(), way) {
-        (true, Way::Up) => Some((from + by) % n),
-        (true, Way::Down) => Some((from + n - by) % n),
-        (false, Way::Up) => Some(from + by).filter(|&to| to < n),
-        (false, Way::Down) => from.checked_sub(by),
+    let step = |from: u32, by: u32, way: Direction| match (dimension.wraps(), way) {
+        (true, Direction::Up) => Some((from + by) % n),
+        (true, Direction::Down) => Some((from + n - by) % n),
+        (false, Direction::Up) => Some(from + by).filter(|&to| to < n),
+        (false, Direction::Down) => from.checked_sub(by),
     };
-    let against = if way == Way::Up { Way::Down } else { Way::Up };
+    let against = if way == Direction::Up { Direction::Down } else { Direction::Up };
     let from = step(at, passed, against)?;
     Some(Flow { from, to: step(from, hops, way)? })
 }

@@ -15,8 +15,10 @@
 //! - broadcast: 2d spanning trees that share no directed link where every dimension wraps, V/2d bytes each.
 //! - all-to-all: rank r passes blocks on along one dimension after the other, the shorter way around.
 
+use super::lane::{Direction, Lane, lane_count, lanes};
+use super::load::{Cuts, Load, check};
 use super::walk::{Round, Walk};
-use super::{Cuts, Lane, Load, Way, all_to_all, check, lane_count, lanes, spread, sweep};
+use super::{all_to_all, spread, sweep};
 use crate::grid::Grid;
 use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Step};
 use crate::traffic::{Tensor, Traffic};
@@ -147,10 +149,10 @@ fn add_sweeps(traffic: &mut Traffic, cuts: &Cuts, lane: &Lane, grid: &Grid, swee
         let at = grid.coordinates(rank);
         for (position, &d) in lane.order.iter().enumerate() {
             let dimension = grid.dimensions()[d];
-            for way in [Way::Up, Way::Down] {
+            for way in [Direction::Up, Direction::Down] {
                 let next = match way {
-                    Way::Up => dimension.up(at[d]),
-                    Way::Down => dimension.down(at[d]),
+                    Direction::Up => dimension.up(at[d]),
+                    Direction::Down => dimension.down(at[d]),
                 };
                 let Some(next) = next else { continue };
                 if dimension.wraps() && way != lane.way {
@@ -159,10 +161,10 @@ fn add_sweeps(traffic: &mut Traffic, cuts: &Cuts, lane: &Lane, grid: &Grid, swee
                 let crosses = |slot: u32| match (dimension.wraps(), sweep, way) {
                     (true, Sweep::Reduce, _) => slot != at[d],
                     (true, Sweep::Gather, _) => slot != next,
-                    (false, Sweep::Reduce, Way::Up) | (false, Sweep::Gather, Way::Down) => {
+                    (false, Sweep::Reduce, Direction::Up) | (false, Sweep::Gather, Direction::Down) => {
                         slot > at[d].min(next)
                     }
-                    (false, Sweep::Reduce, Way::Down) | (false, Sweep::Gather, Way::Up) => {
+                    (false, Sweep::Reduce, Direction::Down) | (false, Sweep::Gather, Direction::Up) => {
                         slot < at[d].max(next)
                     }
                 };

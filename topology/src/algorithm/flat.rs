@@ -16,7 +16,7 @@
 //! A rank sleeps at most once, at the meeting. A window may be filled again once every rank has gone
 //! through the meeting of the next collective: two windows for each rank, used in turn, are enough.
 
-use super::{Cuts, Load, check};
+use super::load::{Cuts, Load, check};
 use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Source, Step};
 use crate::traffic::{Tensor, Traffic};
 

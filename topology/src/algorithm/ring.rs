@@ -12,7 +12,8 @@
 //! - all-to-all: rank r sends to r+k and receives from r-k, k = 1..P-1; P-1 rounds, M/P bytes for each pair.
 //!   Nothing is relayed: on hosts the way between any two ranks is direct.
 
-use super::{Cuts, Load, all_to_all, bucket, check};
+use super::load::{Cuts, Load, check};
+use super::{all_to_all, bucket};
 use crate::grid::Grid;
 use crate::schedule::{Algorithm, Block, Collective, Schedule};
 use crate::traffic::{Tensor, Traffic};

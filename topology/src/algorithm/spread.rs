@@ -6,7 +6,8 @@
 //! is the first dimension after j (going around) in which the row and the root differ: where every
 //! dimension wraps no two lanes share a directed link, and each link carries V/2d bytes, the lower bound.
 
-use super::{Cuts, Lane, Way};
+use super::lane::{Direction, Lane};
+use super::load::Cuts;
 use crate::grid::Grid;
 use crate::schedule::{Action, Block, Step};
 use crate::torus::{Coordinates, Dimension};
@@ -112,15 +113,15 @@ impl Tree<'_> {
         let (up, down) = (dimension.up(root), dimension.down(root));
         match (dimension.wraps(), self.lane.way) {
             (true, way) => self.back(d, root, way),
-            (false, Way::Up) => up.or(down).expect("a dimension of a grid has two ranks at least"),
-            (false, Way::Down) => down.or(up).expect("a dimension of a grid has two ranks at least"),
+            (false, Direction::Up) => up.or(down).expect("a dimension of a grid has two ranks at least"),
+            (false, Direction::Down) => down.or(up).expect("a dimension of a grid has two ranks at least"),
         }
     }
 
-    fn back(&self, d: usize, at: u32, way: Way) -> u32 {
+    fn back(&self, d: usize, at: u32, way: Direction) -> u32 {
         let previous = match way {
-            Way::Up => self.dimension(d).down(at),
-            Way::Down => self.dimension(d).up(at),
+            Direction::Up => self.dimension(d).down(at),
+            Direction::Down => self.dimension(d).up(at),
         };
         previous.expect("a ring has a coordinate before every other")
     }

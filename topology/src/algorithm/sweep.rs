@@ -4,14 +4,14 @@
 //! On a ring the slots all go one way around. On a line they go both ways: slot y collects the partial
 //! results of its left side going right and of its right side going left, and spreads back the same way.
 
-use super::Way;
+use super::lane::Direction;
 use super::walk::{Pass, Round};
 use crate::torus::Dimension;
 
 type Rounds = Box<dyn Iterator<Item = Round<u32>>>;
 
 /// The n-1 rounds after which slot y is complete at coordinate y.
-pub(super) fn reduce_scatter(dimension: Dimension, way: Way, at: u32) -> Rounds {
+pub(super) fn reduce_scatter(dimension: Dimension, way: Direction, at: u32) -> Rounds {
     let n = dimension.size();
     let rounds = 0..n - 1;
     if dimension.wraps() {
@@ -39,7 +39,7 @@ pub(super) fn reduce_scatter(dimension: Dimension, way: Way, at: u32) -> Rounds 
 }
 
 /// The n-1 rounds after which every coordinate has the slots of all.
-pub(super) fn all_gather(dimension: Dimension, way: Way, at: u32) -> Rounds {
+pub(super) fn all_gather(dimension: Dimension, way: Direction, at: u32) -> Rounds {
     let n = dimension.size();
     let rounds = 0..n - 1;
     if dimension.wraps() {
@@ -65,15 +65,15 @@ pub(super) fn all_gather(dimension: Dimension, way: Way, at: u32) -> Rounds {
 struct Around {
     n: u32,
     at: u32,
-    way: Way,
+    way: Direction,
 }
 
 impl Around {
     /// The coordinate this many hops before this one, seen the way the slots go.
     fn behind(self, hops: u32) -> u32 {
         match self.way {
-            Way::Up => (self.at + self.n - hops % self.n) % self.n,
-            Way::Down => (self.at + hops) % self.n,
+            Direction::Up => (self.at + self.n - hops % self.n) % self.n,
+            Direction::Down => (self.at + hops) % self.n,
         }
     }
 

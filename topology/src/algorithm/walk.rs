@@ -1,6 +1,6 @@
 //! One rank's way through the phases of a lane, a dimension after the other.
 
-use super::Lane;
+use super::lane::Lane;
 use crate::grid::Grid;
 use crate::schedule::{Action, Block, Step};
 use crate::torus::{Coordinates, Dimension};

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 /// The symbolic contents of a block.
 #[derive(Clone, Debug)]
 pub(super) struct Contents {
-    pub(super) ranks: RankSet,
-    pub(super) order: Order,
+    pub(super) ranks: Contributors,
+    pub(super) order: FoldOrder,
 }
 
 /// The order of folding: equal for contents folded alike, different for all others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Order {
+pub(super) enum FoldOrder {
     Input(u32),
     Fold(usize),
 }
@@ -19,13 +19,13 @@ pub(super) enum Order {
 /// Every fold made so far, so that equal folds get equal names.
 #[derive(Default)]
 pub(super) struct Folds {
-    names: BTreeMap<(Order, Order), usize>,
+    names: BTreeMap<(FoldOrder, FoldOrder), usize>,
 }
 
 impl Contents {
     /// The input of one rank.
     pub(super) fn input(rank: u32) -> Self {
-        Self { ranks: RankSet::of(rank), order: Order::Input(rank) }
+        Self { ranks: Contributors::of(rank), order: FoldOrder::Input(rank) }
     }
 }
 
@@ -34,18 +34,18 @@ impl Folds {
     pub(super) fn fold(&mut self, first: &Contents, second: &mut Contents) -> Result<(), u32> {
         second.ranks.add(&first.ranks)?;
         let name = self.names.len();
-        second.order = Order::Fold(*self.names.entry((first.order, second.order)).or_insert(name));
+        second.order = FoldOrder::Fold(*self.names.entry((first.order, second.order)).or_insert(name));
         Ok(())
     }
 }
 
-/// A set of ranks, one bit each.
+/// The ranks whose inputs are in a block, one bit each.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct RankSet {
+pub(super) struct Contributors {
     words: Vec<u64>,
 }
 
-impl RankSet {
+impl Contributors {
     /// The set of one rank.
     pub(super) fn of(rank: u32) -> Self {
         let mut words = vec![0; rank as usize / 64 + 1];

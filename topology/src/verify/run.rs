@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::contents::{Contents, Folds};
-use super::{Need, Proof, Site, VerifyError, Wait};
+use super::error::{Need, Site, VerifyError, Wait};
+use super::proof::Proof;
 use crate::schedule::{Action, Block, Schedule, Source, Step};
 use crate::traffic::{Tensor, Traffic};
 
