@@ -1,7 +1,8 @@
 //! The shapes of machines and the schedules of collectives, with the cost and the proof of each schedule.
 //!
 //! This crate decides and never acts: it has no I/O, clock, thread, randomness or logging, and the same
-//! question gets the same answer on every rank. The model:
+//! question gets the same answer on every rank. Its rooms, from the ground up: [`shape`] and [`schedule`],
+//! [`machine`], [`algorithm`] and [`verify`](mod@verify), [`planner`]. The model:
 //!
 //! - A [`Torus`] has chips in one to three dimensions, each of which wraps or is open, and dead links and
 //!   chips. World ranks fill the working chips. A [`Topology`] is a torus that may be a real slice.
@@ -31,24 +32,19 @@
 #![forbid(unsafe_code)]
 
 pub mod algorithm;
-pub mod cost;
-mod grid;
-mod machine;
-pub mod placement;
+pub mod machine;
 pub mod planner;
-pub mod presets;
-pub mod route;
 pub mod schedule;
-pub mod torus;
-mod traffic;
+pub mod shape;
 pub mod verify;
 
-pub use grid::Grid;
-pub use machine::{Machine, SharedMemory};
-pub use placement::{Layout, Placement, PlacementError};
-pub use planner::{PlanError, Request, plan};
-pub use presets::Topology;
-pub use schedule::{Action, Algorithm, Block, Collective, Schedule, Source, Step, Table, UnknownAlgorithm};
-pub use torus::{Coordinates, Dimension, Link, MAX_DIMENSIONS, TopologyError, Torus};
-pub use traffic::{Tensor, Traffic};
+pub use machine::{Machine, SharedMemory, Topology};
+pub use planner::{PlanError, Request, cost, plan};
+pub use schedule::{
+    Action, Algorithm, Block, Collective, Schedule, Source, Step, Table, Tensor, Traffic, UnknownAlgorithm,
+};
+pub use shape::{
+    Coordinates, Dimension, Grid, Layout, Link, MAX_DIMENSIONS, Placement, PlacementError, TopologyError,
+    Torus,
+};
 pub use verify::{Proof, VerifyError, verify};

@@ -11,10 +11,8 @@
 use super::lane::{Direction, Lane};
 use super::load::Cuts;
 use super::walk::{Pass, Round, Walk};
-use crate::grid::Grid;
-use crate::schedule::{Action, Block, Step};
-use crate::torus::Dimension;
-use crate::traffic::Traffic;
+use crate::schedule::{Action, Block, Step, Traffic};
+use crate::shape::{Dimension, Grid};
 
 /// Rank r sends block r→r+k and receives block r-k→r, for k = 1..P-1.
 pub(super) fn direct(ranks: u32, rank: u32) -> Vec<Step> {

@@ -19,9 +19,8 @@ use super::lane::{Direction, Lane, lane_count, lanes};
 use super::load::{Cuts, Load, check};
 use super::walk::{Round, Walk};
 use super::{all_to_all, spread, sweep};
-use crate::grid::Grid;
-use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Step};
-use crate::traffic::{Tensor, Traffic};
+use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Step, Tensor, Traffic};
+use crate::shape::Grid;
 
 /// The schedule of one rank of a grid.
 ///

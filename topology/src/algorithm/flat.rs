@@ -17,8 +17,7 @@
 //! through the meeting of the next collective: two windows for each rank, used in turn, are enough.
 
 use super::load::{Cuts, Load, check};
-use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Source, Step};
-use crate::traffic::{Tensor, Traffic};
+use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Source, Step, Tensor, Traffic};
 
 /// The schedule of one rank of a host.
 ///

@@ -1,6 +1,6 @@
 //! How the grid algorithms divide their work: a lane for each part of a chunk.
 
-use crate::grid::Grid;
+use crate::shape::Grid;
 
 /// How the grid algorithms divide their work: a lane for each dimension to begin with and each way around.
 pub(super) fn lanes(grid: &Grid) -> impl Iterator<Item = Lane> + '_ {

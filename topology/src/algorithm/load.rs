@@ -1,7 +1,6 @@
 //! What the generators have in common: the load of a schedule, the size of its blocks, and what they refuse.
 
-use crate::schedule::{Block, Collective, MAX_ALL_TO_ALL_RANKS, cut};
-use crate::traffic::Tensor;
+use crate::schedule::{Block, Collective, MAX_ALL_TO_ALL_RANKS, Tensor, cut};
 
 /// The load that a schedule puts on the links when every neighbour is one link away, in closed form.
 ///

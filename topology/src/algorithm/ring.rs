@@ -14,9 +14,8 @@
 
 use super::load::{Cuts, Load, check};
 use super::{all_to_all, bucket};
-use crate::grid::Grid;
-use crate::schedule::{Algorithm, Block, Collective, Schedule};
-use crate::traffic::{Tensor, Traffic};
+use crate::schedule::{Algorithm, Block, Collective, Schedule, Tensor, Traffic};
+use crate::shape::Grid;
 
 /// The schedule of one rank of a ring.
 ///

@@ -8,10 +8,8 @@
 
 use super::lane::{Direction, Lane};
 use super::load::Cuts;
-use crate::grid::Grid;
-use crate::schedule::{Action, Block, Step};
-use crate::torus::{Coordinates, Dimension};
-use crate::traffic::Traffic;
+use crate::schedule::{Action, Block, Step, Traffic};
+use crate::shape::{Coordinates, Dimension, Grid};
 
 /// Rank r receives chunk c from its parent, then sends it to its children, for c = 0..P.
 pub(super) fn steps(lane: &Lane, grid: &Grid, root: u32, rank: u32) -> Vec<Step> {

@@ -6,7 +6,7 @@
 
 use super::lane::Direction;
 use super::walk::{Pass, Round};
-use crate::torus::Dimension;
+use crate::shape::Dimension;
 
 type Rounds = Box<dyn Iterator<Item = Round<u32>>>;
 

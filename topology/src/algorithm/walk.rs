@@ -1,9 +1,8 @@
 //! One rank's way through the phases of a lane, a dimension after the other.
 
 use super::lane::Lane;
-use crate::grid::Grid;
 use crate::schedule::{Action, Block, Step};
-use crate::torus::{Coordinates, Dimension};
+use crate::shape::{Coordinates, Dimension, Grid};
 
 /// One message of a round, for each of a number of blocks: to or from which coordinate, and what.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! The figures of schedules that are right.
 
 use super::error::VerifyError;
-use crate::traffic::Traffic;
+use crate::schedule::Traffic;
 
 /// Figures that the verifier found for schedules that are right.
 #[derive(Clone, PartialEq, Eq, Debug)]

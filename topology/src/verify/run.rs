@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::contents::{Contents, Folds};
 use super::error::{Need, Site, VerifyError, Wait};
 use super::proof::Proof;
-use crate::schedule::{Action, Block, Schedule, Source, Step};
-use crate::traffic::{Tensor, Traffic};
+use crate::schedule::{Action, Block, Schedule, Source, Step, Tensor, Traffic};
 
 /// The state of all ranks.
 pub(super) struct Run<'a> {

@@ -1,7 +1,7 @@
 //! Which groups of ranks are grids, and how far their neighbours are.
 
 use expect_test::expect;
-use tpurun_topology::placement::Stretch;
+use tpurun_topology::shape::Stretch;
 use tpurun_topology::{Layout, Link, Placement, Torus};
 
 use crate::{placed, whole};

@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
-use tpurun_topology::presets::CHIPS;
-use tpurun_topology::route::Router;
+use tpurun_topology::machine::CHIPS;
+use tpurun_topology::shape::Router;
 use tpurun_topology::{Dimension, Link, Topology, TopologyError, Torus};
 
 use crate::shapes;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::grid::Grid;
-use crate::route::Router;
-use crate::torus::{Dimension, Torus};
+use super::grid::Grid;
+use super::route::Router;
+use super::torus::{Dimension, Torus};
 
 /// How the neighbours of a pattern lie on the real links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

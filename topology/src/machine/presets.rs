@@ -7,8 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::machine::Machine;
-use crate::torus::{Dimension, TopologyError, Torus};
+use super::fabric::Machine;
+use crate::shape::{Dimension, TopologyError, Torus};
 
 /// The known properties of the links of one generation of chips.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -8,10 +8,8 @@ use std::collections::BTreeMap;
 
 use crate::algorithm::{self, Load};
 use crate::machine::{Machine, SharedMemory};
-use crate::placement::{Placement, Stretch};
-use crate::schedule::{Action, Algorithm, Collective, Schedule, Source, Step};
-use crate::torus::Dimension;
-use crate::traffic::Tensor;
+use crate::schedule::{Action, Algorithm, Collective, Schedule, Source, Step, Tensor};
+use crate::shape::{Dimension, Placement, Stretch};
 
 /// Seconds that a collective takes, in closed form; nothing for flat without shared memory.
 ///

@@ -4,6 +4,8 @@
 //! into it, and the order of folding. A queue holds one block, and steps that can go on do, in any order: as
 //! every queue has one sender and one receiver, and channels of a rank touch different blocks, the order
 //! changes nothing, so one run stands for all of them.
+//!
+//! This room knows schedules alone: no generator, so that it cannot share a mistake with one.
 
 mod contents;
 mod error;
@@ -15,8 +17,7 @@ use std::collections::BTreeMap;
 pub use error::{Need, Site, VerifyError, Wait};
 pub use proof::Proof;
 
-use crate::schedule::{Block, Collective, Schedule, Source, Step};
-use crate::traffic::Tensor;
+use crate::schedule::{Block, Collective, Schedule, Source, Step, Tensor};
 use contents::Contributors;
 use run::Run;
 

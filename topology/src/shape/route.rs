@@ -3,7 +3,7 @@
 use petgraph::algo::astar;
 use petgraph::graph::{NodeIndex, UnGraph};
 
-use crate::torus::{Link, Torus};
+use super::torus::{Link, Torus};
 
 /// Finds shortest ways through one torus.
 #[derive(Clone, Debug)]

@@ -1,4 +1,6 @@
 //! The algorithms: each one a generator of one rank's schedule, with formulas for what it moves.
+//!
+//! This room knows shapes and schedules. It knows no machine, and so no time: the planner has the costs.
 
 mod all_to_all;
 pub mod bucket;
@@ -12,9 +14,8 @@ mod walk;
 
 pub use load::Load;
 
-use crate::placement::Placement;
-use crate::schedule::{Algorithm, Collective, Schedule};
-use crate::traffic::{Tensor, Traffic};
+use crate::schedule::{Algorithm, Collective, Schedule, Tensor, Traffic};
+use crate::shape::Placement;
 
 /// The schedule of one rank, in time proportional to its steps.
 ///

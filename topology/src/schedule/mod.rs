@@ -1,12 +1,16 @@
 //! Schedules as data: what one rank does in one collective, step by step.
+//!
+//! The ground floor: this room knows no shape, no machine and no algorithm's inside.
 
 mod table;
+mod traffic;
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
 pub use table::Table;
+pub use traffic::{Tensor, Traffic};
 
 /// The most ranks an all-to-all can have: it numbers a chunk for each pair of ranks in 32 bits.
 pub const MAX_ALL_TO_ALL_RANKS: u32 = u16::MAX as u32;

@@ -1,10 +1,13 @@
 //! The planner: which algorithm a collective uses, and the schedule of one rank.
+//!
+//! The top floor: this room knows all others but the verifier, and no other room knows it.
+
+pub mod cost;
 
 use crate::algorithm;
-use crate::cost;
 use crate::machine::Machine;
-use crate::placement::Placement;
 use crate::schedule::{Algorithm, Collective, MAX_ALL_TO_ALL_RANKS, Schedule};
+use crate::shape::Placement;
 
 /// A question to the planner. All ranks must ask with the same values but `rank` to get schedules that fit.
 #[derive(Clone, Copy, Debug)]

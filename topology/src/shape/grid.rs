@@ -1,6 +1,6 @@
 //! The grid of one communicator: its ranks as a box of rows, columns and planes.
 
-use crate::torus::{Coordinates, Dimension, coordinates_of, index_of};
+use super::torus::{Coordinates, Dimension, coordinates_of, index_of};
 
 /// The ranks of a communicator arranged as a grid, in whatever order they fill it.
 ///
