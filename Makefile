@@ -307,6 +307,10 @@ check-rust: | tools ## format, clippy, rustdoc, licences
 	@if cargo deny --version > /dev/null 2>&1; then cargo deny --locked check; \
 	else $(PYTHON) .ci/check_crates.py; fi
 
+.PHONY: floors
+floors: ## what imports what: floors, circles, the most methods, long functions and files (ARGS=--check)
+	@TIMEFORMAT="tpurun: read in %1R s"; time $(PYTHON) .ci/floors.py $(ARGS)
+
 .PHONY: check-python
 check-python: $(PACKAGES_READY) ## ruff
 	$(call say,checking Python)
