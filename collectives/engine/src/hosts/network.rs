@@ -28,7 +28,7 @@ use rustix::event::epoll;
 use rustix::net::sockopt;
 
 use crate::hosts::bridge::{Bridge, Shares};
-use driver::{Added, Carrier, Commands, Driver, Over};
+use driver::{Added, Commands, Driver, Over, Protocol};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
 use heard::Heard;
@@ -254,13 +254,16 @@ impl Running {
         let drivers: Vec<Arc<Commands>> =
             self.threads[..connections].iter().map(|thread| thread.commands.clone()).collect();
         // Which driver each bridge is at.
-        let (shares, at): (_, Vec<(usize, Carrier)>) = match all_take_tcp {
+        let (shares, at): (_, Vec<(usize, Protocol)>) = match all_take_tcp {
             false => {
-                (Shares::All(connections), (0..connections).map(|index| (index, Carrier::Quic)).collect())
+                (Shares::All(connections), (0..connections).map(|index| (index, Protocol::Quic)).collect())
             }
             true => {
-                let lanes = (0..connections).map(|index| (index, Carrier::Tcp));
-                (Shares::AllButFirst(connections), std::iter::once((0, Carrier::Quic)).chain(lanes).collect())
+                let lanes = (0..connections).map(|index| (index, Protocol::Tcp));
+                (
+                    Shares::AllButFirst(connections),
+                    std::iter::once((0, Protocol::Quic)).chain(lanes).collect(),
+                )
             }
         };
         let each: Vec<Vec<Address>> = addresses.iter().map(|addresses| addresses.each().collect()).collect();

@@ -13,7 +13,7 @@ use quinn_proto::{
     VarInt,
 };
 
-use super::driver::Carrier;
+use super::driver::Protocol;
 use super::tls::{self, Certificate, Expected, Identity};
 use super::{Address, MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
 use tpurun_memory::failure::Failure;
@@ -34,20 +34,20 @@ const NO_CODE: VarInt = VarInt::from_u32(0);
 
 /// One stream of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Stream {
+pub(super) struct QuicStream {
     pub(super) connection: ConnectionHandle,
     pub(super) id: StreamId,
 }
 
 /// Whether a stream goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Flow {
+pub(super) enum QuicFlow {
     Open,
     Ended,
 }
 
 /// A connection, and what is known of it.
-struct Known {
+struct TrackedConnection {
     inner: Connection,
     from: SocketAddr,
     /// Once TLS has shown it.
@@ -64,7 +64,7 @@ pub(super) struct Connections {
     endpoint: Endpoint,
     identity: Arc<Identity>,
     transport: Arc<TransportConfig>,
-    known: BTreeMap<ConnectionHandle, Known>,
+    known: BTreeMap<ConnectionHandle, TrackedConnection>,
     /// Those made from here, which all communicators share.
     outgoing: BTreeMap<SocketAddr, ConnectionHandle>,
     deadlines: BTreeSet<(Instant, ConnectionHandle)>,
@@ -114,7 +114,7 @@ impl Connections {
         let crypto = self.identity.quic_client(who).map_err(|failure| failure.to_string())?;
         let mut config = ClientConfig::new(Arc::new(crypto));
         let invitation = invitation.clone();
-        let first_id = move || ConnectionId::new(&invitation.proof(Carrier::Quic));
+        let first_id = move || ConnectionId::new(&invitation.proof(Protocol::Quic));
         config.transport_config(self.transport.clone()).initial_dst_cid_provider(Arc::new(first_id));
         let connected = self.endpoint.connect(now, config, *socket, &who.name());
         let (handle, inner) = connected.map_err(|error| error.to_string())?;
@@ -124,8 +124,14 @@ impl Connections {
     }
 
     fn add(&mut self, handle: ConnectionHandle, inner: Connection, from: SocketAddr) {
-        let known =
-            Known { inner, from, certificate: None, deadline: None, is_ready: false, is_touched: false };
+        let known = TrackedConnection {
+            inner,
+            from,
+            certificate: None,
+            deadline: None,
+            is_ready: false,
+            is_touched: false,
+        };
         self.known.insert(handle, known);
         self.touch(handle);
     }
@@ -164,8 +170,9 @@ impl Connections {
     /// Takes a connection from who is invited; others get no answer.
     fn admit(&mut self, now: Instant, incoming: Incoming) {
         let from = incoming.remote_address();
-        let is_in_progress = |known: &&Known| known.certificate.is_none() && known.inner.side().is_server();
-        let refusal = if !self.identity.invitation().is_proven_by(Carrier::Quic, incoming.orig_dst_cid()) {
+        let is_in_progress =
+            |known: &&TrackedConnection| known.certificate.is_none() && known.inner.side().is_server();
+        let refusal = if !self.identity.invitation().is_proven_by(Protocol::Quic, incoming.orig_dst_cid()) {
             Some("it is not of this job")
         } else if self.known.values().filter(is_in_progress).count() >= MOST_HANDSHAKES {
             Some("too many have not shown who they are")
@@ -318,36 +325,41 @@ impl Connections {
     }
 
     /// A new stream, unless the other side allows no more for now.
-    pub(super) fn open(&mut self, connection: ConnectionHandle) -> Option<Stream> {
+    pub(super) fn open(&mut self, connection: ConnectionHandle) -> Option<QuicStream> {
         let id = self.known.get_mut(&connection)?.inner.streams().open(Dir::Bi)?;
-        Some(Stream { connection, id })
+        Some(QuicStream { connection, id })
     }
 
     /// A stream that the other side has opened.
-    pub(super) fn accept(&mut self, connection: ConnectionHandle) -> Option<Stream> {
+    pub(super) fn accept(&mut self, connection: ConnectionHandle) -> Option<QuicStream> {
         let id = self.known.get_mut(&connection)?.inner.streams().accept(Dir::Bi)?;
-        Some(Stream { connection, id })
+        Some(QuicStream { connection, id })
     }
 
     /// Takes as much from the front of `chunks` as may be sent now.
-    pub(super) fn write(&mut self, stream: Stream, chunks: &mut VecDeque<Bytes>) -> Flow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
+    pub(super) fn write(&mut self, stream: QuicStream, chunks: &mut VecDeque<Bytes>) -> QuicFlow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
         while !chunks.is_empty() {
             match known.inner.send_stream(stream.id).write_chunks(chunks.make_contiguous()) {
                 Ok(written) => drop(chunks.drain(..written.chunks)),
                 Err(quinn_proto::WriteError::Blocked) => break,
-                Err(_) => return Flow::Ended,
+                Err(_) => return QuicFlow::Ended,
             }
         }
         self.touch(stream.connection);
-        Flow::Open
+        QuicFlow::Open
     }
 
     /// Hands on what has come, in order, as long as it is taken; `most` bytes at a time.
-    pub(super) fn read(&mut self, stream: Stream, most: usize, mut take: impl FnMut(&[u8]) -> bool) -> Flow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
+    pub(super) fn read(
+        &mut self,
+        stream: QuicStream,
+        most: usize,
+        mut take: impl FnMut(&[u8]) -> bool,
+    ) -> QuicFlow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
         let mut receive = known.inner.recv_stream(stream.id);
-        let Ok(mut chunks) = receive.read(true) else { return Flow::Ended };
+        let Ok(mut chunks) = receive.read(true) else { return QuicFlow::Ended };
         let flow = loop {
             match chunks.next(most) {
                 Ok(Some(chunk)) if take(&chunk.bytes) => {
@@ -356,8 +368,8 @@ impl Connections {
                     }
                     self.taken.push(chunk.bytes);
                 }
-                Ok(Some(_)) | Err(ReadError::Blocked) => break Flow::Open,
-                Ok(None) | Err(ReadError::Reset(_)) => break Flow::Ended,
+                Ok(Some(_)) | Err(ReadError::Blocked) => break QuicFlow::Open,
+                Ok(None) | Err(ReadError::Reset(_)) => break QuicFlow::Ended,
             }
         };
         let is_to_be_told = chunks.finalize().should_transmit();
@@ -369,15 +381,15 @@ impl Connections {
     }
 
     /// No more will be written.
-    pub(super) fn finish(&mut self, stream: Stream) -> Flow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
+    pub(super) fn finish(&mut self, stream: QuicStream) -> QuicFlow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
         let finished = known.inner.send_stream(stream.id).finish();
         self.touch(stream.connection);
-        if finished.is_ok() { Flow::Open } else { Flow::Ended }
+        if finished.is_ok() { QuicFlow::Open } else { QuicFlow::Ended }
     }
 
     /// Neither side needs it any more.
-    pub(super) fn drop_stream(&mut self, stream: Stream) {
+    pub(super) fn drop_stream(&mut self, stream: QuicStream) {
         if let Some(known) = self.known.get_mut(&stream.connection) {
             // Either may have ended before.
             let _ = known.inner.recv_stream(stream.id).stop(NO_CODE);

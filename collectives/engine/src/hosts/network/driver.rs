@@ -16,7 +16,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::Address;
-use super::emulated_link::Flight;
+use super::emulated_link::InFlight;
 use super::heard::Heard;
 use super::lanes::{LANES, Lanes};
 use super::mesh::Mesh;
@@ -44,7 +44,7 @@ const FIRST_BELL: u64 = 2;
 
 /// What a bridge sends over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Carrier {
+pub(super) enum Protocol {
     /// Everything, or pieces of what is large.
     Quic,
     /// Only such pieces.
@@ -54,7 +54,7 @@ pub(super) enum Carrier {
 /// A communicator, as far as it goes over the connections of one driver.
 pub(super) struct Added {
     pub(super) id: u64,
-    pub(super) carrier: Carrier,
+    pub(super) carrier: Protocol,
     pub(super) bridge: Bridge,
     /// What ranks here do, if they say it here.
     pub(super) heard: Option<Heard>,
@@ -158,7 +158,7 @@ pub(super) struct Driver {
     state: UdpSocketState,
     commands: Arc<Commands>,
     epoll: Arc<OwnedFd>,
-    communicators: HashMap<(Carrier, u64), Known>,
+    communicators: HashMap<(Protocol, u64), Driven>,
     /// Whose each bell is.
     bells: HashMap<u64, u64>,
     next_bell: u64,
@@ -167,7 +167,7 @@ pub(super) struct Driver {
     /// What the socket did not take yet, of these bytes.
     unsent: Option<Transmit>,
     /// A link that is worse than the one there is.
-    link: Option<Flight<Datagram>>,
+    link: Option<InFlight<Datagram>>,
     /// Communicators that are over, and when the last of what they have sent is at the end of that link.
     over: Vec<(Instant, Carrier, u64)>,
     /// When the thread ends, whatever is still to be said.
@@ -181,7 +181,7 @@ struct Datagram {
     bytes: Vec<u8>,
 }
 
-struct Known {
+struct Driven {
     heard: Option<Heard>,
     calls: Vec<Arc<Commands>>,
     over: Arc<Over>,
@@ -215,7 +215,7 @@ impl Driver {
             sent: Vec::with_capacity(ROOM),
             unsent: None,
             // Others every time: what a program can stand does not depend on a seed.
-            link: link.map(|link| Flight::new(link, std::process::id().into())),
+            link: link.map(|link| InFlight::new(link, std::process::id().into())),
             over: vec![],
             ends: None,
         })
@@ -247,10 +247,10 @@ impl Driver {
             self.mesh.settle(now);
             self.call(now);
             // A real link keeps what was sent when its process ends.
-            let landed = self.link.as_ref().and_then(Flight::last).unwrap_or(now);
-            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, Carrier::Quic, id)));
+            let landed = self.link.as_ref().and_then(InFlight::last).unwrap_or(now);
+            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, Protocol::Quic, id)));
             let lanes = self.lanes.as_mut().map(Lanes::over).unwrap_or_default();
-            self.over.extend(lanes.into_iter().map(|id| (now, Carrier::Tcp, id)));
+            self.over.extend(lanes.into_iter().map(|id| (now, Protocol::Tcp, id)));
             while let Some((landed, carrier, id)) = self.over.first().copied()
                 && landed <= now
             {
@@ -283,7 +283,7 @@ impl Driver {
         if self.unsent.is_none() && self.mesh.has_more_to_send() {
             return Some(Duration::ZERO);
         }
-        let arrival = self.link.as_ref().and_then(Flight::next);
+        let arrival = self.link.as_ref().and_then(InFlight::next);
         let landing = self.over.first().map(|(landed, ..)| *landed);
         let late = self.lanes.as_ref().and_then(Lanes::deadline);
         let deadline =
@@ -321,16 +321,16 @@ impl Driver {
             }
             self.bells.insert(bell, id);
         }
-        self.communicators.insert((carrier, id), Known { heard, calls, over });
+        self.communicators.insert((carrier, id), Driven { heard, calls, over });
         match (carrier, &mut self.lanes) {
-            (Carrier::Tcp, Some(lanes)) => lanes.add(now, id, bridge, addresses),
+            (Protocol::Tcp, Some(lanes)) => lanes.add(now, id, bridge, addresses),
             _ => self.mesh.add(now, id, bridge, addresses),
         }
     }
 
     fn hear(&mut self, now: Instant, bell: u64) {
         let Some(id) = self.bells.get(&bell) else { return };
-        if let Some(Known { heard: Some(heard), .. }) = self.communicators.get(&(Carrier::Quic, *id)) {
+        if let Some(Driven { heard: Some(heard), .. }) = self.communicators.get(&(Protocol::Quic, *id)) {
             heard.clear();
             self.mesh.rung(now, *id);
         }
@@ -345,23 +345,23 @@ impl Driver {
                 return;
             }
             for id in of_mesh {
-                self.call_others(Carrier::Quic, id);
+                self.call_others(Protocol::Quic, id);
                 self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
             }
             for id in of_lanes {
-                self.call_others(Carrier::Tcp, id);
+                self.call_others(Protocol::Tcp, id);
                 self.mesh.rung(now, id);
             }
         }
     }
 
-    fn call_others(&self, carrier: Carrier, id: u64) {
+    fn call_others(&self, carrier: Protocol, id: u64) {
         let called = self.communicators.get(&(carrier, id)).map_or(&[][..], |known| &known.calls);
         called.iter().for_each(|driver| driver.look(id));
     }
 
-    fn forget(&mut self, carrier: Carrier, id: u64) {
-        let Some(Known { heard, over, .. }) = self.communicators.remove(&(carrier, id)) else { return };
+    fn forget(&mut self, carrier: Protocol, id: u64) {
+        let Some(Driven { heard, over, .. }) = self.communicators.remove(&(carrier, id)) else { return };
         if let Some(heard) = heard {
             self.bells.retain(|_, of| *of != id);
             let _ = epoll::delete(&self.epoll, heard.as_fd());

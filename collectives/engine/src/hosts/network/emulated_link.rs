@@ -28,7 +28,7 @@ impl Chance {
 }
 
 /// Datagrams on their way over a link.
-pub(super) struct Flight<T> {
+pub(super) struct InFlight<T> {
     link: Link,
     pub(super) chance: Chance,
     /// When they arrive; in the order in which they were sent where that is the same.
@@ -38,7 +38,7 @@ pub(super) struct Flight<T> {
     is_free_at: Option<Instant>,
 }
 
-impl<T: Clone> Flight<T> {
+impl<T: Clone> InFlight<T> {
     pub(super) fn new(link: Link, seed: u64) -> Self {
         Self { link, chance: Chance(seed), flying: BTreeMap::new(), sent: 0, is_free_at: None }
     }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_slow_link_takes_its_time_and_drops_what_is_too_much() {
         let now = Instant::now();
-        let mut flight = Flight::new("rate=8Mbit".parse().unwrap(), 1);
+        let mut flight = InFlight::new("rate=8Mbit".parse().unwrap(), 1);
         for number in 0..1000 {
             flight.send(now, 1000, number);
         }
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn as_many_are_lost_and_doubled_as_is_said() {
         let (now, link) = (Instant::now(), "loss=10%,duplicate=50%".parse().unwrap());
-        let mut flight = Flight::new(link, 1);
+        let mut flight = InFlight::new(link, 1);
         (0..10_000).for_each(|number| flight.send(now, 1, number));
         // 9000 come, half of them twice; five standard deviations.
         assert!((13_150..=13_850).contains(&flight.sent()), "{}", flight.sent());

@@ -10,7 +10,7 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac::{self, HMAC_SHA256};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
-use super::driver::Carrier;
+use super::driver::Protocol;
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::text::{hex, unhex};
 
@@ -22,7 +22,7 @@ const NONCE_BYTES: usize = 8;
 pub(super) const PROOF_BYTES: usize = 20;
 
 /// A nonce, and a code over it.
-pub(super) type Proof = [u8; PROOF_BYTES];
+pub(super) type InvitationProof = [u8; PROOF_BYTES];
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Invitation([u8; KEY_BYTES]);
@@ -61,7 +61,7 @@ impl Invitation {
     }
 
     /// What a connection to the process that has given this invitation begins with.
-    pub(super) fn proof(&self, carrier: Carrier) -> Proof {
+    pub(super) fn proof(&self, carrier: Protocol) -> InvitationProof {
         let mut nonce = [0; NONCE_BYTES];
         // Without randomness it proves as much, and whoever listens in can tell two connections of one process.
         let _ = SystemRandom::new().fill(&mut nonce);
@@ -69,15 +69,15 @@ impl Invitation {
     }
 
     /// Whether a connection begins with a proof of this invitation; takes as long whatever it is.
-    pub(super) fn is_proven_by(&self, carrier: Carrier, proof: &[u8]) -> bool {
+    pub(super) fn is_proven_by(&self, carrier: Protocol, proof: &[u8]) -> bool {
         let Some(nonce) = proof.first_chunk() else { return false };
         verify_slices_are_equal(&self.over(*nonce, carrier), proof).is_ok()
     }
 
-    fn over(&self, nonce: [u8; NONCE_BYTES], carrier: Carrier) -> Proof {
+    fn over(&self, nonce: [u8; NONCE_BYTES], carrier: Protocol) -> InvitationProof {
         let name: &[u8] = match carrier {
-            Carrier::Quic => b"tpurun quic",
-            Carrier::Tcp => b"tpurun tcp",
+            Protocol::Quic => b"tpurun quic",
+            Protocol::Tcp => b"tpurun tcp",
         };
         let code = hmac::sign(&hmac::Key::new(HMAC_SHA256, &self.0), &[name, &nonce].concat());
         let mut proof = [0; PROOF_BYTES];
@@ -94,17 +94,17 @@ mod tests {
     #[test]
     fn a_proof_is_of_one_invitation_and_one_carrier() {
         let (own, other) = (Invitation::new().unwrap(), Invitation::new().unwrap());
-        let proof = own.proof(Carrier::Quic);
-        assert!(own.is_proven_by(Carrier::Quic, &proof));
-        assert_ne!(proof, own.proof(Carrier::Quic));
-        assert!(!own.is_proven_by(Carrier::Tcp, &proof) && !other.is_proven_by(Carrier::Quic, &proof));
+        let proof = own.proof(Protocol::Quic);
+        assert!(own.is_proven_by(Protocol::Quic, &proof));
+        assert_ne!(proof, own.proof(Protocol::Quic));
+        assert!(!own.is_proven_by(Protocol::Tcp, &proof) && !other.is_proven_by(Protocol::Quic, &proof));
         for cut in [&[][..], &proof[..7], &proof[..19], &[&proof[..], &[0]].concat()] {
-            assert!(!own.is_proven_by(Carrier::Quic, cut));
+            assert!(!own.is_proven_by(Protocol::Quic, cut));
         }
         for at in 0..PROOF_BYTES {
             let mut changed = proof;
             changed[at] ^= 1;
-            assert!(!own.is_proven_by(Carrier::Quic, &changed));
+            assert!(!own.is_proven_by(Protocol::Quic, &changed));
         }
     }
 

@@ -16,7 +16,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustls::ServerConfig;
 
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
-use super::line::{Flow, Line};
+use super::line::{TcpConnection, TcpFlow};
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
 use crate::hosts::bridge::{Bridge, Frames, Outbox};
@@ -47,7 +47,7 @@ pub(super) struct Lanes {
     epoll: Arc<OwnedFd>,
     identity: Arc<Identity>,
     server: Arc<ServerConfig>,
-    lines: BTreeMap<u64, (Line, Use)>,
+    lines: BTreeMap<u64, (TcpConnection, Purpose)>,
     last: u64,
     communicators: BTreeMap<u64, Communicator>,
     early: Early<u64>,
@@ -63,22 +63,22 @@ pub(super) struct Lanes {
 
 /// What a connection is for.
 #[derive(Debug)]
-enum Use {
+enum Purpose {
     /// Not known yet: what it has said so far, and since when it is there.
     Unknown(Vec<u8>, Instant),
     /// It waits for its communicator to be made here.
     Early(Greeting),
     /// What that host sends.
-    From(Place),
+    From(RemoteHost),
     /// What is sent there, and what it has answered so far.
-    To(Place, Vec<u8>),
+    To(RemoteHost, Vec<u8>),
     /// Nothing is needed of it any more.
     Ending(Instant),
 }
 
 /// A host of a communicator.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct RemoteHost {
     communicator: u64,
     host: u32,
 }
@@ -86,7 +86,7 @@ struct Place {
 struct Communicator {
     bridge: Bridge,
     /// By host.
-    ways: Vec<Way>,
+    ways: Vec<Session>,
     /// Nothing more will happen here that others must be told.
     is_quiet: bool,
     /// What is not connected will not be.
@@ -103,7 +103,7 @@ impl Communicator {
 }
 
 /// To and from one host.
-struct Way {
+struct Session {
     address: Address,
     /// To be sent.
     out: VecDeque<Bytes>,
@@ -165,9 +165,9 @@ impl Lanes {
         let own = bridge.segment().host();
         let ways = (0_u32..).zip(addresses).map(|(host, address)| {
             let to = if host == own { To::Closed } else { To::Unused };
-            Way { address, out: VecDeque::new(), to, from: None, broken: None, frames: Frames::default() }
+            Session { address, out: VecDeque::new(), to, from: None, broken: None, frames: Frames::default() }
         });
-        let ways: Vec<Way> = ways.collect();
+        let ways: Vec<Session> = ways.collect();
         let hosts = ways.len() as u32;
         self.communicators.insert(id, Communicator { bridge, ways, is_quiet: false, is_stopped: false });
         for host in 0..hosts {
@@ -205,7 +205,7 @@ impl Lanes {
         }
         let is_quiet = communicator.is_quiet;
         for host in 0..communicator.ways.len() as u32 {
-            self.advance(now, Place { communicator: id, host });
+            self.advance(now, RemoteHost { communicator: id, host });
         }
         self.end_if_over(now, id);
         if is_quiet && self.communicators.contains_key(&id) {
@@ -213,12 +213,12 @@ impl Lanes {
         }
     }
 
-    fn way(&mut self, place: Place) -> Option<(&mut Communicator, u32)> {
+    fn way(&mut self, place: RemoteHost) -> Option<(&mut Communicator, u32)> {
         self.communicators.get_mut(&place.communicator).map(|communicator| (communicator, place.host))
     }
 
     /// Sends what is to be sent, and finishes if that is all.
-    fn advance(&mut self, now: Instant, place: Place) {
+    fn advance(&mut self, now: Instant, place: RemoteHost) {
         let Some(communicator) = self.communicators.get_mut(&place.communicator) else { return };
         let (is_quiet, is_stopped) = (communicator.is_quiet, communicator.is_stopped);
         let way = &mut communicator.ways[place.host as usize];
@@ -233,13 +233,13 @@ impl Lanes {
             To::Open(token) => {
                 let Some((line, _)) = self.lines.get_mut(&token) else { return };
                 let mut flow = line.send(&mut way.out);
-                if flow == Flow::Open && is_quiet && way.out.is_empty() {
+                if flow == TcpFlow::Open && is_quiet && way.out.is_empty() {
                     way.to = To::Finishing(token, now + SILENCE);
                     flow = line.finish();
                     self.wake(now);
                 }
                 // Else what has come may say that no more is needed, and is read first.
-                if flow == Flow::Open {
+                if flow == TcpFlow::Open {
                     self.watch(token);
                 }
             }
@@ -248,16 +248,16 @@ impl Lanes {
         }
     }
 
-    fn connect(&mut self, now: Instant, place: Place, since: Instant) {
+    fn connect(&mut self, now: Instant, place: RemoteHost, since: Instant) {
         self.wake(now);
         let identity = self.identity.clone();
         let Some((communicator, host)) = self.way(place) else { return };
         let own = communicator.bridge.segment().host();
         let way = &mut communicator.ways[host as usize];
-        match Line::connect(&identity, &way.address) {
+        match TcpConnection::connect(&identity, &way.address) {
             Ok(mut line) => {
                 line.say(&Greeting { communicator: place.communicator, host: own }.encode());
-                let token = self.keep(line, Use::To(place, vec![]));
+                let token = self.keep(line, Purpose::To(place, vec![]));
                 if let Some((communicator, host)) = self.way(place) {
                     communicator.ways[host as usize].to = To::Greeting(token, since);
                 }
@@ -267,7 +267,7 @@ impl Lanes {
     }
 
     /// Tries again later, unless it has been tried for long.
-    fn apart(&mut self, now: Instant, place: Place, since: Instant, why: &str) {
+    fn apart(&mut self, now: Instant, place: RemoteHost, since: Instant, why: &str) {
         let Some((communicator, host)) = self.way(place) else { return };
         communicator.ways[host as usize].to = To::Apart(since);
         if since + UNREACHABLE <= now {
@@ -277,7 +277,7 @@ impl Lanes {
         self.wake(now);
     }
 
-    fn close(&mut self, place: Place) {
+    fn close(&mut self, place: RemoteHost) {
         let Some((communicator, host)) = self.way(place) else { return };
         let way = &mut communicator.ways[host as usize];
         way.out.clear();
@@ -289,7 +289,7 @@ impl Lanes {
     }
 
     fn end_if_over(&mut self, now: Instant, id: u64) {
-        let is_closed = |way: &Way| matches!(way.to, To::Closed);
+        let is_closed = |way: &Session| matches!(way.to, To::Closed);
         let is_over =
             |communicator: &Communicator| communicator.is_quiet && communicator.ways.iter().all(is_closed);
         if !self.communicators.get(&id).is_some_and(is_over) {
@@ -306,9 +306,9 @@ impl Lanes {
 
     /// Says on a connection that no more of it is needed, and reads what is still on its way: who closes it at once
     /// would look like one that is lost.
-    fn end(&mut self, now: Instant, token: u64, mut line: Line) {
-        if line.finish() == Flow::Open {
-            self.lines.insert(token, (line, Use::Ending(now + SILENCE)));
+    fn end(&mut self, now: Instant, token: u64, mut line: TcpConnection) {
+        if line.finish() == TcpFlow::Open {
+            self.lines.insert(token, (line, Purpose::Ending(now + SILENCE)));
             self.watch(token);
             self.wake(now);
         }
@@ -330,7 +330,7 @@ impl Lanes {
     }
 
     /// Keeps a new connection, and has epoll say what becomes of it.
-    fn keep(&mut self, line: Line, used: Use) -> u64 {
+    fn keep(&mut self, line: TcpConnection, used: Purpose) -> u64 {
         self.last += 1;
         self.lines.insert(self.last, (line, used));
         self.watch(self.last);
@@ -354,12 +354,12 @@ impl Lanes {
         let token = event & !LANES;
         let Some((line, used)) = self.lines.remove(&token) else { return };
         match used {
-            Use::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
+            Purpose::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
             // It has nothing to say before it is answered.
-            Use::Early(greeting) => self.early.forget(greeting, &token),
-            Use::From(place) => self.hear(now, token, line, place),
-            Use::To(place, said) => self.hear_answer(now, token, line, place, said),
-            Use::Ending(until) => self.hear_end(token, line, until),
+            Purpose::Early(greeting) => self.early.forget(greeting, &token),
+            Purpose::From(place) => self.hear(now, token, line, place),
+            Purpose::To(place, said) => self.hear_answer(now, token, line, place, said),
+            Purpose::Ending(until) => self.hear_end(token, line, until),
         }
     }
 
@@ -388,7 +388,7 @@ impl Lanes {
                     return self.wake(now);
                 }
             };
-            let unknown = self.lines.iter().filter(|(_, (_, used))| matches!(used, Use::Unknown(..)));
+            let unknown = self.lines.iter().filter(|(_, (_, used))| matches!(used, Purpose::Unknown(..)));
             let unknown: Vec<(u64, IpAddr)> =
                 unknown.map(|(token, (line, _))| (*token, line.from().ip())).collect();
             if unknown.len() >= MOST_UNKNOWN
@@ -397,20 +397,27 @@ impl Lanes {
             {
                 self.refuse(now, line.from(), "too many have not said what they are for");
             }
-            match Line::accept(socket, from, &self.server, self.identity.invitation()) {
-                Ok(line) => drop(self.keep(line, Use::Unknown(vec![], now))),
+            match TcpConnection::accept(socket, from, &self.server, self.identity.invitation()) {
+                Ok(line) => drop(self.keep(line, Purpose::Unknown(vec![], now))),
                 Err(error) => self.refuse(now, from, &error),
             }
             self.wake(now);
         }
     }
 
-    fn hear_greeting(&mut self, now: Instant, token: u64, mut line: Line, mut said: Vec<u8>, since: Instant) {
+    fn hear_greeting(
+        &mut self,
+        now: Instant,
+        token: u64,
+        mut line: TcpConnection,
+        mut said: Vec<u8>,
+        since: Instant,
+    ) {
         let flow = line.receive(|bytes| {
             said.extend(bytes);
             said.len() <= GREETING_BYTES
         });
-        if let Flow::Broken(error) = &flow {
+        if let TcpFlow::Broken(error) = &flow {
             // Who is let in and leaves before it has said anything is nobody to be warned of.
             if !line.is_ready() {
                 self.refuse(now, line.from(), error);
@@ -418,10 +425,10 @@ impl Lanes {
             return;
         }
         let Ok(words) = <[u8; GREETING_BYTES]>::try_from(&said[..]) else {
-            if flow == Flow::Ended {
+            if flow == TcpFlow::Ended {
                 return;
             }
-            self.lines.insert(token, (line, Use::Unknown(said, since)));
+            self.lines.insert(token, (line, Purpose::Unknown(said, since)));
             return self.watch(token);
         };
         let Some(greeting) = Greeting::decode(&words) else {
@@ -430,11 +437,11 @@ impl Lanes {
         self.introduce(greeting, token, line);
     }
 
-    fn introduce(&mut self, greeting: Greeting, token: u64, mut line: Line) {
+    fn introduce(&mut self, greeting: Greeting, token: u64, mut line: TcpConnection) {
         let Greeting { communicator: id, host } = greeting;
         let Some(communicator) = self.communicators.get_mut(&id) else {
             if self.early.count() < MOST_WAITING && self.early.keep(greeting, token) {
-                self.lines.insert(token, (line, Use::Early(greeting)));
+                self.lines.insert(token, (line, Purpose::Early(greeting)));
                 self.watch(token);
             }
             return;
@@ -450,12 +457,12 @@ impl Lanes {
         // The answer is the same words. What comes of it is heard.
         line.say(&greeting.encode());
         line.send(&mut VecDeque::new());
-        self.lines.insert(token, (line, Use::From(Place { communicator: id, host })));
+        self.lines.insert(token, (line, Purpose::From(RemoteHost { communicator: id, host })));
         self.watch(token);
     }
 
     /// What a host has sent.
-    fn hear(&mut self, now: Instant, token: u64, mut line: Line, place: Place) {
+    fn hear(&mut self, now: Instant, token: u64, mut line: TcpConnection, place: RemoteHost) {
         let Some((communicator, host)) = self.way(place) else { return };
         let Communicator { bridge, ways, .. } = communicator;
         let way = &mut ways[host as usize];
@@ -466,25 +473,32 @@ impl Lanes {
         });
         match (wrong, &flow) {
             (Some(wrong), _) => bridge.refuse(host, wrong),
-            (None, Flow::Ended) => bridge.end(host),
-            (None, Flow::Broken(why)) => drop(way.broken.get_or_insert((now, why.clone()))),
-            (None, Flow::Open) => {}
+            (None, TcpFlow::Ended) => bridge.end(host),
+            (None, TcpFlow::Broken(why)) => drop(way.broken.get_or_insert((now, why.clone()))),
+            (None, TcpFlow::Open) => {}
         }
         if bridge.calls() {
             self.calls.push(place.communicator);
         }
         match flow {
-            Flow::Open => {
-                self.lines.insert(token, (line, Use::From(place)));
+            TcpFlow::Open => {
+                self.lines.insert(token, (line, Purpose::From(place)));
                 self.watch(token);
             }
-            Flow::Ended => self.end(now, token, line),
-            Flow::Broken(_) => self.wake(now),
+            TcpFlow::Ended => self.end(now, token, line),
+            TcpFlow::Broken(_) => self.wake(now),
         }
     }
 
     /// Who is sent something has answered, or needs no more.
-    fn hear_answer(&mut self, now: Instant, token: u64, mut line: Line, place: Place, mut said: Vec<u8>) {
+    fn hear_answer(
+        &mut self,
+        now: Instant,
+        token: u64,
+        mut line: TcpConnection,
+        place: RemoteHost,
+        mut said: Vec<u8>,
+    ) {
         let Some((communicator, host)) = self.way(place) else { return };
         let own = communicator.bridge.segment().host();
         let to = communicator.ways[host as usize].to;
@@ -495,33 +509,35 @@ impl Lanes {
         let answer = Greeting { communicator: place.communicator, host: own }.encode();
         let is_answered = said == answer;
         let flow = match flow {
-            Flow::Open if !answer.starts_with(&said) => Flow::Broken("it answered something else".to_owned()),
+            TcpFlow::Open if !answer.starts_with(&said) => {
+                TcpFlow::Broken("it answered something else".to_owned())
+            }
             flow => flow,
         };
         match (to, flow) {
-            (To::Greeting(..), Flow::Open) => {
-                self.lines.insert(token, (line, Use::To(place, said)));
+            (To::Greeting(..), TcpFlow::Open) => {
+                self.lines.insert(token, (line, Purpose::To(place, said)));
                 self.watch(token);
                 if is_answered {
                     self.become_open(now, place, token);
                 }
             }
-            (To::Greeting(_, since), flow) if !(is_answered && flow == Flow::Ended) => {
-                let why = if let Flow::Broken(why) = flow { why } else { "it was closed".to_owned() };
+            (To::Greeting(_, since), flow) if !(is_answered && flow == TcpFlow::Ended) => {
+                let why = if let TcpFlow::Broken(why) = flow { why } else { "it was closed".to_owned() };
                 self.apart(now, place, since, &why);
             }
-            (To::Finishing(..), Flow::Ended | Flow::Broken(_)) => self.needs_no_more(now, place),
-            (_, Flow::Open) => {
-                self.lines.insert(token, (line, Use::To(place, said)));
+            (To::Finishing(..), TcpFlow::Ended | TcpFlow::Broken(_)) => self.needs_no_more(now, place),
+            (_, TcpFlow::Open) => {
+                self.lines.insert(token, (line, Purpose::To(place, said)));
                 self.watch(token);
                 self.advance(now, place);
                 self.end_if_over(now, place.communicator);
             }
-            (_, Flow::Ended) => {
+            (_, TcpFlow::Ended) => {
                 self.needs_no_more(now, place);
                 self.end(now, token, line);
             }
-            (_, Flow::Broken(why)) => {
+            (_, TcpFlow::Broken(why)) => {
                 if let Some((communicator, host)) = self.way(place) {
                     communicator.ways[host as usize].broken.get_or_insert((now, why));
                 }
@@ -531,7 +547,7 @@ impl Lanes {
         }
     }
 
-    fn become_open(&mut self, now: Instant, place: Place, token: u64) {
+    fn become_open(&mut self, now: Instant, place: RemoteHost, token: u64) {
         if let Some((communicator, host)) = self.way(place) {
             communicator.ways[host as usize].to = To::Open(token);
         }
@@ -539,14 +555,14 @@ impl Lanes {
         self.end_if_over(now, place.communicator);
     }
 
-    fn needs_no_more(&mut self, now: Instant, place: Place) {
+    fn needs_no_more(&mut self, now: Instant, place: RemoteHost) {
         self.close(place);
         self.end_if_over(now, place.communicator);
     }
 
-    fn hear_end(&mut self, token: u64, mut line: Line, until: Instant) {
-        if line.receive(|_| true) == Flow::Open {
-            self.lines.insert(token, (line, Use::Ending(until)));
+    fn hear_end(&mut self, token: u64, mut line: TcpConnection, until: Instant) {
+        if line.receive(|_| true) == TcpFlow::Open {
+            self.lines.insert(token, (line, Purpose::Ending(until)));
             self.watch(token);
         }
     }
@@ -573,7 +589,7 @@ impl Lanes {
         let places = self.communicators.iter().flat_map(|(id, communicator)| {
             (0_u32..)
                 .zip(&communicator.ways)
-                .map(move |(host, way)| (Place { communicator: *id, host }, way.to))
+                .map(move |(host, way)| (RemoteHost { communicator: *id, host }, way.to))
         });
         for (place, to) in places.collect::<Vec<_>>() {
             self.cut_off_if_broken(now, place);
@@ -597,10 +613,12 @@ impl Lanes {
         let mut late = vec![];
         for (token, (line, used)) in &self.lines {
             match used {
-                Use::Unknown(_, since) if *since + GREETING <= now => late.push((*token, Some(line.from()))),
-                Use::Ending(until) if *until <= now => late.push((*token, None)),
-                Use::Unknown(..) | Use::Ending(_) => self.next_look = Some(now + LOOK),
-                Use::Early(_) | Use::From(_) | Use::To(..) => {}
+                Purpose::Unknown(_, since) if *since + GREETING <= now => {
+                    late.push((*token, Some(line.from())))
+                }
+                Purpose::Ending(until) if *until <= now => late.push((*token, None)),
+                Purpose::Unknown(..) | Purpose::Ending(_) => self.next_look = Some(now + LOOK),
+                Purpose::Early(_) | Purpose::From(_) | Purpose::To(..) => {}
             }
         }
         for (token, refused) in late {
@@ -612,7 +630,7 @@ impl Lanes {
     }
 
     /// A connection has broken, and the host is not lost.
-    fn cut_off_if_broken(&mut self, now: Instant, place: Place) {
+    fn cut_off_if_broken(&mut self, now: Instant, place: RemoteHost) {
         let Some((communicator, host)) = self.way(place) else { return };
         let way = &mut communicator.ways[host as usize];
         match way.broken.take() {
@@ -626,7 +644,7 @@ impl Lanes {
     }
 
     /// What has not come from a host, or has not gone there, never will.
-    fn give_up(&mut self, place: Place, why: &str) {
+    fn give_up(&mut self, place: RemoteHost, why: &str) {
         let Some((communicator, host)) = self.way(place) else { return };
         if communicator.has_nobody(host) {
             communicator.bridge.end(host);
@@ -640,7 +658,7 @@ impl Lanes {
     }
 
     /// Whether all is said here, and nobody is there any more who needs it.
-    fn is_for_nobody(&mut self, place: Place) -> bool {
+    fn is_for_nobody(&mut self, place: RemoteHost) -> bool {
         self.way(place)
             .is_none_or(|(communicator, host)| communicator.is_quiet && communicator.has_nobody(host))
     }
@@ -664,7 +682,7 @@ impl Lanes {
     /// Has this be sent to a host.
     pub(super) fn say(&mut self, now: Instant, id: u64, host: u32, words: Bytes) {
         self.communicators.get_mut(&id).expect("it is there").ways[host as usize].out.push_back(words);
-        self.advance(now, Place { communicator: id, host });
+        self.advance(now, RemoteHost { communicator: id, host });
     }
 
     pub(super) fn knows(&self, id: u64) -> bool {
@@ -699,9 +717,9 @@ impl Lanes {
     }
 }
 
-fn wanted(line: &Line, used: &Use) -> EventFlags {
+fn wanted(line: &TcpConnection, used: &Purpose) -> EventFlags {
     // It must wait, and so must what it sends; it may go.
-    let is_heard = !matches!(used, Use::Early(_));
+    let is_heard = !matches!(used, Purpose::Early(_));
     let read = if is_heard { EventFlags::IN } else { EventFlags::RDHUP };
     if line.has_more_to_send() { read | EventFlags::OUT } else { read }
 }

@@ -18,9 +18,9 @@ use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 
-use super::driver::Carrier;
-use super::invitation::{Invitation, PROOF_BYTES, Proof};
-use super::records::{Opened, RECORD, Records};
+use super::driver::Protocol;
+use super::invitation::{Invitation, InvitationProof, PROOF_BYTES};
+use super::records::{OpenedRecord, RECORD, Records};
 use super::tls::{Certificate, Identity};
 use super::{Address, SILENCE};
 
@@ -32,7 +32,7 @@ const WRITES: usize = 8;
 
 /// What has become of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Flow {
+pub(super) enum TcpFlow {
     Open,
     /// The other side has said that it will say no more.
     Ended,
@@ -53,7 +53,7 @@ enum Tls {
 
 /// Who has not proven yet that it is invited.
 struct Stranger {
-    said: Proof,
+    said: InvitationProof,
     heard: usize,
     invitation: Invitation,
     config: Arc<ServerConfig>,
@@ -74,7 +74,7 @@ impl Stranger {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        if !self.invitation.is_proven_by(Carrier::Tcp, &self.said) {
+        if !self.invitation.is_proven_by(Protocol::Tcp, &self.said) {
             return Err("it is not of this job".to_owned());
         }
         UnbufferedServerConnection::new(self.config.clone()).map(Some).map_err(|error| error.to_string())
@@ -94,7 +94,7 @@ enum Step {
     Broken(String),
 }
 
-pub(super) struct Line {
+pub(super) struct TcpConnection {
     socket: TcpStream,
     tls: Tls,
     from: SocketAddr,
@@ -150,13 +150,13 @@ impl Buffer {
     }
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for TcpConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Line").field("from", &self.from).finish_non_exhaustive()
     }
 }
 
-impl Line {
+impl TcpConnection {
     /// To another process; it is not there yet.
     pub(super) fn connect(identity: &Identity, to: &Address) -> Result<Self, String> {
         let config = identity.tcp_client(&to.who).map_err(|failure| failure.to_string())?;
@@ -173,7 +173,7 @@ impl Line {
         }
         let mut line = Self::new(socket.into(), Tls::Client(tls), to.socket);
         line.make_room();
-        line.outgoing.free()[..PROOF_BYTES].copy_from_slice(&to.invitation.proof(Carrier::Tcp));
+        line.outgoing.free()[..PROOF_BYTES].copy_from_slice(&to.invitation.proof(Protocol::Tcp));
         line.outgoing.end += PROOF_BYTES;
         line.is_connecting = true;
         Ok(line)
@@ -262,12 +262,12 @@ impl Line {
     }
 
     /// Hands on what has come, in order, as long as it is taken; sends what TLS has to say to that.
-    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> Flow {
+    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> TcpFlow {
         if self.is_connecting {
             match sockopt::socket_error(&self.socket) {
                 Ok(Ok(())) if self.socket.peer_addr().is_ok() => self.is_connecting = false,
-                Ok(Ok(())) => return Flow::Open,
-                Ok(Err(error)) | Err(error) => return Flow::Broken(error.to_string()),
+                Ok(Ok(())) => return TcpFlow::Open,
+                Ok(Err(error)) | Err(error) => return TcpFlow::Broken(error.to_string()),
             }
         }
         if let Tls::Stranger(stranger) = &mut self.tls {
@@ -276,23 +276,23 @@ impl Line {
                     self.tls = Tls::Server(tls);
                     self.make_room();
                 }
-                Ok(None) => return Flow::Open,
+                Ok(None) => return TcpFlow::Open,
                 Err(why) => return self.breaks(why),
             }
         }
         let mut flow = self.process(&mut take);
         for _ in 0..READS {
-            if flow != Flow::Open {
+            if flow != TcpFlow::Open {
                 break;
             }
             let room = self.incoming.free();
             let most = room.len();
             if most == 0 {
-                flow = Flow::Broken("a record that is too long".to_owned());
+                flow = TcpFlow::Broken("a record that is too long".to_owned());
                 break;
             }
             match self.socket.read(room) {
-                Ok(0) => flow = Flow::Broken("it was closed".to_owned()),
+                Ok(0) => flow = TcpFlow::Broken("it was closed".to_owned()),
                 Ok(bytes) => {
                     self.incoming.end += bytes;
                     flow = self.process(&mut take);
@@ -302,18 +302,18 @@ impl Line {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => flow = Flow::Broken(error.to_string()),
+                Err(error) => flow = TcpFlow::Broken(error.to_string()),
             }
         }
         match self.send(&mut VecDeque::new()) {
-            Flow::Broken(error) if flow == Flow::Open => Flow::Broken(error),
+            TcpFlow::Broken(error) if flow == TcpFlow::Open => TcpFlow::Broken(error),
             _ => flow,
         }
     }
 
     /// Decrypts what has come, and answers. An error is the end at once, without an alert that says why: to have it
     /// made, TLS would look again at what it has refused.
-    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Flow {
+    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> TcpFlow {
         while !self.has_ended {
             match self.step(take) {
                 Step::Again => continue,
@@ -329,9 +329,9 @@ impl Line {
             break;
         }
         match &self.tls {
-            Tls::Broken(error) => Flow::Broken(error.clone()),
-            _ if self.has_ended => Flow::Ended,
-            _ => Flow::Open,
+            Tls::Broken(error) => TcpFlow::Broken(error.clone()),
+            _ if self.has_ended => TcpFlow::Ended,
+            _ => TcpFlow::Open,
         }
     }
 
@@ -341,10 +341,10 @@ impl Line {
             Tls::Client(tls) => step(tls.process_tls_records(incoming), outgoing, take),
             Tls::Server(tls) => step(tls.process_tls_records(incoming), outgoing, take),
             Tls::Ready(records, _) => match records.open(incoming, take) {
-                Ok(Opened::Taken(bytes)) => (bytes, Step::Again),
-                Ok(Opened::Nothing) => (0, Step::Wait),
-                Ok(Opened::Ended) => (0, Step::Ended),
-                Ok(Opened::Refused) => (0, Step::Refused),
+                Ok(OpenedRecord::Taken(bytes)) => (bytes, Step::Again),
+                Ok(OpenedRecord::Nothing) => (0, Step::Wait),
+                Ok(OpenedRecord::Ended) => (0, Step::Ended),
+                Ok(OpenedRecord::Refused) => (0, Step::Refused),
                 Err(error) => (0, Step::Broken(error)),
             },
             Tls::Stranger(_) => (0, Step::Wait),
@@ -360,19 +360,19 @@ impl Line {
     }
 
     /// Takes as much from the front of `chunks` as may be sent now.
-    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> Flow {
+    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> TcpFlow {
         self.has_more = false;
         for _ in 0..WRITES {
             let flow = self.flush();
             let is_full = self.outgoing.end > 0;
-            if flow != Flow::Open || is_full || self.is_finished {
+            if flow != TcpFlow::Open || is_full || self.is_finished {
                 return flow;
             }
             let next = if self.words.is_empty() { &mut *chunks } else { &mut self.words };
             let records = match &mut self.tls {
                 Tls::Ready(records, _) => records,
-                Tls::Broken(error) => return Flow::Broken(error.clone()),
-                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return Flow::Open,
+                Tls::Broken(error) => return TcpFlow::Broken(error.clone()),
+                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return TcpFlow::Open,
             };
             while let Some(chunk) = next.front_mut() {
                 let sealed = records.seal(chunk, self.outgoing.free());
@@ -388,22 +388,22 @@ impl Line {
                 next.pop_front();
             }
             if self.outgoing.end == 0 {
-                return Flow::Open;
+                return TcpFlow::Open;
             }
         }
         self.has_more = !chunks.is_empty();
         self.flush()
     }
 
-    fn breaks(&mut self, error: String) -> Flow {
+    fn breaks(&mut self, error: String) -> TcpFlow {
         self.tls = Tls::Broken(error.clone());
-        Flow::Broken(error)
+        TcpFlow::Broken(error)
     }
 
     /// No more will be written, and the other side is told so.
-    pub(super) fn finish(&mut self) -> Flow {
+    pub(super) fn finish(&mut self) -> TcpFlow {
         if std::mem::replace(&mut self.is_finished, true) {
-            return Flow::Open;
+            return TcpFlow::Open;
         }
         let closed = match &mut self.tls {
             Tls::Ready(records, _) => records.close(self.outgoing.free()),
@@ -417,28 +417,28 @@ impl Line {
         self.flush()
     }
 
-    fn flush(&mut self) -> Flow {
+    fn flush(&mut self) -> TcpFlow {
         if self.is_connecting {
-            return Flow::Open;
+            return TcpFlow::Open;
         }
         while self.outgoing.end > 0 {
             match self.socket.write(self.outgoing.filled()) {
                 Ok(bytes) => self.outgoing.take(bytes),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Flow::Open,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return TcpFlow::Open,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Flow::Broken(error.to_string()),
+                Err(error) => return TcpFlow::Broken(error.to_string()),
             }
         }
         if self.is_finished {
             // It is gone already, or all has been said.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
-        Flow::Open
+        TcpFlow::Open
     }
 }
 
 #[cfg(test)]
-impl Line {
+impl TcpConnection {
     pub(super) fn change_keys_after(&mut self, sent: u64) {
         let Tls::Ready(records, _) = &mut self.tls else { panic!("it has no keys yet") };
         records.change_keys_after(sent);
@@ -449,7 +449,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for TcpConnection {
     /// A process that was forked may have the socket, too: closing it alone would neither end the connection nor have
     /// epoll forget it.
     fn drop(&mut self) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{ConnectionError, ConnectionHandle, EcnCodepoint, Event, StreamEvent, StreamId, Transmit};
 
-use super::connections::{Connections, Flow, Stream};
+use super::connections::{Connections, QuicFlow, QuicStream};
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
@@ -26,10 +26,10 @@ pub(super) struct Mesh {
     connections: Connections,
     communicators: BTreeMap<u64, Communicator>,
     /// What streams are for.
-    streams: BTreeMap<Stream, Use>,
-    early: Early<Stream>,
+    streams: BTreeMap<QuicStream, StreamPurpose>,
+    early: Early<QuicStream>,
     /// Streams for which something may have come.
-    readable: BTreeSet<Stream>,
+    readable: BTreeSet<QuicStream>,
     next_look: Option<Instant>,
     /// Communicators that are over, and nobody has been told.
     over: Vec<u64>,
@@ -38,12 +38,12 @@ pub(super) struct Mesh {
 }
 
 #[derive(Debug)]
-enum Use {
+enum StreamPurpose {
     /// Not known yet: what it has said so far, and since when it is there.
     Unknown(Vec<u8>, Instant),
     /// It waits for its communicator to be made here.
     Early(Greeting),
-    Link {
+    Host {
         communicator: u64,
         host: u32,
     },
@@ -52,7 +52,7 @@ enum Use {
 struct Communicator {
     bridge: Bridge,
     /// By host.
-    links: Vec<Link>,
+    links: Vec<HostStream>,
     /// Nothing more will happen here that others must be told.
     is_quiet: bool,
     /// What is not connected will not be.
@@ -60,7 +60,7 @@ struct Communicator {
 }
 
 /// To one host.
-struct Link {
+struct HostStream {
     address: Address,
     state: State,
     /// To be sent.
@@ -79,15 +79,15 @@ enum State {
     Apart,
     Connecting(ConnectionHandle),
     /// Greeted, and so much of the answer is here.
-    Greeted(Stream, Vec<u8>),
-    Open(Stream),
+    Greeted(QuicStream, Vec<u8>),
+    Open(QuicStream),
     /// All is written; until the other side has it, or needs none of it any more, or this long.
-    Finishing(Stream, Instant),
+    Finishing(QuicStream, Instant),
     Closed,
 }
 
 impl State {
-    fn stream(&self) -> Option<Stream> {
+    fn stream(&self) -> Option<QuicStream> {
         match self {
             Self::Greeted(stream, _) | Self::Open(stream) | Self::Finishing(stream, _) => Some(*stream),
             _ => None,
@@ -123,9 +123,9 @@ impl Mesh {
                 std::cmp::Ordering::Greater => State::Apart,
             };
             let (out, frames) = (VecDeque::new(), Frames::default());
-            Link { address, state, out, frames, is_reading: true, told: now }
+            HostStream { address, state, out, frames, is_reading: true, told: now }
         });
-        let links: Vec<Link> = links.collect();
+        let links: Vec<HostStream> = links.collect();
         let hosts = links.len() as u32;
         self.communicators.insert(id, Communicator { bridge, links, is_quiet: false, is_stopped: false });
         self.next_look.get_or_insert(now + LOOK);
@@ -183,12 +183,12 @@ impl Mesh {
             }
             return;
         };
-        if !link.out.is_empty() && self.connections.write(stream, &mut link.out) == Flow::Ended {
+        if !link.out.is_empty() && self.connections.write(stream, &mut link.out) == QuicFlow::Ended {
             link.out.clear();
         }
         if communicator.is_quiet && link.out.is_empty() {
             link.state = State::Finishing(stream, now + SILENCE);
-            if self.connections.finish(stream) == Flow::Ended {
+            if self.connections.finish(stream) == QuicFlow::Ended {
                 self.close(id, host);
             }
         }
@@ -205,7 +205,7 @@ impl Mesh {
     }
 
     fn end_if_over(&mut self, id: u64) {
-        let is_closed = |link: &Link| matches!(link.state, State::Closed);
+        let is_closed = |link: &HostStream| matches!(link.state, State::Closed);
         let is_over =
             |communicator: &Communicator| communicator.is_quiet && communicator.links.iter().all(is_closed);
         if self.communicators.get(&id).is_some_and(is_over) {
@@ -245,18 +245,18 @@ impl Mesh {
         let own = communicator.bridge.segment().host();
         let greeting = Greeting { communicator: id, host: own }.encode();
         communicator.links[host as usize].state = State::Greeted(stream, vec![]);
-        self.streams.insert(stream, Use::Link { communicator: id, host });
+        self.streams.insert(stream, StreamPurpose::Host { communicator: id, host });
         self.connections.write(stream, &mut VecDeque::from([Bytes::copy_from_slice(&greeting)]));
     }
 
     /// A stream that another process has opened has said what it is for.
-    fn introduce(&mut self, now: Instant, greeting: Greeting, stream: Stream) {
+    fn introduce(&mut self, now: Instant, greeting: Greeting, stream: QuicStream) {
         let Greeting { communicator: id, host } = greeting;
         let Some(communicator) = self.communicators.get_mut(&id) else {
             if !self.early.keep(greeting, stream) {
                 return self.drop_unknown(stream);
             }
-            self.streams.insert(stream, Use::Early(greeting));
+            self.streams.insert(stream, StreamPurpose::Early(greeting));
             return;
         };
         let link = communicator.links.get_mut(host as usize);
@@ -271,12 +271,12 @@ impl Mesh {
         link.state = State::Open(stream);
         // The answer is the same words.
         link.out.push_front(Bytes::copy_from_slice(&greeting.encode()));
-        self.streams.insert(stream, Use::Link { communicator: id, host });
+        self.streams.insert(stream, StreamPurpose::Host { communicator: id, host });
         self.advance(now, id, host);
         self.readable.insert(stream);
     }
 
-    fn drop_unknown(&mut self, stream: Stream) {
+    fn drop_unknown(&mut self, stream: QuicStream) {
         self.streams.remove(&stream);
         self.connections.drop_stream(stream);
     }
@@ -308,7 +308,7 @@ impl Mesh {
 
     fn take_events(&mut self, now: Instant) {
         while let Some((handle, event)) = self.connections.event() {
-            let stream = |id: StreamId| Stream { connection: handle, id };
+            let stream = |id: StreamId| QuicStream { connection: handle, id };
             match event {
                 Event::Connected => self.connected(handle),
                 Event::ConnectionLost { reason } => {
@@ -317,7 +317,7 @@ impl Mesh {
                 }
                 Event::Stream(StreamEvent::Opened { .. }) => {
                     while let Some(stream) = self.connections.accept(handle) {
-                        self.streams.insert(stream, Use::Unknown(vec![], now));
+                        self.streams.insert(stream, StreamPurpose::Unknown(vec![], now));
                         self.readable.insert(stream);
                     }
                 }
@@ -349,7 +349,7 @@ impl Mesh {
         {
             self.connections.refuse(now, from, why);
         }
-        let waits = |link: &Link| match link.state {
+        let waits = |link: &HostStream| match link.state {
             State::Connecting(on) => on == handle,
             State::Awaited => !was_connected && Some(link.address.socket) == to,
             _ => false,
@@ -361,11 +361,11 @@ impl Mesh {
                 self.apart(now, id, host, why);
             }
         }
-        let gone: Vec<Stream> =
+        let gone: Vec<QuicStream> =
             self.streams.keys().copied().filter(|stream| stream.connection == handle).collect();
         for stream in gone {
             match self.streams.remove(&stream) {
-                Some(Use::Link { communicator, host }) => {
+                Some(StreamPurpose::Host { communicator, host }) => {
                     self.ended(communicator, host, Bridge::lose);
                     let link = self.link(communicator, host);
                     if link.is_some_and(|link| matches!(link.state, State::Greeted(..))) {
@@ -375,20 +375,20 @@ impl Mesh {
                         self.end_if_over(communicator);
                     }
                 }
-                Some(Use::Early(greeting)) => self.early.forget(greeting, &stream),
-                Some(Use::Unknown(..)) | None => {}
+                Some(StreamPurpose::Early(greeting)) => self.early.forget(greeting, &stream),
+                Some(StreamPurpose::Unknown(..)) | None => {}
             }
         }
     }
 
-    fn links_where(&self, wanted: impl Fn(&Link) -> bool) -> Vec<(u64, u32)> {
+    fn links_where(&self, wanted: impl Fn(&HostStream) -> bool) -> Vec<(u64, u32)> {
         let all = self.communicators.iter().flat_map(|(id, communicator)| {
             (0_u32..).zip(&communicator.links).map(move |(host, link)| (*id, host, link))
         });
         all.filter(|(_, _, link)| wanted(link)).map(|(id, host, _)| (id, host)).collect()
     }
 
-    fn link(&mut self, id: u64, host: u32) -> Option<&mut Link> {
+    fn link(&mut self, id: u64, host: u32) -> Option<&mut HostStream> {
         self.communicators.get_mut(&id).map(|communicator| &mut communicator.links[host as usize])
     }
 
@@ -419,28 +419,28 @@ impl Mesh {
     }
 
     /// A stream may have something to be read.
-    fn read(&mut self, now: Instant, stream: Stream) {
+    fn read(&mut self, now: Instant, stream: QuicStream) {
         match self.streams.get_mut(&stream) {
-            Some(Use::Unknown(said, _)) => {
+            Some(StreamPurpose::Unknown(said, _)) => {
                 let flow = read_greeting(&mut self.connections, stream, said);
                 match (said[..].try_into().ok().map(|said| Greeting::decode(&said)), flow) {
                     (Some(Some(greeting)), _) => self.introduce(now, greeting, stream),
-                    (None, Flow::Open) => {}
+                    (None, QuicFlow::Open) => {}
                     _ => {
                         tracing::warn!("closed a stream that does not say what it is for");
                         self.drop_unknown(stream);
                     }
                 }
             }
-            Some(Use::Link { communicator, host }) => {
+            Some(StreamPurpose::Host { communicator, host }) => {
                 let (id, host) = (*communicator, *host);
                 self.read_link(now, id, host, stream);
             }
-            Some(Use::Early(_)) | None => {}
+            Some(StreamPurpose::Early(_)) | None => {}
         }
     }
 
-    fn read_link(&mut self, now: Instant, id: u64, host: u32, stream: Stream) {
+    fn read_link(&mut self, now: Instant, id: u64, host: u32, stream: QuicStream) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let (own, link) = (communicator.bridge.segment().host(), &mut communicator.links[host as usize]);
         if let State::Greeted(_, answer) = &mut link.state {
@@ -451,7 +451,7 @@ impl Mesh {
                     self.advance(now, id, host);
                     return self.read_link(now, id, host, stream);
                 }
-            } else if flow == Flow::Open {
+            } else if flow == QuicFlow::Open {
                 return;
             }
             self.drop_unknown(stream);
@@ -472,14 +472,14 @@ impl Mesh {
         if let Some(wrong) = wrong {
             bridge.refuse(host, wrong);
             link.is_reading = false;
-        } else if flow == Flow::Ended {
+        } else if flow == QuicFlow::Ended {
             self.ended(id, host, Bridge::end);
             self.needs_no_more(stream);
         }
     }
 
-    fn writable(&mut self, now: Instant, stream: Stream) {
-        if let Some(Use::Link { communicator, host }) = self.streams.get(&stream) {
+    fn writable(&mut self, now: Instant, stream: QuicStream) {
+        if let Some(StreamPurpose::Host { communicator, host }) = self.streams.get(&stream) {
             let (id, host) = (*communicator, *host);
             self.advance(now, id, host);
             self.end_if_over(id);
@@ -487,8 +487,8 @@ impl Mesh {
     }
 
     /// The other side has all, or has ended.
-    fn needs_no_more(&mut self, stream: Stream) {
-        if let Some(Use::Link { communicator, host }) = self.streams.get(&stream) {
+    fn needs_no_more(&mut self, stream: QuicStream) {
+        if let Some(StreamPurpose::Host { communicator, host }) = self.streams.get(&stream) {
             let (id, host) = (*communicator, *host);
             if self.link(id, host).is_some_and(|link| matches!(link.state, State::Finishing(..))) {
                 self.close(id, host);
@@ -531,8 +531,8 @@ impl Mesh {
             self.close(id, host);
             self.end_if_over(id);
         }
-        let is_late = |(stream, used): (&Stream, &Use)| match used {
-            Use::Unknown(_, since) if *since + GREETING <= now => Some(*stream),
+        let is_late = |(stream, used): (&QuicStream, &StreamPurpose)| match used {
+            StreamPurpose::Unknown(_, since) if *since + GREETING <= now => Some(*stream),
             _ => None,
         };
         for stream in self.streams.iter().filter_map(is_late).collect::<Vec<_>>() {
@@ -585,7 +585,7 @@ impl Mesh {
     }
 }
 
-impl Link {
+impl HostStream {
     fn say_why(&mut self, now: Instant, error: &str) {
         if now.saturating_duration_since(self.told) > SILENCE {
             tracing::warn!(to = %self.address.socket, %error, "cannot connect yet");
@@ -595,18 +595,18 @@ impl Link {
 }
 
 /// Reads what is missing of a greeting, and nothing behind it.
-fn read_greeting(connections: &mut Connections, stream: Stream, said: &mut Vec<u8>) -> Flow {
+fn read_greeting(connections: &mut Connections, stream: QuicStream, said: &mut Vec<u8>) -> QuicFlow {
     loop {
         let missing = GREETING_BYTES - said.len();
         if missing == 0 {
-            return Flow::Open;
+            return QuicFlow::Open;
         }
         let before = said.len();
         let flow = connections.read(stream, missing, |bytes| {
             said.extend(bytes);
             false
         });
-        if flow == Flow::Ended || said.len() == before {
+        if flow == QuicFlow::Ended || said.len() == before {
             return flow;
         }
     }

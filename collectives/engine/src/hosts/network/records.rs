@@ -38,7 +38,7 @@ const LEAST_ROOM: usize = UPDATE + OVERHEAD + RECORD + OVERHEAD + CLOSE_NOTIFY.l
 
 /// What comes next.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Opened {
+pub(super) enum OpenedRecord {
     /// It is not whole yet.
     Nothing,
     /// So many bytes had it.
@@ -133,12 +133,12 @@ impl Records {
         &mut self,
         come: &mut [u8],
         take: &mut impl FnMut(&[u8]) -> bool,
-    ) -> Result<Opened, String> {
-        let Some(record) = self.opening.open(come)? else { return Ok(Opened::Nothing) };
+    ) -> Result<OpenedRecord, String> {
+        let Some(record) = self.opening.open(come)? else { return Ok(OpenedRecord::Nothing) };
         match (record.kind, record.data) {
             (DATA, data) if take(data) => {}
-            (DATA, _) => return Ok(Opened::Refused),
-            (ALERT, [_, 0]) => return Ok(Opened::Ended),
+            (DATA, _) => return Ok(OpenedRecord::Refused),
+            (ALERT, [_, 0]) => return Ok(OpenedRecord::Ended),
             (ALERT, [_, what]) => return Err(format!("the other side has ended it with alert {what}")),
             (HANDSHAKE, [message @ .., asks @ (NOT_REQUESTED | REQUESTED)]) if message == KEY_UPDATE => {
                 self.owes_update |= *asks == REQUESTED;
@@ -146,7 +146,7 @@ impl Records {
             }
             (kind, _) => return Err(format!("a record of TLS that was not asked for, of kind {kind}")),
         }
-        Ok(Opened::Taken(record.whole))
+        Ok(OpenedRecord::Taken(record.whole))
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use quinn_proto::EcnCodepoint;
 
-use super::emulated_link::{Chance, Flight};
+use super::emulated_link::{Chance, InFlight};
 use super::mesh::Mesh;
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
@@ -29,7 +29,7 @@ pub(super) struct Sky {
     pub(super) meshes: Vec<Option<Mesh>>,
     /// Pairs between which nothing goes any more.
     cut: BTreeSet<(usize, usize)>,
-    flight: Flight<Datagram>,
+    flight: InFlight<Datagram>,
 }
 
 impl Sky {
@@ -38,7 +38,7 @@ impl Sky {
             now: Instant::now(),
             meshes: vec![],
             cut: BTreeSet::new(),
-            flight: Flight::new(Link { delay: Duration::from_micros(100), ..Link::default() }, seed),
+            flight: InFlight::new(Link { delay: Duration::from_micros(100), ..Link::default() }, seed),
         }
     }
 

@@ -125,7 +125,7 @@ fn without_a_certificate_nobody_is_let_in() {
     let crypto = quinn_proto::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
     let mut config = quinn_proto::ClientConfig::new(Arc::new(crypto));
     let invitation = other.invitation;
-    config.initial_dst_cid_provider(Arc::new(move || ConnectionId::new(&invitation.proof(Carrier::Quic))));
+    config.initial_dst_cid_provider(Arc::new(move || ConnectionId::new(&invitation.proof(Protocol::Quic))));
     let mut endpoint = quinn_proto::Endpoint::new(Arc::default(), None, true, None);
     let (_, mut connection) = endpoint.connect(sky.now, config, other.socket, "tpurun").unwrap();
     // One flight each way after the other.

@@ -13,11 +13,11 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustls::{ServerConnection, Stream};
 
-use super::super::driver::Carrier;
+use super::super::driver::Protocol;
 use super::super::greeting::GREETING_BYTES;
 use super::super::invitation::PROOF_BYTES;
 use super::super::lanes::Lanes;
-use super::super::line::{Flow, Line};
+use super::super::line::{TcpConnection, TcpFlow};
 use super::super::tls::{Expected, Identity, Who};
 use super::super::{Address, SILENCE};
 use super::{HERE, ID};
@@ -274,10 +274,10 @@ fn a_greeting_that_is_none_is_refused() {
         let authority = Authority::new().unwrap();
         let (identity, mut other) = (identity(&authority, 0), ranked(&authority, 1));
         let segment = other.be(1, &Address { who: identity.known_as(0), ..other.address.clone() });
-        let mut line = Line::connect(&identity, &other.address).unwrap();
+        let mut line = TcpConnection::connect(&identity, &other.address).unwrap();
         line.say(words);
         let end = Instant::now() + LIMIT;
-        while !matches!(line.receive(|_| panic!("there is no answer")), Flow::Broken(_)) {
+        while !matches!(line.receive(|_| panic!("there is no answer")), TcpFlow::Broken(_)) {
             assert!(Instant::now() < end, "it was not closed");
             other.turn();
         }
@@ -350,10 +350,10 @@ fn a_socket_that_somebody_else_has_is_no_trouble() {
 fn who_ends_before_it_has_greeted_is_sent_away() {
     let authority = Authority::new().unwrap();
     let (identity, mut other) = (identity(&authority, 0), ranked(&authority, 1));
-    let mut line = Line::connect(&identity, &other.address).unwrap();
+    let mut line = TcpConnection::connect(&identity, &other.address).unwrap();
     let end = Instant::now() + LIMIT;
     while !line.is_ready() {
-        assert!(Instant::now() < end && line.receive(|_| true) == Flow::Open);
+        assert!(Instant::now() < end && line.receive(|_| true) == TcpFlow::Open);
         other.turn();
     }
     line.finish();
@@ -417,7 +417,7 @@ fn records_are_those_of_tls() {
         let mut socket = listener.accept().unwrap().0;
         let mut proof = [0; PROOF_BYTES];
         socket.read_exact(&mut proof).unwrap();
-        assert!(server.invitation().is_proven_by(Carrier::Tcp, &proof));
+        assert!(server.invitation().is_proven_by(Protocol::Tcp, &proof));
         let mut tls = ServerConnection::new(config).unwrap();
         let mut some = vec![0; 50_000];
         loop {
@@ -433,23 +433,23 @@ fn records_are_those_of_tls() {
     });
     let said: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
     let mut chunks: VecDeque<Bytes> = said.chunks(41_000).map(Bytes::copy_from_slice).collect();
-    let mut line = Line::connect(&client, &to).unwrap();
-    let (mut heard, mut flow, end) = (Vec::<u8>::new(), Flow::Open, Instant::now() + LIMIT);
-    while flow == Flow::Open {
+    let mut line = TcpConnection::connect(&client, &to).unwrap();
+    let (mut heard, mut flow, end) = (Vec::<u8>::new(), TcpFlow::Open, Instant::now() + LIMIT);
+    while flow == TcpFlow::Open {
         assert!(Instant::now() < end, "it goes on for ever");
         flow = line.receive(|bytes| {
             heard.extend(bytes);
             true
         });
-        if flow == Flow::Open && line.is_ready() {
+        if flow == TcpFlow::Open && line.is_ready() {
             line.change_keys_after(3);
             flow = line.send(&mut chunks);
         }
-        if flow == Flow::Open && heard.len() == said.len() {
+        if flow == TcpFlow::Open && heard.len() == said.len() {
             flow = line.finish();
         }
     }
-    assert_eq!(flow, Flow::Ended);
+    assert_eq!(flow, TcpFlow::Ended);
     assert!(heard == said);
     echo.join().unwrap();
 }
@@ -471,27 +471,27 @@ proptest! {
         let config = Arc::new(server.tcp_server(Expected::default()).unwrap());
         let [outer, inner] = [0, 1].map(|_| TcpListener::bind((HERE, 0)).unwrap());
         let to = server.at(outer.local_addr().unwrap(), 1);
-        let mut client = Line::connect(&client, &to).unwrap();
+        let mut client = TcpConnection::connect(&client, &to).unwrap();
         let from_client = outer.accept().unwrap().0;
         let to_line = TcpStream::connect(inner.local_addr().unwrap()).unwrap();
         let (accepted, from) = inner.accept().unwrap();
-        let mut server = Line::accept(accepted, from, &config, server.invitation()).unwrap();
+        let mut server = TcpConnection::accept(accepted, from, &config, server.invitation()).unwrap();
         from_client.set_nonblocking(true).unwrap();
         to_line.set_nonblocking(true).unwrap();
         let mut there = Way { from: from_client.try_clone().unwrap(), to: to_line.try_clone().unwrap(), passed: 0 };
         let mut back = Way { from: to_line, to: from_client, passed: 0 };
         let mut chunks = VecDeque::from([Bytes::copy_from_slice(&said)]);
         let (mut heard, mut cuts) = (vec![], cuts.into_iter().cycle());
-        let (mut flows, end) = ((Flow::Open, Flow::Open), Instant::now() + LIMIT);
-        while flows.0 == Flow::Open && flows.1 == Flow::Open {
+        let (mut flows, end) = ((TcpFlow::Open, TcpFlow::Open), Instant::now() + LIMIT);
+        while flows.0 == TcpFlow::Open && flows.1 == TcpFlow::Open {
             prop_assert!(Instant::now() < end, "it goes on for ever");
             let cut = cuts.next().unwrap();
             there.pass(cut, changed.filter(|_| to_server));
             back.pass(cut, changed.filter(|_| !to_server));
             flows.0 = client.receive(|_| panic!("the server says nothing"));
-            if flows.0 == Flow::Open && client.is_ready() {
+            if flows.0 == TcpFlow::Open && client.is_ready() {
                 flows.0 = client.send(&mut chunks);
-                if flows.0 == Flow::Open && chunks.is_empty() {
+                if flows.0 == TcpFlow::Open && chunks.is_empty() {
                     flows.0 = client.finish();
                 }
             }
@@ -500,10 +500,10 @@ proptest! {
         prop_assert!(said.starts_with(&heard));
         let reached = if to_server { there.passed } else { back.passed };
         if changed.is_none_or(|changed| changed >= reached) {
-            prop_assert_eq!(flows.1, Flow::Ended);
+            prop_assert_eq!(flows.1, TcpFlow::Ended);
             prop_assert_eq!(heard, said);
         } else {
-            prop_assert!(flows != (Flow::Open, Flow::Ended) || heard == said);
+            prop_assert!(flows != (TcpFlow::Open, TcpFlow::Ended) || heard == said);
         }
         // Asked again, they say the same, and do not panic.
         let _ = (client.receive(|_| true), client.send(&mut chunks), client.finish());
