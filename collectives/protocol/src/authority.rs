@@ -1,7 +1,7 @@
-//! The certificate authority of one job: what says of a key that it is a certain rank's.
+//! The certificate authority of one job, which says of a key that it is a certain rank's.
 //!
-//! The launcher makes one for each job and keeps its key to itself. The key of a rank is made on the rank's host
-//! and leaves it never; only the public half is certified. The name in a certificate is the rank's in the world.
+//! The launcher makes one for each job and keeps its key to itself. The key of a rank is made on the rank's host and
+//! never leaves it: only the public half is certified. The name in a certificate is the rank's in the world.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ use tpurun_memory::failure::{Failure, FailureKind};
 pub struct Credentials {
     /// The certificate of the authority.
     pub authority: Vec<u8>,
-    /// The rank's.
+    /// The certificate of the rank.
     pub certificate: Vec<u8>,
-    /// PKCS #8.
+    /// The private key of the rank, PKCS #8.
     pub key: Vec<u8>,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Credentials {
 pub struct RankKey(KeyPair);
 
 impl RankKey {
-    /// A new one, of the curve P-256.
+    /// A new key pair of the curve P-256.
     ///
     /// # Errors
     /// When the host has no randomness.
@@ -42,12 +42,12 @@ impl RankKey {
         KeyPair::generate().map(Self).map_err(|error| refused(&error))
     }
 
-    /// An uncompressed point (SEC 1, section 2.3.3).
+    /// The public half, an uncompressed point (SEC 1, section 2.3.3).
     pub fn public(&self) -> &[u8] {
         self.0.der_bytes()
     }
 
-    /// With what the authority has made of the public half.
+    /// The key pair with the certificate that the authority has made of its public half.
     pub fn certified(&self, authority: &[u8], certificate: &[u8]) -> Credentials {
         let (authority, certificate) = (authority.to_vec(), certificate.to_vec());
         Credentials { authority, certificate, key: self.0.serialize_der() }
@@ -64,7 +64,7 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A new one.
+    /// A new authority, with a key of its own.
     ///
     /// # Errors
     /// When the host has no randomness.
@@ -84,7 +84,7 @@ impl Authority {
     /// The certificate of a rank of the world, for its public key.
     ///
     /// # Errors
-    /// When that is no point of the curve's length.
+    /// When the key is no point of the curve's length.
     pub fn certify(&self, rank: u32, public_key: &[u8]) -> Result<Vec<u8>, Failure> {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
             let text = format!("the public key of rank {rank} is no uncompressed point of P-256");

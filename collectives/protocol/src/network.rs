@@ -12,7 +12,7 @@ pub const MOST_CONNECTIONS: usize = 16;
 pub enum Bulk {
     /// TLS over TCP: the system does most of what QUIC does in this process.
     Tcp,
-    /// As all else.
+    /// QUIC, which carries everything else, too.
     Quic,
 }
 
@@ -26,7 +26,7 @@ impl FromStr for Bulk {
     }
 }
 
-/// As [`FromStr`] reads it.
+/// The form is the one that [`FromStr`] reads.
 impl fmt::Display for Bulk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -39,18 +39,18 @@ impl fmt::Display for Bulk {
 /// Reads the number of connections between each two processes.
 ///
 /// # Errors
-/// What was expected and given.
+/// The error says what was expected and what was given.
 pub fn parse_connections(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| (1..=MOST_CONNECTIONS).contains(count));
     count.ok_or_else(|| format!("expected a number from 1 to {MOST_CONNECTIONS}, given {text:?}"))
 }
 
-/// A worse link between hosts than there is: what happens to datagrams on their way.
+/// An emulated link between hosts, worse than the real one: the things that happen to datagrams on their way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Link {
     /// The delay of every datagram.
     pub delay: Duration,
-    /// Up to so much more, so that some overtake others.
+    /// The most that chance adds to the delay, so that some datagrams overtake others.
     pub jitter: Duration,
     /// Datagrams that are lost, of a million.
     pub loss: u32,
@@ -64,7 +64,7 @@ pub struct Link {
 /// The unit of the rates of loss and of doubles.
 pub const MILLION: u32 = 1_000_000;
 
-/// A link that is none.
+/// A text that describes no link.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected words such as delay=2ms,jitter=500us,loss=1%,duplicate=0.1%,rate=100Mbit, given {0}")]
 pub struct NoLink(String);
@@ -91,7 +91,7 @@ impl FromStr for Link {
     }
 }
 
-/// As [`FromStr`] reads it.
+/// The form is the one that [`FromStr`] reads.
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |parts: u32| f64::from(parts) * 100.0 / f64::from(MILLION);
@@ -108,7 +108,7 @@ fn number(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     (value.is_finite() && value >= 0.0).then_some(value)
 }
 
-/// Up to a minute.
+/// Reads a time of up to a minute.
 fn time(text: &str) -> Option<Duration> {
     let micros = number(text, &[("us", 1.0), ("ms", 1e3), ("s", 1e6)])?;
     (micros <= 6e7).then(|| Duration::from_micros(micros.round() as u64))
@@ -119,10 +119,10 @@ fn share(text: &str) -> Option<u32> {
     (parts <= f64::from(MILLION)).then(|| parts.round() as u32)
 }
 
-/// Bytes a second.
+/// Reads bits a second, as bytes a second.
 fn rate(text: &str) -> Option<u64> {
     let bits = number(text, &[("bit", 1.0), ("kbit", 1e3), ("Mbit", 1e6), ("Gbit", 1e9)])?;
-    // Less would not carry what a connection needs to live.
+    // A lower rate would not carry what a connection needs to live.
     (8e3..=1e13).contains(&bits).then_some((bits / 8.0) as u64)
 }
 

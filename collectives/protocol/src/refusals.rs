@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Between two lines.
+/// Time between two lines.
 pub const PERIOD: Duration = Duration::from_secs(10);
 
-/// One line at once, then one for all of a period.
+/// The refusals of one kind: one line at once, then one for all of a period.
 #[derive(Debug, Default)]
 pub struct Refusals {
     told: Option<Instant>,

@@ -47,33 +47,34 @@ use tpurun_protocol::network::{Bulk, Link, MOST_CONNECTIONS, parse_connections};
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::bell::Ears;
 
-/// So long nothing may come from a host before it counts as lost. Each says something four times as often.
+/// A host counts as lost when nothing has come from it for so long. Each host says something four times as often.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Streams that a process may open to another before some have ended. Each takes 80 bytes at once, used or not.
 const MOST_STREAMS: u32 = 4096;
-/// The same before TLS has shown who it is.
+/// The same limit before TLS has shown who the other process is.
 const MOST_STREAMS_BEFORE: u32 = 16;
 /// Bytes that one host may have on the way to another in one communicator.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// Largest datagram where the way allows it, which is found out: what an Ethernet frame of 9000 bytes holds.
+/// Bytes of the largest datagram, as an Ethernet frame of 9000 bytes holds it. QUIC finds out whether the way allows
+/// so many.
 const MOST_DATAGRAM: u16 = 8_952;
 const SOCKET_BUFFER: usize = 16 << 20;
-/// A [`Link`].
+/// The variable that describes a [`Link`].
 const LINK: &str = "TPURUN_LINK";
-/// How many connections there are between each two processes.
+/// The variable that says how many connections there are between each two processes.
 const CONNECTIONS: &str = "TPURUN_CONNECTIONS";
-/// A [`Bulk`].
+/// The variable that names a [`Bulk`].
 const BULK: &str = "TPURUN_BULK";
-/// So often a port is looked for that is free for both UDP and TCP.
+/// Ports that are tried until one is free for both UDP and TCP.
 const PORTS: usize = 64;
-/// Connections that the system takes before this process has looked at them. Linux allows so many by default.
+/// Connections that the system takes before this process has looked at them. Linux allows 4096 by default.
 const QUEUED: i32 = 4096;
-/// More are not made unasked.
+/// Connections to each other process that are made unasked, at most.
 const MANY_CONNECTIONS: usize = 4;
-/// Nor more than one for so many processors, which ranks need, too.
+/// Processors for each connection that is made unasked: ranks need processors, too.
 const CORES: usize = 4;
 
-/// Where a process is reached, how it is known there, and what those who connect must prove.
+/// Where a process is reached, how others know it, and which invitation connections to it must prove.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
     socket: SocketAddr,
@@ -81,12 +82,12 @@ pub(crate) struct Address {
     invitation: Invitation,
 }
 
-/// The same of a process that takes several connections, each at a port of its own.
+/// The address of a process that takes several connections, each at a port of its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Addresses {
     first: Address,
     more_ports: Vec<u16>,
-    /// Over its ports: TCP as well as QUIC, or QUIC alone.
+    /// The protocols that its ports take: TCP as well as QUIC, or QUIC alone.
     bulk: Bulk,
 }
 
@@ -104,7 +105,7 @@ impl Addresses {
     }
 }
 
-/// With the certificate, unless the authority says who it is.
+/// The text has the certificate, unless the authority says who the process is.
 impl fmt::Display for Addresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first.socket)?;
@@ -120,7 +121,7 @@ impl fmt::Display for Addresses {
 }
 
 impl Addresses {
-    /// Reads what [`Display`](fmt::Display) wrote, of this rank of the world.
+    /// Reads the text that [`Display`](fmt::Display) wrote of this rank of the world.
     pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
         let mut words = text.split(' ');
         let (sockets, invitation) = (words.next()?, Invitation::parse(words.next()?)?);
@@ -192,18 +193,18 @@ impl Drop for Driving {
 }
 
 impl Network {
-    /// Not in use yet.
+    /// A network that is not in use yet.
     pub const fn new() -> Self {
         Self { running: Mutex::new(None), given: None }
     }
 
-    /// With at most so many connections to each other process.
+    /// A network with at most `count` connections to each other process.
     pub const fn of_connections(count: usize, bulk: Bulk) -> Self {
         Self { running: Mutex::new(None), given: Some((count, bulk)) }
     }
 
-    /// This process's end on a host that others reach at `ip`; `rank` of the world, if an authority has given it
-    /// `credentials`. It is opened at the first time.
+    /// This process's end on a host that others reach at `ip`. The process is `rank` of the world, if an authority has
+    /// given it `credentials`. The first call opens the end.
     pub(crate) fn open(
         &self,
         ip: IpAddr,
@@ -229,8 +230,8 @@ impl Running {
         &self.addresses
     }
 
-    /// Has bridges talk to the other hosts of a communicator, whose first ranks are at `addresses`, by host, over as
-    /// many connections as all of them take.
+    /// Has bridges talk to the other hosts of a communicator, whose first ranks are at `addresses`, by host. There are
+    /// as many connections as all of them take.
     pub(crate) fn cross(
         self: &Arc<Self>,
         segment: &Arc<Segment>,
@@ -272,7 +273,7 @@ impl Running {
         for (index, (bridge, (driver, carrier))) in
             Bridge::all(segment, shares).into_iter().zip(at).enumerate()
         {
-            // Of one driver, each hears of the other.
+            // The bridge of the first driver calls all others, and each of these calls the first.
             let calls = match (index, driver) {
                 (0, _) => &drivers[1..],
                 (_, 0) => &[],
@@ -284,7 +285,7 @@ impl Running {
             let added = Added { id, carrier, bridge, heard, addresses, calls, over: over.clone() };
             ways.push((drivers[driver].clone(), over, added));
         }
-        // The first one last: whom it calls is there then.
+        // The first driver comes last: those that it calls are there by then.
         let ways = ways.into_iter().rev().map(|(driver, over, added)| {
             driver.add(added);
             (driver, over)
@@ -299,11 +300,12 @@ impl Default for Network {
     }
 }
 
-/// A communicator's way to other hosts, which ends with this: what was to be told by then is.
+/// A communicator's way to other hosts. The way ends with this value, after everything has been told that was to be
+/// told.
 #[derive(Debug)]
 pub struct Crossing {
     id: u64,
-    /// Over each connection.
+    /// The way over each connection: its driver, and whether it has ended.
     ways: Vec<(Arc<Commands>, Arc<Over>)>,
     /// The last one ends the threads.
     running: Arc<Running>,
@@ -334,13 +336,13 @@ impl Running {
         credentials: Option<Credentials>,
         given: Option<(usize, Bulk)>,
     ) -> Result<Arc<Self>, Failure> {
-        // The link that is to be between hosts, worse than the one there is.
+        // The link between hosts that is to be emulated, worse than the real one.
         let link: Option<Link> = setting(LINK, str::parse)?;
         let (connections, bulk) = match given {
             Some(given) => given,
             None => (self::connections(link)?, bulk_beside(link, setting(BULK, str::parse)?)?),
         };
-        // They share the one there is.
+        // All connections share one emulated link.
         let link = link.map(|link| Link { rate: link.rate.div_ceil(connections as u64), ..link });
         let identity = Arc::new(Identity::new(credentials)?);
         let expected = Expected::default();
@@ -359,7 +361,7 @@ impl Running {
     }
 }
 
-/// What one thread is to drive, where it is told what to do, and the port of its sockets.
+/// Everything that one thread drives, the commands that it takes, and the port of its sockets.
 fn make_driver(
     ip: IpAddr,
     identity: &Arc<Identity>,
@@ -409,13 +411,13 @@ fn refused(what: &str, error: &dyn fmt::Display) -> Failure {
 /// The number that is given, or what suits the processors here.
 fn connections(link: Option<Link>) -> Result<usize, Failure> {
     Ok(setting(CONNECTIONS, parse_connections)?.unwrap_or_else(|| match link {
-        // What is pretended is to be the same everywhere.
+        // An emulated link is the same everywhere, whatever the processors are.
         Some(_) => 1,
         None => (usable_cpus() as usize / CORES).clamp(1, MANY_CONNECTIONS),
     }))
 }
 
-/// What is said, or TCP, unless the link is a pretended one: that is one of datagrams.
+/// The protocol that is asked for, or TCP. An emulated link carries datagrams, and so needs QUIC.
 fn bulk_beside(link: Option<Link>, given: Option<Bulk>) -> Result<Bulk, Failure> {
     match (link, given) {
         (Some(_), Some(Bulk::Tcp)) => {
@@ -426,13 +428,14 @@ fn bulk_beside(link: Option<Link>, given: Option<Bulk>) -> Result<Bulk, Failure>
     }
 }
 
-/// What this variable of the environment says, unless it says nothing.
+/// The value of a variable of the environment, unless it is not set.
 fn setting<T, E: fmt::Display>(name: &str, parse: fn(&str) -> Result<T, E>) -> Result<Option<T>, Failure> {
     let given = std::env::var(name).ok().filter(|text| !text.is_empty());
     given.map(|text| parse(&text).map_err(|error| invalid_usage!("{name}: {error}"))).transpose()
 }
 
-/// What bursts fit into: rounds come as a whole. More than the system allows is for who may.
+/// Makes the buffers of a socket hold bursts, as rounds come as a whole. Only a privileged process gets more than the
+/// system allows.
 fn enlarge(socket: &UdpSocket) {
     for bytes in [SOCKET_BUFFER, SOCKET_BUFFER / 4] {
         let _ = sockopt::set_socket_recv_buffer_size_force(socket, bytes)
@@ -444,10 +447,10 @@ fn enlarge(socket: &UdpSocket) {
     }
 }
 
-/// With so many streams of the other side at a time.
+/// The settings of a connection on which the other side may have so many streams at a time.
 fn transport(streams: u32) -> TransportConfig {
     let mut discovery = MtuDiscoveryConfig::default();
-    // To the byte, nearly: else it may end 20 of them, 1.5 % of a packet of 1500, below what fits.
+    // The search goes on almost to the byte. Otherwise it may end 20 bytes below what fits, 1.5 % of a packet of 1500.
     discovery.upper_bound(MOST_DATAGRAM).minimum_change(2);
     let mut transport = TransportConfig::default();
     transport

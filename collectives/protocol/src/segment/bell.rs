@@ -1,8 +1,8 @@
-//! The bell of a host: whatever the ranks of a communicator do that other hosts must know, they ring it, and the
+//! The bell of a host. When a rank of a communicator does something that other hosts must know, it rings, and the
 //! network thread of the host's first rank wakes up.
 //!
-//! It is a pipe, which that thread can wait for together with its sockets; the others open it through /proc, as
-//! they do the segment. A word in the segment says whether a ring is on its way already, so that many of them
+//! The bell is a pipe, which that thread can wait for together with its sockets. The other ranks open it through
+//! /proc, as they do the segment. A word in the segment says whether a ring is on its way already, so that many rings
 //! are one system call.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,11 +13,11 @@ use tpurun_memory::descriptor::{Kind, open_of_process};
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::sync::{AtomicU32, Ordering};
 
-/// To ring with.
+/// The end of the pipe that rings.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
 
-/// To wait for rings with.
+/// The end of the pipe that waits for rings.
 #[derive(Debug)]
 pub struct Ears(OwnedFd);
 
@@ -32,7 +32,8 @@ impl Bell {
 
     /// Opens the bell of process `pid` for another rank of the host.
     pub fn open(pid: u32, fd: u32) -> Result<Self, Failure> {
-        // For reading, too: then there always is a reader, and no SIGPIPE when the first rank is gone.
+        // The pipe is opened for reading, too. So it always has a reader, and no SIGPIPE comes when the first rank is
+        // gone.
         open_of_process("the pipe to the network thread", Kind::Pipe, pid, fd).map(Self)
     }
 
@@ -41,9 +42,10 @@ impl Bell {
         self.0.as_fd().as_raw_fd() as u32
     }
 
-    /// `rung` is a word that all ranks of the host share.
+    /// Rings, unless a ring is on its way already. `rung` is a word that all ranks of the host share.
     pub fn ring(&self, rung: &AtomicU32) {
-        // Pairs with the swap of who hears it: that sees what was done before.
+        // This swap pairs with the one of the thread that hears the ring, which so sees everything that was done
+        // before.
         if rung.swap(1, Ordering::AcqRel) == 0 {
             // A full pipe has rung enough.
             let _ = rustix::io::write(&self.0, &[1]);
@@ -59,7 +61,7 @@ impl Ears {
     }
 }
 
-/// Can be read when a ring comes.
+/// The descriptor can be read when a ring comes.
 impl AsFd for Ears {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -1,5 +1,5 @@
-//! The QUIC connections of this process, without a socket and a clock: quinn's state machines, and who is at the
-//! other end of each.
+//! The QUIC connections of this process, without a socket and a clock: quinn's state machines, and the certificate of
+//! the process at the other end of each.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -19,17 +19,17 @@ use super::{Address, MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::refusals::Refusals;
 
-/// One call to the system sends at most so much.
+/// Bytes that one call to the system sends, at most.
 const MOST_BATCH: usize = 65_000;
 /// Pieces of a stream that are dropped at once: the atomic count of each waits until what was copied before has
 /// reached the memory.
 const MOST_TAKEN: usize = 64;
 /// Connections from elsewhere whose other end has not shown its certificate yet, at a time. All of them have proven
-/// the invitation; whoever listens in could repeat what they have said.
+/// the invitation, but an eavesdropper could repeat what they have said.
 const MOST_HANDSHAKES: usize = 1024;
 /// Answers to datagrams of no connection that wait to be sent. Strangers could ask for any number of them.
 const MOST_ANSWERS: usize = 64;
-/// Why a stream ends early: nobody asks.
+/// The reason why a stream ends early: nobody asks for it.
 const NO_CODE: VarInt = VarInt::from_u32(0);
 
 /// One stream of one connection.
@@ -46,32 +46,32 @@ pub(super) enum QuicFlow {
     Ended,
 }
 
-/// A connection, and what is known of it.
+/// A connection, with the state that this process keeps of it.
 struct TrackedConnection {
     inner: Connection,
     from: SocketAddr,
-    /// Once TLS has shown it.
+    /// The certificate of the other end, once TLS has shown it.
     certificate: Option<Certificate>,
     deadline: Option<Instant>,
-    /// May have something to send, and so is in the queue.
+    /// Whether the connection may have something to send, and so is in the queue.
     is_ready: bool,
-    /// May have events, and so is in that queue.
+    /// Whether the connection may have events, and so is in that queue.
     is_touched: bool,
 }
 
-/// All of them.
+/// All connections of this process.
 pub(super) struct Connections {
     endpoint: Endpoint,
     identity: Arc<Identity>,
     transport: Arc<TransportConfig>,
     known: BTreeMap<ConnectionHandle, TrackedConnection>,
-    /// Those made from here, which all communicators share.
+    /// The connections that this process has made, which all communicators share.
     outgoing: BTreeMap<SocketAddr, ConnectionHandle>,
     deadlines: BTreeSet<(Instant, ConnectionHandle)>,
     ready: VecDeque<ConnectionHandle>,
-    /// Where events may have come up.
+    /// Connections on which events may have come up.
     touched: VecDeque<ConnectionHandle>,
-    /// To datagrams of no connection.
+    /// Answers to datagrams of no connection.
     answers: VecDeque<(Transmit, Vec<u8>)>,
     /// Pieces of a stream that have been handed on.
     taken: Vec<Bytes>,
@@ -105,7 +105,7 @@ impl Connections {
         })
     }
 
-    /// The connection to another process, which is made at the first time.
+    /// The connection to another process. The first call makes it.
     pub(super) fn to(&mut self, now: Instant, address: &Address) -> Result<ConnectionHandle, String> {
         let Address { socket, who, invitation } = address;
         if let Some(handle) = self.outgoing.get(socket) {
@@ -136,7 +136,7 @@ impl Connections {
         self.touch(handle);
     }
 
-    /// Who TLS has shown to be at the other end.
+    /// The certificate that TLS has shown the other end to have.
     pub(super) fn certificate(&self, handle: ConnectionHandle) -> Option<&Certificate> {
         self.known.get(&handle)?.certificate.as_ref()
     }
@@ -145,7 +145,7 @@ impl Connections {
         self.known.get(&handle).map(|known| known.from)
     }
 
-    /// Takes in what came from the network; [`event`](Self::event) has what comes of it.
+    /// Takes in a datagram; [`event`](Self::event) has what comes of it.
     pub(super) fn datagram(
         &mut self,
         now: Instant,
@@ -167,7 +167,7 @@ impl Connections {
         }
     }
 
-    /// Takes a connection from who is invited; others get no answer.
+    /// Takes a connection that proves the invitation; any other gets no answer.
     fn admit(&mut self, now: Instant, incoming: Incoming) {
         let from = incoming.remote_address();
         let is_in_progress =
@@ -201,7 +201,7 @@ impl Connections {
         }
     }
 
-    /// Says so in the log, once for many.
+    /// Logs a refusal, once for many.
     pub(super) fn refuse(&mut self, now: Instant, from: SocketAddr, why: &str) {
         if let Some(line) = self.refusals.add(format!("refused {from}: {why}"), now) {
             tracing::warn!("{line}");
@@ -218,7 +218,7 @@ impl Connections {
         }
     }
 
-    /// What has happened since.
+    /// The next event, until there is none.
     pub(super) fn event(&mut self) -> Option<(ConnectionHandle, Event)> {
         while let Some(handle) = self.touched.front().copied() {
             if let Some(known) = self.known.get_mut(&handle) {
@@ -263,8 +263,8 @@ impl Connections {
         }
     }
 
-    /// Nothing more goes over it. Who asks for a connection to there gets another one; that is returned, if it was
-    /// made from here.
+    /// Takes note that nothing more goes over a connection. [`to`](Self::to) makes another one after that. Returns the
+    /// address, if the connection was made from here.
     pub(super) fn lost(&mut self, handle: ConnectionHandle) -> Option<SocketAddr> {
         let to = self.outgoing.iter().find(|(_, outgoing)| **outgoing == handle).map(|(to, _)| *to)?;
         self.outgoing.remove(&to);
@@ -312,7 +312,7 @@ impl Connections {
             let Some(known) = self.known.get_mut(&handle) else { continue };
             let fit = MOST_BATCH / usize::from(known.inner.current_mtu());
             if let Some(transmit) = known.inner.poll_transmit(now, most.min(fit).max(1), bytes) {
-                // Behind the others.
+                // The connection goes behind the others.
                 self.ready.push_back(handle);
                 return Some(transmit);
             }
@@ -350,7 +350,7 @@ impl Connections {
         QuicFlow::Open
     }
 
-    /// Hands on what has come, in order, as long as it is taken; `most` bytes at a time.
+    /// Hands on the bytes that have come, in order, as long as they are taken; `most` bytes at a time.
     pub(super) fn read(
         &mut self,
         stream: QuicStream,
@@ -380,7 +380,7 @@ impl Connections {
         flow
     }
 
-    /// No more will be written.
+    /// Ends this side of a stream: no more will be written.
     pub(super) fn finish(&mut self, stream: QuicStream) -> QuicFlow {
         let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
         let finished = known.inner.send_stream(stream.id).finish();

@@ -23,21 +23,21 @@ use super::mesh::Mesh;
 use crate::hosts::bridge::Bridge;
 use tpurun_protocol::network::Link;
 
-/// What the system receives or sends at once.
+/// Bytes that the system receives or sends at once.
 const ROOM: usize = 64 << 10;
 /// So often at once, for one system call: what comes is still in the caches when it is decrypted.
 const RECEIVED: usize = 8;
 const _: () = assert!(RECEIVED <= BATCH_SIZE);
-/// What is shorter is copied out of where it was received; the rest is handed on with the room it is in, all of which
-/// lives as long as what is in it, and is zeroed again.
+/// Bytes from which on a datagram is handed on with the room it was received in. Shorter ones are copied out of it.
+/// Such room lives as long as any of its bytes, and is zeroed again.
 const LEAST_HANDED_ON: usize = ROOM / 2;
-/// So many calls to send are between two looks at what has come.
+/// Calls to send between two looks at what has come.
 const SENDS: usize = 8;
 /// The time that communicators have to tell other hosts what these were to be told, once the thread is to end. It
 /// takes a few round trips. Whoever still has not heard by then learns from the end of the connection.
 const PARTING: Duration = Duration::from_secs(2);
 
-// What epoll says an event is of; communicators have others.
+// The number of the socket in events of epoll; communicators have other numbers.
 const SOCKET: u64 = 0;
 const COMMANDS: u64 = 1;
 const FIRST_BELL: u64 = 2;
@@ -56,9 +56,9 @@ pub(super) struct Added {
     pub(super) id: u64,
     pub(super) carrier: Protocol,
     pub(super) bridge: Bridge,
-    /// What ranks here do, if they say it here.
+    /// The rings of the ranks here, if they ring for this driver.
     pub(super) heard: Option<Heard>,
-    /// Of the other hosts' first ranks, by host.
+    /// Addresses of the other hosts' first ranks, by host.
     pub(super) addresses: Vec<Address>,
     /// Drivers of this host's other bridges that have to know what this one gets or has cut into pieces.
     pub(super) calls: Vec<Arc<Commands>>,
@@ -159,17 +159,17 @@ pub(super) struct Driver {
     commands: Arc<Commands>,
     epoll: Arc<OwnedFd>,
     communicators: HashMap<(Protocol, u64), Driven>,
-    /// Whose each bell is.
+    /// The communicator of each bell.
     bells: HashMap<u64, u64>,
     next_bell: u64,
     received: Vec<BytesMut>,
     sent: Vec<u8>,
-    /// What the socket did not take yet, of these bytes.
+    /// The datagrams that the socket did not take yet, out of these bytes.
     unsent: Option<Transmit>,
     /// A link that is worse than the one there is.
     link: Option<InFlight<Datagram>>,
     /// Communicators that are over, and when the last of what they have sent is at the end of that link.
-    over: Vec<(Instant, Carrier, u64)>,
+    over: Vec<(Instant, Protocol, u64)>,
     /// When the thread ends, whatever is still to be said.
     ends: Option<Instant>,
 }
@@ -227,7 +227,7 @@ impl Driver {
         while !self.has_ended() {
             events.clear();
             let wait = self.wait().map(|wait| Timespec::try_from(wait).expect("waits are short"));
-            // What is not heard of now is at the next look.
+            // The next look finds everything that this one does not hear of.
             let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), wait.as_ref());
             let now = Instant::now();
             for event in &events {
@@ -396,7 +396,7 @@ impl Driver {
         }
     }
 
-    /// What has come to the end of a link that is worse than the one there is.
+    /// Sends the datagrams that have come to the end of the emulated link.
     fn send_arrived(&mut self, now: Instant) {
         let Some(link) = &mut self.link else { return };
         while let Some(Datagram { to, ecn, bytes }) = link.arrived(now) {
@@ -407,7 +407,7 @@ impl Driver {
                 segment_size: None,
                 src_ip: None,
             };
-            // What the socket does not take is lost, too.
+            // Datagrams that the socket does not take are lost, too.
             let _ = self.state.send((&self.socket).into(), &datagram);
         }
     }

@@ -1,12 +1,12 @@
-//! A worse link between hosts than there is: what it does to datagrams, for who wants to know how a program fares on
-//! it before it is there.
+//! An emulated link between hosts, worse than the real one, and what it does to datagrams. It shows how a program
+//! fares on such a link before the link is there.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tpurun_protocol::network::{Link, MILLION};
 
-/// So long a datagram may wait for a slow link.
+/// The longest time that a datagram may wait for a slow link.
 const QUEUE: Duration = Duration::from_millis(100);
 
 /// Numbers that a seed determines: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
@@ -31,10 +31,10 @@ impl Chance {
 pub(super) struct InFlight<T> {
     link: Link,
     pub(super) chance: Chance,
-    /// When they arrive; in the order in which they were sent where that is the same.
+    /// Datagrams by the time when they arrive. Those of the same time stand in the order in which they were sent.
     flying: BTreeMap<(Instant, u64), T>,
     sent: u64,
-    /// When a slow link has sent what it was given.
+    /// The time when a slow link has sent everything it was given.
     is_free_at: Option<Instant>,
 }
 
@@ -48,13 +48,13 @@ impl<T: Clone> InFlight<T> {
         self.link = link;
     }
 
-    /// How many have been sent and not lost.
+    /// Datagrams that have been sent and not lost.
     #[cfg(test)]
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Sends one of so many bytes.
+    /// Sends a datagram of so many bytes.
     pub(super) fn send(&mut self, now: Instant, bytes: usize, datagram: T) {
         let Link { delay, jitter, loss, duplicate, rate } = self.link;
         let mut happens = |parts: u32| parts > 0 && self.chance.below(MILLION.into()) < parts.into();
@@ -78,17 +78,17 @@ impl<T: Clone> InFlight<T> {
         }
     }
 
-    /// When the next one arrives.
+    /// The time when the next datagram arrives.
     pub(super) fn next(&self) -> Option<Instant> {
         self.flying.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// When the last one arrives.
+    /// The time when the last datagram arrives.
     pub(super) fn last(&self) -> Option<Instant> {
         self.flying.last_key_value().map(|((at, _), _)| *at)
     }
 
-    /// One that has arrived.
+    /// A datagram that has arrived.
     pub(super) fn arrived(&mut self, now: Instant) -> Option<T> {
         let first = self.flying.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())
@@ -106,7 +106,7 @@ mod tests {
         for number in 0..1000 {
             flight.send(now, 1000, number);
         }
-        // A datagram takes a millisecond, and 100 ms is what one may wait for.
+        // A datagram takes a millisecond, and may wait for 100 ms.
         assert_eq!(flight.sent(), 101);
         assert_eq!(flight.next(), Some(now + Duration::from_millis(1)));
         assert_eq!(flight.arrived(now + Duration::from_micros(999)), None);
@@ -118,7 +118,7 @@ mod tests {
         let (now, link) = (Instant::now(), "loss=10%,duplicate=50%".parse().unwrap());
         let mut flight = InFlight::new(link, 1);
         (0..10_000).for_each(|number| flight.send(now, 1, number));
-        // 9000 come, half of them twice; five standard deviations.
+        // 9000 datagrams come, half of them twice; the bounds are five standard deviations.
         assert!((13_150..=13_850).contains(&flight.sent()), "{}", flight.sent());
     }
 }

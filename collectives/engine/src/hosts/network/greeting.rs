@@ -1,21 +1,22 @@
-//! The first words of a stream or connection, and those that have said them before their communicator is made here.
+//! The first words of a stream or connection, and the streams that have said them before their communicator is made
+//! here.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Who does not say so soon what it comes for is sent away.
+/// A stream or connection that has not greeted after this time is closed.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
-/// Communicators that are not made here yet, and that somebody comes for.
+/// Communicators that are not made here yet and have streams waiting for them, at most.
 const MOST_EARLY: usize = 4096;
-/// So many may say that they are for the same.
+/// Streams or connections that may wait with the same greeting, at most.
 const MOST_ALIKE: usize = 8;
 
-/// Which stream it is.
+/// The greeting: it names a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Greeting {
-    /// The same on all hosts of one communicator, another one for each that is made.
+    /// The number of the communicator, the same on all of its hosts and another one for each communicator.
     pub(crate) communicator: u64,
-    /// Whose stream it is.
+    /// The host whose stream it is.
     pub(crate) host: u32,
 }
 
@@ -38,7 +39,7 @@ impl Greeting {
     }
 }
 
-/// Those that wait for their communicator to be made here, whoever they are from.
+/// Streams or connections that wait for their communicator to be made here, whoever they are from.
 #[derive(Debug)]
 pub(super) struct Early<T>(HashMap<Greeting, Vec<T>>);
 
@@ -47,7 +48,7 @@ impl<T: PartialEq> Early<T> {
         Self(HashMap::new())
     }
 
-    /// Whether it may wait.
+    /// Keeps one that may wait; says whether it may.
     pub(super) fn keep(&mut self, greeting: Greeting, waiting: T) -> bool {
         let alike = self.0.get(&greeting).map_or(0, Vec::len);
         let may_wait = self.0.len() < MOST_EARLY && alike < MOST_ALIKE;
@@ -57,12 +58,12 @@ impl<T: PartialEq> Early<T> {
         may_wait
     }
 
-    /// All that wait for this.
+    /// Takes all that wait with this greeting.
     pub(super) fn take(&mut self, greeting: Greeting) -> Vec<T> {
         self.0.remove(&greeting).unwrap_or_default()
     }
 
-    /// It is gone.
+    /// Forgets one that is gone.
     pub(super) fn forget(&mut self, greeting: Greeting, gone: &T) {
         if let Some(early) = self.0.get_mut(&greeting) {
             early.retain(|other| other != gone);
@@ -72,7 +73,7 @@ impl<T: PartialEq> Early<T> {
         }
     }
 
-    /// How many wait.
+    /// How many of them wait.
     pub(super) fn count(&self) -> usize {
         self.0.values().map(Vec::len).sum()
     }

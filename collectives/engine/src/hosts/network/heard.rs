@@ -18,13 +18,13 @@ impl Heard {
         Self { ears, segment }
     }
 
-    /// A ring has come: who looks after this sees all that was rung for.
+    /// Takes in a ring. A look after this call sees everything that the ring was for.
     pub(crate) fn clear(&self) {
         self.ears.clear(self.segment.remote().rung());
     }
 }
 
-/// Can be read when a ring comes.
+/// The descriptor can be read when a ring comes.
 impl AsFd for Heard {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ears.as_fd()

@@ -1,8 +1,8 @@
 //! How a process tells processes of the job from strangers before it spends anything on them.
 //!
 //! Each process has a random key, which it puts beside its address in the store of the job. The first bytes of every
-//! connection to it prove that key. Whoever does not know it gets no handshake, no answer and no memory. Who is at the
-//! other end is shown by certificates (`tls.rs`), as if there were no such key.
+//! connection to it prove that key. A process that does not know it gets no handshake, no answer and no memory.
+//! Certificates show who is at the other end (`tls.rs`), as if there were no such key.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ use tpurun_memory::text::{hex, unhex};
 const KEY_BYTES: usize = 16;
 /// Bytes that nobody has used before.
 const NONCE_BYTES: usize = 8;
-/// Of a proof: what the id of a QUIC connection can hold (RFC 9000, section 17.2). 12 of them are the code, which
-/// nobody guesses online.
+/// Bytes of a proof, as many as the id of a QUIC connection can hold (RFC 9000, section 17.2). 12 of them are the
+/// code, which nobody guesses online.
 pub(super) const PROOF_BYTES: usize = 20;
 
 /// A nonce, and a code over it.
@@ -27,14 +27,14 @@ pub(super) type InvitationProof = [u8; PROOF_BYTES];
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Invitation([u8; KEY_BYTES]);
 
-/// A log is no place for it.
+/// The text has no key, as a log is no place for it.
 impl fmt::Debug for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Invitation(..)")
     }
 }
 
-/// For the store.
+/// The text is for the store.
 impl fmt::Display for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         hex(&self.0, f)
@@ -42,7 +42,7 @@ impl fmt::Display for Invitation {
 }
 
 impl Invitation {
-    /// A new one.
+    /// A new invitation.
     ///
     /// # Errors
     /// When the host has no randomness.
@@ -55,20 +55,20 @@ impl Invitation {
         Ok(Self(key))
     }
 
-    /// Reads what [`Display`](fmt::Display) wrote.
+    /// Reads the text that [`Display`](fmt::Display) wrote.
     pub(super) fn parse(text: &str) -> Option<Self> {
         unhex(text)?.try_into().ok().map(Self)
     }
 
-    /// What a connection to the process that has given this invitation begins with.
+    /// The proof that a connection to the process of this invitation begins with.
     pub(super) fn proof(&self, carrier: Protocol) -> InvitationProof {
         let mut nonce = [0; NONCE_BYTES];
-        // Without randomness it proves as much, and whoever listens in can tell two connections of one process.
+        // Without randomness the proof is as good, but an eavesdropper can tell two connections of one process.
         let _ = SystemRandom::new().fill(&mut nonce);
         self.over(nonce, carrier)
     }
 
-    /// Whether a connection begins with a proof of this invitation; takes as long whatever it is.
+    /// Whether a connection begins with a proof of this invitation. The check takes the same time for every proof.
     pub(super) fn is_proven_by(&self, carrier: Protocol, proof: &[u8]) -> bool {
         let Some(nonce) = proof.first_chunk() else { return false };
         verify_slices_are_equal(&self.over(*nonce, carrier), proof).is_ok()

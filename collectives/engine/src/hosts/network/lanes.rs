@@ -1,8 +1,8 @@
 //! Large rounds between hosts: a TCP connection for each communicator and host that has sent one, and the bridges that
-//! say what goes over them. All else is QUIC's (`mesh.rs`), which also tells who is lost.
+//! say what goes over them. QUIC carries everything else (`mesh.rs`), and also tells which hosts are lost.
 //!
-//! Who sends makes the connection, when it first has something; the other side answers its greeting once it has made
-//! the communicator, too, and reads what comes at once from then on: no communicator can hold up another one.
+//! The host that sends makes the connection, when it first has something to send. The other side answers the greeting
+//! once it has made the communicator, too. From then on it reads at once, so no communicator can hold up another one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
@@ -23,25 +23,25 @@ use crate::hosts::bridge::{Bridge, Frames, Outbox};
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::refusals::Refusals;
 
-/// So often connections are tried again, and those that are late looked at.
+/// Time between two tries to connect, and between two looks for connections that are late.
 const LOOK: Duration = Duration::from_millis(100);
-/// So many may come at a time that have not said it yet.
+/// Connections that have not said yet what they are for, at most.
 const MOST_UNKNOWN: usize = 256;
-/// So many are taken between two looks at other connections.
+/// New connections that are taken between two looks at other connections.
 const MOST_AT_ONCE: usize = 64;
-/// So many may wait for their communicators: each has a socket.
+/// Connections that may wait for their communicators; each has a socket.
 const MOST_WAITING: usize = 4096;
-/// Who is lost is noticed before.
+/// Time after which a host that cannot be reached is given up. QUIC notices a lost host before.
 const UNREACHABLE: Duration = SILENCE.saturating_add(Duration::from_secs(5));
 
-/// Why who says nothing, or nothing that is known, is sent away.
+/// The reason why a connection that says nothing, or nothing that is known, is closed.
 const SILENT: &str = "it did not say what it is for";
 
-/// What epoll says events of these are of: this, and the number of the connection.
+/// The bit that marks events of these connections in epoll; the rest is the number of the connection.
 pub(super) const LANES: u64 = 1 << 63;
 const LISTENER: u64 = LANES;
 
-/// All of them, of one driver.
+/// All TCP connections of one driver.
 pub(super) struct Lanes {
     listener: TcpListener,
     epoll: Arc<OwnedFd>,
@@ -52,27 +52,27 @@ pub(super) struct Lanes {
     communicators: BTreeMap<u64, Communicator>,
     early: Early<u64>,
     next_look: Option<Instant>,
-    /// Nobody is let in before the next look.
+    /// Whether nobody is let in before the next look.
     is_deaf: bool,
-    /// Communicators that are over, and nobody has been told.
+    /// Communicators that are over, which nobody has been told yet.
     over: Vec<u64>,
-    /// Communicators of which this host's other bridges must look, and have not been told.
+    /// Communicators whose other bridges on this host must look, and have not been told yet.
     calls: Vec<u64>,
     refusals: Refusals,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug)]
 enum Purpose {
-    /// Not known yet: what it has said so far, and since when it is there.
+    /// The purpose is not known yet: the bytes that have come so far, and since when the connection is there.
     Unknown(Vec<u8>, Instant),
-    /// It waits for its communicator to be made here.
+    /// The connection waits for its communicator to be made here.
     Early(Greeting),
-    /// What that host sends.
+    /// Pieces come from that host.
     From(RemoteHost),
-    /// What is sent there, and what it has answered so far.
+    /// Pieces go to that host, which has answered so much.
     To(RemoteHost, Vec<u8>),
-    /// Nothing is needed of it any more.
+    /// Nothing is needed of the connection any more.
     Ending(Instant),
 }
 
@@ -85,11 +85,11 @@ struct RemoteHost {
 
 struct Communicator {
     bridge: Bridge,
-    /// By host.
+    /// The sessions with the other hosts, by host.
     ways: Vec<Session>,
-    /// Nothing more will happen here that others must be told.
+    /// Whether nothing more will happen here that others must be told.
     is_quiet: bool,
-    /// What is not connected will not be.
+    /// Whether no more connections are made.
     is_stopped: bool,
 }
 
@@ -102,16 +102,16 @@ impl Communicator {
     }
 }
 
-/// To and from one host.
+/// The traffic to and from one host.
 struct Session {
     address: Address,
-    /// To be sent.
+    /// The pieces to be sent.
     out: VecDeque<Bytes>,
     to: To,
-    /// What comes from there, if anything has.
+    /// The connection that pieces come over, if any have come.
     from: Option<u64>,
-    /// When a connection to or from there has broken, and why. Whether the host is lost is found out over QUIC;
-    /// what is still here long after that is cut off.
+    /// When a connection to or from there has broken, and why. QUIC finds out whether the host is lost. A session that
+    /// is still here long after that is cut off.
     broken: Option<(Instant, String)>,
     frames: Frames,
 }
@@ -120,12 +120,12 @@ struct Session {
 enum To {
     /// Nothing has been sent yet.
     Unused,
-    /// To be connected at the next look; since then there is something to be sent.
+    /// The next look connects; since this time there is something to be sent.
     Apart(Instant),
-    /// Not answered yet.
+    /// The greeting is not answered yet.
     Greeting(u64, Instant),
     Open(u64),
-    /// All is written; until the other side has it, or this long.
+    /// Everything is written; the session lasts until the other side has it, or until this time.
     Finishing(u64, Instant),
     Closed,
 }
@@ -181,7 +181,7 @@ impl Lanes {
         self.rung(now, id);
     }
 
-    /// Ends what is not connected; what is gets what it was to be sent.
+    /// Ends the sessions that are not connected; those that are get everything they were to be sent.
     pub(super) fn stop(&mut self, now: Instant, id: u64) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         communicator.is_stopped = true;
@@ -217,7 +217,7 @@ impl Lanes {
         self.communicators.get_mut(&place.communicator).map(|communicator| (communicator, place.host))
     }
 
-    /// Sends what is to be sent, and finishes if that is all.
+    /// Sends everything that is to be sent, and finishes if that is all.
     fn advance(&mut self, now: Instant, place: RemoteHost) {
         let Some(communicator) = self.communicators.get_mut(&place.communicator) else { return };
         let (is_quiet, is_stopped) = (communicator.is_quiet, communicator.is_stopped);
@@ -238,7 +238,7 @@ impl Lanes {
                     flow = line.finish();
                     self.wake(now);
                 }
-                // Else what has come may say that no more is needed, and is read first.
+                // Otherwise the bytes that have come may say that no more is needed, so they are read first.
                 if flow == TcpFlow::Open {
                     self.watch(token);
                 }
@@ -266,7 +266,7 @@ impl Lanes {
         }
     }
 
-    /// Tries again later, unless it has been tried for long.
+    /// Tries again later, unless the tries have gone on for long.
     fn apart(&mut self, now: Instant, place: RemoteHost, since: Instant, why: &str) {
         let Some((communicator, host)) = self.way(place) else { return };
         communicator.ways[host as usize].to = To::Apart(since);
@@ -304,8 +304,8 @@ impl Lanes {
         self.over.push(id);
     }
 
-    /// Says on a connection that no more of it is needed, and reads what is still on its way: who closes it at once
-    /// would look like one that is lost.
+    /// Says on a connection that no more of it is needed, and reads what is still on its way. A process that closed it
+    /// at once would look like one that is lost.
     fn end(&mut self, now: Instant, token: u64, mut line: TcpConnection) {
         if line.finish() == TcpFlow::Open {
             self.lines.insert(token, (line, Purpose::Ending(now + SILENCE)));
@@ -324,12 +324,12 @@ impl Lanes {
         std::mem::take(&mut self.over)
     }
 
-    /// Communicators of which this host's other bridges must look.
+    /// Communicators whose other bridges on this host must look.
     pub(super) fn calls(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.calls)
     }
 
-    /// Keeps a new connection, and has epoll say what becomes of it.
+    /// Keeps a new connection, and has epoll watch it.
     fn keep(&mut self, line: TcpConnection, used: Purpose) -> u64 {
         self.last += 1;
         self.lines.insert(self.last, (line, used));
@@ -341,7 +341,7 @@ impl Lanes {
         let Some((line, used)) = self.lines.get_mut(&token) else { return };
         let flags = wanted(line, used);
         if let Err(error) = line.watch(&self.epoll, LANES | token, flags) {
-            // Then it will be late, and be closed.
+            // The connection will be late, and be closed.
             tracing::warn!(%error, "the network thread can not watch a connection");
         }
     }
@@ -355,7 +355,7 @@ impl Lanes {
         let Some((line, used)) = self.lines.remove(&token) else { return };
         match used {
             Purpose::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
-            // It has nothing to say before it is answered.
+            // A connection has nothing to say before it is answered.
             Purpose::Early(greeting) => self.early.forget(greeting, &token),
             Purpose::From(place) => self.hear(now, token, line, place),
             Purpose::To(place, said) => self.hear_answer(now, token, line, place, said),
@@ -363,7 +363,7 @@ impl Lanes {
         }
     }
 
-    /// Says so in the log, once for many.
+    /// Logs a refusal, once for many.
     fn refuse(&mut self, now: Instant, from: SocketAddr, why: &str) {
         if let Some(line) = self.refusals.add(format!("refused {from}: {why}"), now) {
             tracing::warn!("{line}");
@@ -418,7 +418,7 @@ impl Lanes {
             said.len() <= GREETING_BYTES
         });
         if let TcpFlow::Broken(error) = &flow {
-            // Who is let in and leaves before it has said anything is nobody to be warned of.
+            // A process that is let in and leaves before it has said anything needs no warning.
             if !line.is_ready() {
                 self.refuse(now, line.from(), error);
             }
@@ -449,19 +449,19 @@ impl Lanes {
         let way = communicator.ways.get_mut(host as usize).filter(|way| way.from.is_none());
         let shown = line.certificate();
         let Some(way) = way.filter(|way| shown.is_some_and(|shown| way.address.who.has_shown(shown))) else {
-            // It is of this job, but not who it says.
+            // The process is of this job, but not the one that it says it is.
             tracing::warn!(host, "refused a connection from another process than the host's first rank");
             return;
         };
         way.from = Some(token);
-        // The answer is the same words. What comes of it is heard.
+        // The answer repeats the greeting. The next event tells what comes of it.
         line.say(&greeting.encode());
         line.send(&mut VecDeque::new());
         self.lines.insert(token, (line, Purpose::From(RemoteHost { communicator: id, host })));
         self.watch(token);
     }
 
-    /// What a host has sent.
+    /// Takes in the pieces that a host has sent.
     fn hear(&mut self, now: Instant, token: u64, mut line: TcpConnection, place: RemoteHost) {
         let Some((communicator, host)) = self.way(place) else { return };
         let Communicator { bridge, ways, .. } = communicator;
@@ -490,7 +490,7 @@ impl Lanes {
         }
     }
 
-    /// Who is sent something has answered, or needs no more.
+    /// Takes in the answer of a host that pieces are sent to, or its word that it needs no more.
     fn hear_answer(
         &mut self,
         now: Instant,
@@ -576,7 +576,7 @@ impl Lanes {
         self.next_look
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub(super) fn tick(&mut self, now: Instant) {
         if self.next_look.is_none_or(|look| now < look) {
             return;
@@ -629,7 +629,7 @@ impl Lanes {
         }
     }
 
-    /// A connection has broken, and the host is not lost.
+    /// Cuts off a host whose connection has broken, though the host is not lost.
     fn cut_off_if_broken(&mut self, now: Instant, place: RemoteHost) {
         let Some((communicator, host)) = self.way(place) else { return };
         let way = &mut communicator.ways[host as usize];
@@ -643,7 +643,7 @@ impl Lanes {
         }
     }
 
-    /// What has not come from a host, or has not gone there, never will.
+    /// Gives up a host: no more pieces come from there or go there.
     fn give_up(&mut self, place: RemoteHost, why: &str) {
         let Some((communicator, host)) = self.way(place) else { return };
         if communicator.has_nobody(host) {
@@ -657,7 +657,7 @@ impl Lanes {
         }
     }
 
-    /// Whether all is said here, and nobody is there any more who needs it.
+    /// Whether everything is said here, and nobody is there any more who needs it.
     fn is_for_nobody(&mut self, place: RemoteHost) -> bool {
         self.way(place)
             .is_none_or(|(communicator, host)| communicator.is_quiet && communicator.has_nobody(host))
@@ -668,8 +668,9 @@ impl Lanes {
     }
 }
 
-/// Of connections, oldest first, that have not said what they are for: the oldest of the address that has the most. A
-/// host of the job says at once what it comes for, and a stranger with many of them crowds out its own alone.
+/// Chooses among connections, oldest first, that have not said what they are for: the oldest one of the address that
+/// has the most. A host of the job says at once what it comes for. So a stranger with many connections crowds out its
+/// own alone.
 fn most_crowded(unknown: &[(u64, IpAddr)]) -> Option<u64> {
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
     unknown.iter().for_each(|(_, address)| *counts.entry(*address).or_default() += 1);
@@ -679,7 +680,7 @@ fn most_crowded(unknown: &[(u64, IpAddr)]) -> Option<u64> {
 
 #[cfg(test)]
 impl Lanes {
-    /// Has this be sent to a host.
+    /// Has these bytes be sent to a host.
     pub(super) fn say(&mut self, now: Instant, id: u64, host: u32, words: Bytes) {
         self.communicators.get_mut(&id).expect("it is there").ways[host as usize].out.push_back(words);
         self.advance(now, RemoteHost { communicator: id, host });
@@ -689,7 +690,7 @@ impl Lanes {
         self.communicators.contains_key(&id)
     }
 
-    /// Whether what is sent to a host goes there.
+    /// Whether pieces for a host go there.
     pub(super) fn is_open(&self, id: u64, host: u32) -> bool {
         let communicator = self.communicators.get(&id);
         communicator.is_some_and(|communicator| matches!(communicator.ways[host as usize].to, To::Open(_)))
@@ -706,7 +707,7 @@ impl Lanes {
         self.early.count()
     }
 
-    /// As a process has them that is forked now.
+    /// The sockets, as a process has them that is forked now.
     pub(super) fn copy_sockets(&self) -> Vec<OwnedFd> {
         self.lines.values().map(|(line, _)| line.copy_socket()).collect()
     }
@@ -718,7 +719,7 @@ impl Lanes {
 }
 
 fn wanted(line: &TcpConnection, used: &Purpose) -> EventFlags {
-    // It must wait, and so must what it sends; it may go.
+    // The connection must wait, and so must the bytes it sends; it may leave.
     let is_heard = !matches!(used, Purpose::Early(_));
     let read = if is_heard { EventFlags::IN } else { EventFlags::RDHUP };
     if line.has_more_to_send() { read | EventFlags::OUT } else { read }
@@ -732,11 +733,11 @@ mod tests {
     fn a_crowd_of_one_address_makes_room_itself() {
         let at = |last: u8| IpAddr::from([10, 0, 0, last]);
         assert_eq!(most_crowded(&[]), None);
-        // The first of all is of a host that has come once.
+        // The first connection of all is of a host that has come once.
         let flood = (2..200).map(|token| (token, at(9)));
         let unknown: Vec<_> = [(1, at(1))].into_iter().chain(flood).chain([(300, at(2))]).collect();
         assert_eq!(most_crowded(&unknown), Some(2));
-        // Nobody has more than others: the oldest.
+        // No address has more than others, so the oldest connection goes.
         assert_eq!(most_crowded(&[(4, at(3)), (5, at(1)), (6, at(2))]), Some(4));
     }
 }

@@ -1,4 +1,4 @@
-//! One TCP connection with TLS 1.3. What is large goes over these: the system cuts it into segments and joins them
+//! One TCP connection with TLS 1.3. Large pieces go over these: the system cuts them into segments and joins them
 //! again, many at a time, which QUIC does packet by packet in this process.
 
 use std::collections::VecDeque;
@@ -24,34 +24,35 @@ use super::records::{OpenedRecord, RECORD, Records};
 use super::tls::{Certificate, Identity};
 use super::{Address, SILENCE};
 
-/// Read or written at once: what is encrypted or decrypted is still in the caches when the system copies it.
+/// Bytes that are read or written at once. So few that encrypted or decrypted bytes are still in the caches when the
+/// system copies them.
 const ROOM: usize = 128 << 10;
 /// Reads and writes between two looks at other connections.
 const READS: usize = 8;
 const WRITES: usize = 8;
 
-/// What has become of a connection.
+/// The state of a connection after it was read or written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum TcpFlow {
     Open,
     /// The other side has said that it will say no more.
     Ended,
-    /// It is gone, or who is there is not let in.
+    /// The connection is gone, or the process at the other end is not let in.
     Broken(String),
 }
 
 enum Tls {
-    /// Nothing is spent on it yet.
+    /// Nothing is spent on the connection yet.
     Stranger(Box<Stranger>),
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
     /// Both sides have shown who they are.
     Ready(Records, Option<Certificate>),
-    /// Nothing is asked of it any more, which must not be after an error.
+    /// TLS has failed, after which it must not be asked anything.
     Broken(String),
 }
 
-/// Who has not proven yet that it is invited.
+/// A process that has not proven yet that it is invited.
 struct Stranger {
     said: InvitationProof,
     heard: usize,
@@ -60,10 +61,10 @@ struct Stranger {
 }
 
 impl Stranger {
-    /// Reads what is missing of the proof, and nothing behind it.
+    /// Reads the missing bytes of the proof, and nothing behind it.
     ///
     /// # Errors
-    /// That there is none.
+    /// The error says that there is no proof.
     fn listen(&mut self, mut socket: &TcpStream) -> Result<Option<UnbufferedServerConnection>, String> {
         while self.heard < PROOF_BYTES {
             match socket.read(&mut self.said[self.heard..]) {
@@ -81,15 +82,15 @@ impl Stranger {
     }
 }
 
-/// What is to be done with TLS next.
+/// The next thing to be done with TLS.
 enum Step {
     Again,
-    /// Something must come first.
+    /// Something must come from the other side first.
     Wait,
     /// The handshake is over.
     Ready,
     Ended,
-    /// Who takes the data takes no more.
+    /// The receiver of the data takes no more.
     Refused,
     Broken(String),
 }
@@ -99,14 +100,14 @@ pub(super) struct TcpConnection {
     tls: Tls,
     from: SocketAddr,
     is_connecting: bool,
-    /// No more will be written.
+    /// Whether no more will be written.
     is_finished: bool,
     has_ended: bool,
-    /// To be sent before anything else.
+    /// Bytes to be sent before anything else.
     words: VecDeque<Bytes>,
-    /// There was more to be sent than in one turn.
+    /// Whether there was more to be sent than goes in one turn.
     has_more: bool,
-    /// What looks at it, and for what.
+    /// The epoll that watches the socket, and the events that it watches for.
     watched: Option<(Arc<OwnedFd>, EventFlags)>,
     incoming: Buffer,
     outgoing: Buffer,
@@ -124,7 +125,7 @@ impl Buffer {
         Self { room: vec![0; ROOM + RECORD].into(), start: 0, end: 0 }
     }
 
-    /// For who may be sent away before anything is read.
+    /// A buffer without memory, for a process that may be sent away before anything is read.
     fn none() -> Self {
         Self { room: Box::default(), start: 0, end: 0 }
     }
@@ -140,7 +141,7 @@ impl Buffer {
         }
     }
 
-    /// All that is free, behind what is there.
+    /// The free room behind the bytes that are there.
     fn free(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.room.copy_within(self.start..self.end, 0);
@@ -157,7 +158,7 @@ impl fmt::Debug for TcpConnection {
 }
 
 impl TcpConnection {
-    /// To another process; it is not there yet.
+    /// A connection to another process, which is not established yet.
     pub(super) fn connect(identity: &Identity, to: &Address) -> Result<Self, String> {
         let config = identity.tcp_client(&to.who).map_err(|failure| failure.to_string())?;
         let name = ServerName::try_from(to.who.name()).map_err(|error| error.to_string())?;
@@ -179,7 +180,7 @@ impl TcpConnection {
         Ok(line)
     }
 
-    /// One that another process has made.
+    /// A connection that another process has made.
     pub(super) fn accept(
         socket: TcpStream,
         from: SocketAddr,
@@ -197,7 +198,8 @@ impl TcpConnection {
     }
 
     fn new(socket: TcpStream, tls: Tls, from: SocketAddr) -> Self {
-        // All of these make it better only. What is idle for long is forgotten by firewalls, unless it is not.
+        // All of these settings only make the connection better. Firewalls forget a connection that is idle for long,
+        // which keepalives prevent.
         let _ = sockopt::set_tcp_nodelay(&socket, true);
         let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE.as_millis() as u32);
         let _ = sockopt::set_tcp_keepidle(&socket, SILENCE);
@@ -228,7 +230,7 @@ impl TcpConnection {
         matches!(self.tls, Tls::Ready(..))
     }
 
-    /// Whether the socket is to say when it takes more.
+    /// Whether epoll is to say when the socket takes more.
     pub(super) fn has_more_to_send(&self) -> bool {
         self.is_connecting
             || self.outgoing.end > 0
@@ -236,7 +238,7 @@ impl TcpConnection {
             || self.is_ready() && !self.words.is_empty()
     }
 
-    /// Has epoll say with this number when these come.
+    /// Has epoll report these events with this number.
     pub(super) fn watch(
         &mut self,
         epoll: &Arc<OwnedFd>,
@@ -253,7 +255,7 @@ impl TcpConnection {
         Ok(())
     }
 
-    /// Who is at the other end.
+    /// The certificate of the other end, once it has shown one.
     pub(super) fn certificate(&self) -> Option<&Certificate> {
         match &self.tls {
             Tls::Ready(_, certificate) => certificate.as_ref(),
@@ -261,7 +263,7 @@ impl TcpConnection {
         }
     }
 
-    /// Hands on what has come, in order, as long as it is taken; sends what TLS has to say to that.
+    /// Hands on the bytes that have come, in order, as long as they are taken. Sends the answers of TLS.
     pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> TcpFlow {
         if self.is_connecting {
             match sockopt::socket_error(&self.socket) {
@@ -311,8 +313,8 @@ impl TcpConnection {
         }
     }
 
-    /// Decrypts what has come, and answers. An error is the end at once, without an alert that says why: to have it
-    /// made, TLS would look again at what it has refused.
+    /// Decrypts the bytes that have come, and answers. An error ends the connection at once, without an alert that
+    /// says why. To make an alert, TLS would look again at the bytes that it has refused.
     fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> TcpFlow {
         while !self.has_ended {
             match self.step(take) {
@@ -354,7 +356,7 @@ impl TcpConnection {
         step
     }
 
-    /// To be sent as soon as both sides have shown who they are, before anything else.
+    /// Sends words as soon as both sides have shown who they are, before anything else.
     pub(super) fn say(&mut self, words: &[u8]) {
         self.words.push_back(Bytes::copy_from_slice(words));
     }
@@ -400,7 +402,7 @@ impl TcpConnection {
         TcpFlow::Broken(error)
     }
 
-    /// No more will be written, and the other side is told so.
+    /// Ends this side: no more will be written, and the other side is told so.
     pub(super) fn finish(&mut self) -> TcpFlow {
         if std::mem::replace(&mut self.is_finished, true) {
             return TcpFlow::Open;
@@ -430,7 +432,7 @@ impl TcpConnection {
             }
         }
         if self.is_finished {
-            // It is gone already, or all has been said.
+            // The connection is gone already, or everything has been said.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
         TcpFlow::Open
@@ -450,8 +452,8 @@ impl TcpConnection {
 }
 
 impl Drop for TcpConnection {
-    /// A process that was forked may have the socket, too: closing it alone would neither end the connection nor have
-    /// epoll forget it.
+    /// A forked process may have the socket, too. Closing it here would neither end the connection nor make epoll
+    /// forget it.
     fn drop(&mut self) {
         if let Some((epoll, _)) = &self.watched {
             let _ = epoll::delete(epoll, &self.socket);
@@ -461,7 +463,7 @@ impl Drop for TcpConnection {
 }
 
 impl Tls {
-    /// After the handshake.
+    /// The state after the handshake.
     fn into_ready(self) -> Self {
         let (certificate, records) = match self {
             Self::Client(tls) => {
@@ -479,7 +481,7 @@ impl Tls {
     }
 }
 
-/// One step of the handshake, and how many bytes of what has come it was about.
+/// One step of the handshake, and how many of the bytes that have come it consumed.
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Buffer,

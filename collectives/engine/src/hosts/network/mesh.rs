@@ -1,8 +1,9 @@
-//! What a process and others tell each other for the communicators of their hosts, without a socket and a clock: which
-//! stream is whose, and the bridges at their ends. It is told what has happened and when, and says what is to be sent.
+//! Everything that a process and others tell each other for the communicators of their hosts, without a socket and a
+//! clock: which stream is whose, and the bridges at the ends of streams. The mesh is told what has happened and when,
+//! and says what is to be sent.
 //!
-//! A stream begins with a greeting that says which communicator it is of and from which host. Nothing is
-//! believed before TLS has shown who is at the other end (`tls.rs`), and that is where the host's first rank is.
+//! A stream begins with a greeting that says which communicator it is of and from which host. Nothing is believed
+//! before TLS has shown that the host's first rank is at the other end (`tls.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -19,29 +20,29 @@ use super::{Address, SILENCE};
 use crate::hosts::bridge::{Bridge, Frames, Outbox};
 use tpurun_memory::failure::Failure;
 
-/// So often bridges look whether anything changed that nobody rang for, and connections are tried again.
+/// Time between two looks of bridges for changes that nobody rang for, and between two tries to connect.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(super) struct Mesh {
     connections: Connections,
     communicators: BTreeMap<u64, Communicator>,
-    /// What streams are for.
+    /// The purpose of each stream.
     streams: BTreeMap<QuicStream, StreamPurpose>,
     early: Early<QuicStream>,
     /// Streams for which something may have come.
     readable: BTreeSet<QuicStream>,
     next_look: Option<Instant>,
-    /// Communicators that are over, and nobody has been told.
+    /// Communicators that are over, which nobody has been told yet.
     over: Vec<u64>,
-    /// Communicators of which this host's other bridges must look, and have not been told.
+    /// Communicators whose other bridges on this host must look, and have not been told yet.
     calls: Vec<u64>,
 }
 
 #[derive(Debug)]
 enum StreamPurpose {
-    /// Not known yet: what it has said so far, and since when it is there.
+    /// The purpose is not known yet: the bytes that have come so far, and since when the stream is there.
     Unknown(Vec<u8>, Instant),
-    /// It waits for its communicator to be made here.
+    /// The stream waits for its communicator to be made here.
     Early(Greeting),
     Host {
         communicator: u64,
@@ -51,23 +52,23 @@ enum StreamPurpose {
 
 struct Communicator {
     bridge: Bridge,
-    /// By host.
+    /// The streams with the other hosts, by host.
     links: Vec<HostStream>,
-    /// Nothing more will happen here that others must be told.
+    /// Whether nothing more will happen here that others must be told.
     is_quiet: bool,
-    /// What is not connected will not be.
+    /// Whether no more connections are made.
     is_stopped: bool,
 }
 
-/// To one host.
+/// The stream with one host, and what goes over it.
 struct HostStream {
     address: Address,
     state: State,
-    /// To be sent.
+    /// The bytes to be sent.
     out: VecDeque<Bytes>,
     frames: Frames,
     is_reading: bool,
-    /// When this began, or something was said or done because it takes long.
+    /// The time when this began, or when something was last said or done because it takes long.
     told: Instant,
 }
 
@@ -75,13 +76,14 @@ struct HostStream {
 enum State {
     /// The other side opens the stream.
     Awaited,
-    /// To be connected, at the next look.
+    /// The next look connects.
     Apart,
     Connecting(ConnectionHandle),
-    /// Greeted, and so much of the answer is here.
+    /// The greeting is sent, and so much of the answer is here.
     Greeted(QuicStream, Vec<u8>),
     Open(QuicStream),
-    /// All is written; until the other side has it, or needs none of it any more, or this long.
+    /// Everything is written. This lasts until the other side has it, or needs none of it any more, or until this
+    /// time.
     Finishing(QuicStream, Instant),
     Closed,
 }
@@ -141,7 +143,7 @@ impl Mesh {
         self.rung(now, id);
     }
 
-    /// Ends what is not connected; what is gets what it was to be told.
+    /// Ends the streams that are not connected; those that are get everything they were to be told.
     pub(super) fn stop(&mut self, now: Instant, id: u64) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         communicator.is_stopped = true;
@@ -172,7 +174,7 @@ impl Mesh {
         self.end_if_over(id);
     }
 
-    /// Writes what is to be sent, and finishes if that is all.
+    /// Writes everything that is to be sent, and finishes if that is all.
     fn advance(&mut self, now: Instant, id: u64, host: u32) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let link = &mut communicator.links[host as usize];
@@ -219,7 +221,7 @@ impl Mesh {
         std::mem::take(&mut self.over)
     }
 
-    /// Communicators of which this host's other bridges must look.
+    /// Communicators whose other bridges on this host must look.
     pub(super) fn calls(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.calls)
     }
@@ -240,7 +242,7 @@ impl Mesh {
 
     fn greet(&mut self, id: u64, host: u32, handle: ConnectionHandle) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
-        // Or the other side allows more streams later, and says so.
+        // Without a stream, the other side allows more of them later, and says so.
         let Some(stream) = self.connections.open(handle) else { return };
         let own = communicator.bridge.segment().host();
         let greeting = Greeting { communicator: id, host: own }.encode();
@@ -249,7 +251,7 @@ impl Mesh {
         self.connections.write(stream, &mut VecDeque::from([Bytes::copy_from_slice(&greeting)]));
     }
 
-    /// A stream that another process has opened has said what it is for.
+    /// Takes in a stream that another process has opened, once it has said what it is for.
     fn introduce(&mut self, now: Instant, greeting: Greeting, stream: QuicStream) {
         let Greeting { communicator: id, host } = greeting;
         let Some(communicator) = self.communicators.get_mut(&id) else {
@@ -264,12 +266,12 @@ impl Mesh {
         let shown = self.connections.certificate(stream.connection);
         let Some(link) = link.filter(|link| shown.is_some_and(|shown| link.address.who.has_shown(shown)))
         else {
-            // It is of this job, but not who it says.
+            // The process is of this job, but not the one that it says it is.
             tracing::warn!(host, "refused a stream from another process than the host's first rank");
             return self.drop_unknown(stream);
         };
         link.state = State::Open(stream);
-        // The answer is the same words.
+        // The answer repeats the greeting.
         link.out.push_front(Bytes::copy_from_slice(&greeting.encode()));
         self.streams.insert(stream, StreamPurpose::Host { communicator: id, host });
         self.advance(now, id, host);
@@ -291,11 +293,11 @@ impl Mesh {
         self.connections.datagram(now, from, ecn, bytes);
     }
 
-    /// Does what follows from what has come, until nothing does.
+    /// Does everything that follows from the bytes that have come, until nothing more follows.
     pub(super) fn settle(&mut self, now: Instant) {
         loop {
             self.take_events(now);
-            // Once for all that has come for it.
+            // Each stream is read once for everything that has come for it.
             let readable = std::mem::take(&mut self.readable);
             if readable.is_empty() {
                 return;
@@ -332,7 +334,7 @@ impl Mesh {
         }
     }
 
-    /// Who waits for the connection may go on.
+    /// Has everything go on that waits for a connection.
     fn connected(&mut self, handle: ConnectionHandle) {
         for (id, host) in self.links_where(|link| matches!(link.state, State::Connecting(on) if on == handle))
         {
@@ -399,7 +401,7 @@ impl Mesh {
         }
     }
 
-    /// There is no way to a host: it has said where it is, so it has been there.
+    /// Gives up a host that cannot be reached: it has said where it is, so it has been there.
     fn give_up(&mut self, id: u64, host: u32) {
         if let Some(communicator) = self.communicators.get_mut(&id) {
             communicator.bridge.lose(host);
@@ -486,7 +488,7 @@ impl Mesh {
         }
     }
 
-    /// The other side has all, or has ended.
+    /// Closes a stream whose other side has everything, or has ended.
     fn needs_no_more(&mut self, stream: QuicStream) {
         if let Some(StreamPurpose::Host { communicator, host }) = self.streams.get(&stream) {
             let (id, host) = (*communicator, *host);
@@ -502,7 +504,7 @@ impl Mesh {
         [self.connections.deadline(), self.next_look].into_iter().flatten().min()
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub(super) fn tick(&mut self, now: Instant) {
         self.connections.timeouts(now);
         if self.next_look.is_none_or(|look| now < look) {
@@ -514,14 +516,14 @@ impl Mesh {
         for (id, host) in self.links_where(|link| matches!(link.state, State::Apart)) {
             self.connect(now, id, host);
         }
-        // Whether whoever is to open the stream can be reached at all.
+        // A host that is to open a stream may be out of reach, which a connection to it shows.
         for (id, host) in
             self.links_where(|link| matches!(link.state, State::Awaited) && link.told + SILENCE <= now)
         {
             if let Some(link) = self.link(id, host) {
                 link.told = now;
                 let address = link.address.clone();
-                // Who can not be asked for is no reason to give up.
+                // An error here is no reason to give up the host.
                 let _ = self.connections.to(now, &address);
             }
         }
@@ -577,7 +579,7 @@ impl Mesh {
         self.connections.count()
     }
 
-    /// Says this on a new stream to the process of a host.
+    /// Says these words on a new stream to the process of a host.
     pub(super) fn say(&mut self, id: u64, host: u32, words: Bytes) {
         let on = self.communicators[&id].links[host as usize].state.stream().expect("it is open").connection;
         let stream = self.connections.open(on).expect("streams are allowed");
@@ -594,7 +596,7 @@ impl HostStream {
     }
 }
 
-/// Reads what is missing of a greeting, and nothing behind it.
+/// Reads the missing bytes of a greeting, and nothing behind it.
 fn read_greeting(connections: &mut Connections, stream: QuicStream, said: &mut Vec<u8>) -> QuicFlow {
     loop {
         let missing = GREETING_BYTES - said.len();

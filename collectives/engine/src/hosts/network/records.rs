@@ -1,6 +1,7 @@
-//! The records of TLS 1.3 (RFC 8446, section 5) on a connection whose handshake is over. rustls makes each in memory of
-//! its own and copies it from there, both ways; here a record is encrypted where it is sent from, and decrypted where
-//! it has come. The keys and their updates are rustls's (`rustls::kernel`, made for the kernel's TLS).
+//! The records of TLS 1.3 (RFC 8446, section 5) on a connection whose handshake is over. rustls makes each record in
+//! memory of its own and copies it from there, both ways. This code encrypts a record where it is sent from, and
+//! decrypts it where it has come. The keys and their updates are rustls's (`rustls::kernel`, made for the kernel's
+//! TLS).
 
 use aws_lc_rs::aead::{self, AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
@@ -9,43 +10,43 @@ use rustls::kernel::KernelConnection;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::{ConnectionTrafficSecrets, Error, ExtractedSecrets};
 
-/// Most plaintext of a record, and what one adds to that: a header, what it is, and a tag.
+/// Bytes of plaintext in a record, at most. A record adds a header, its type and a tag.
 pub(super) const RECORD: usize = 16 << 10;
 const OVERHEAD: usize = HEADER + 1 + TAG;
 const HEADER: usize = 5;
 const TAG: usize = 16;
-/// Most bytes behind a header (section 5.2).
+/// Bytes behind a header, at most (section 5.2).
 const MOST: usize = RECORD + 256;
 /// Records of one key. AES-GCM leaves an attacker no more than one in 2^57 chances with 2^24.5 of them (section 5.5).
 const RECORDS_OF_A_KEY: u64 = 1 << 23;
 
-// What a record is of.
+// The types of records.
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const DATA: u8 = 23;
 
-/// That there will be nothing more: a warning, which is no level any more, and what of.
+/// The alert that there will be nothing more: its level, which has no meaning any more, and its description.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 // The message that the next record has the next key (section 4.6.3), and whether the other side is to do that, too.
 const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
 const NOT_REQUESTED: u8 = 0;
 const REQUESTED: u8 = 1;
 
-/// Of a record that announces the next key.
+/// Bytes of a record that announces the next key.
 const UPDATE: usize = OVERHEAD + KEY_UPDATE.len() + 1;
-/// For a record there must be room for a new key before it, and for the end behind it.
+/// The least room that a record is sealed into: a new key may come before it, and the end behind it.
 const LEAST_ROOM: usize = UPDATE + OVERHEAD + RECORD + OVERHEAD + CLOSE_NOTIFY.len();
 
-/// What comes next.
+/// The thing that comes next in the bytes that have come.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum OpenedRecord {
-    /// It is not whole yet.
+    /// The next record is not whole yet.
     Nothing,
-    /// So many bytes had it.
+    /// A record took so many bytes.
     Taken(usize),
     /// The other side will say no more.
     Ended,
-    /// Who takes the data takes no more.
+    /// The receiver of the data takes no more.
     Refused,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct Records {
     keys: Keys,
     sealing: Half,
     opening: Half,
-    /// The other side asks for another key of ours.
+    /// Whether the other side has asked for another key of ours.
     owes_update: bool,
     records_of_a_key: u64,
 }
@@ -63,31 +64,31 @@ enum Keys {
     Server(KernelConnection<ServerConnectionData>),
 }
 
-/// One that has come.
+/// A record that has come.
 #[derive(PartialEq, Eq, Debug)]
 struct Record<'come> {
-    /// How long it is.
+    /// Bytes of the whole record.
     whole: usize,
     kind: u8,
     data: &'come [u8],
 }
 
-/// One direction.
+/// One direction of a connection.
 struct Half {
     key: LessSafeKey,
     iv: Iv,
-    /// Of the next record.
+    /// The number of the next record.
     number: u64,
 }
 
 impl Records {
-    /// Of a connection whose handshake is over, all of it sent.
+    /// The records of a client whose handshake is over, all of it sent.
     pub(super) fn of_client(tls: UnbufferedClientConnection) -> Result<Self, String> {
         let (secrets, keys) = tls.dangerous_into_kernel_connection().map_err(|error| error.to_string())?;
         Self::new(secrets, Keys::Client(keys))
     }
 
-    /// The same.
+    /// The records of a server whose handshake is over, all of it sent.
     pub(super) fn of_server(tls: UnbufferedServerConnection) -> Result<Self, String> {
         let (secrets, keys) = tls.dangerous_into_kernel_connection().map_err(|error| error.to_string())?;
         Self::new(secrets, Keys::Server(keys))
@@ -99,7 +100,8 @@ impl Records {
         Ok(Self { keys, sealing, opening, owes_update: false, records_of_a_key: RECORDS_OF_A_KEY })
     }
 
-    /// Encrypts as many of these bytes as fit into `room`: how many, and how long that is there.
+    /// Encrypts as many of these bytes as fit into `room`. Returns how many these are, and how many bytes they are
+    /// there.
     pub(super) fn seal(&mut self, bytes: &[u8], room: &mut [u8]) -> Result<(usize, usize), String> {
         let (mut taken, mut end) = (0, 0);
         while taken < bytes.len() && room.len() - end >= LEAST_ROOM {
@@ -178,14 +180,14 @@ impl Half {
         Ok(Self { key: LessSafeKey::new(key), iv, number })
     }
 
-    /// No number comes twice: that is what the nonce of a record must not.
+    /// The nonce of the next record. It never comes twice, as no number does.
     fn nonce(&mut self) -> aead::Nonce {
         let Nonce(nonce) = Nonce::new(&self.iv, self.number);
         self.number += 1;
         aead::Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Writes a record of `data` at the beginning of `room`, which must be long enough: how long it is.
+    /// Writes a record of `data` at the beginning of `room`, which must be long enough. Returns the record's length.
     fn seal(&mut self, kind: u8, data: &[u8], room: &mut [u8]) -> Result<usize, String> {
         let behind = data.len() + 1 + TAG;
         let header = make_tls13_aad(behind);
@@ -214,7 +216,7 @@ impl Half {
         if plain.len() > RECORD + 1 {
             return Err("a record that is too long".to_owned());
         }
-        // Behind what it is may be zeros.
+        // Zeros may follow the type.
         let end = plain.iter().rposition(|byte| *byte != 0).ok_or("a record of nothing")?;
         Ok(Some(Record { whole: HEADER + bytes, kind: plain[end], data: &plain[..end] }))
     }
@@ -222,7 +224,7 @@ impl Half {
 
 #[cfg(test)]
 impl Records {
-    /// Has keys change more often.
+    /// Makes keys change more often.
     pub(super) fn change_keys_after(&mut self, records: u64) {
         self.records_of_a_key = records;
     }
@@ -273,7 +275,7 @@ mod tests {
             let mut record = sealed(&mut from, &data);
             let at = at % record.len();
             record[at] ^= 1 << bit;
-            // With another length it may have to be waited for.
+            // A record of another length may have to be waited for.
             prop_assert!(matches!(to.open(&mut record), Ok(None) | Err(_)));
             record.resize(HEADER + MOST, 0);
             prop_assert!(to.open(&mut record).is_err());
@@ -296,7 +298,7 @@ mod tests {
     #[test]
     fn zeros_behind_what_a_record_is_are_no_part_of_it() {
         let (mut from, mut to) = (half(), half());
-        // What is written last says what it is of, and so the record ends in a zero for that.
+        // The byte that is written last says the type, and so the record ends in a zero for that.
         let data = [1, 0, 2, DATA, 0, 0];
         let mut record = vec![0; data.len() + OVERHEAD];
         let whole = from.seal(0, &data, &mut record).unwrap();

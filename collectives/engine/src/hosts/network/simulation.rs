@@ -46,7 +46,7 @@ impl Sky {
         &mut self.flight.chance
     }
 
-    /// All links, from now on.
+    /// Sets all links, from now on.
     pub(super) fn links(&mut self, link: Link) {
         self.flight.become_like(link);
     }
@@ -56,7 +56,7 @@ impl Sky {
         self.flight.sent()
     }
 
-    /// A process, and where it is reached.
+    /// Adds a process; returns where it is reached.
     pub(super) fn add(&mut self, identity: Arc<Identity>, expected: Expected, rank: u32) -> Address {
         let address = identity.at(socket(self.meshes.len()), rank);
         let seed: Vec<u8> = (0..4).flat_map(|_| self.flight.chance.next().to_le_bytes()).collect();
@@ -81,7 +81,7 @@ impl Sky {
         self.cut.clear();
     }
 
-    /// Goes on to whatever happens next, at most until then. Whether there was something.
+    /// Goes on to the next thing that happens, at most until that time. Returns whether there was one.
     pub(super) fn step(&mut self, until: Instant) -> bool {
         self.send();
         let deadlines = self.meshes.iter().flatten().filter_map(Mesh::deadline);
@@ -104,7 +104,7 @@ impl Sky {
         true
     }
 
-    /// Until something is so, which it must be before this time is over.
+    /// Goes on until a condition holds, which must be before this time is over.
     pub(super) fn until(&mut self, limit: Duration, mut is_so: impl FnMut(&mut Self) -> bool) -> bool {
         let until = self.now + limit;
         while !is_so(self) {
@@ -152,5 +152,5 @@ fn index(socket: SocketAddr) -> usize {
     usize::from(socket.port()) - 1000
 }
 
-/// Longer than a silence may be, and than what follows from one.
+/// A time longer than a silence may be, and than what follows from one.
 pub(super) const LONG: Duration = Duration::from_secs(2 * SILENCE.as_secs());

@@ -47,7 +47,7 @@ fn expect(who: &Expected, expected: &[&Address]) {
     }));
 }
 
-/// Has this process be the host of that number, with the other one at `to`.
+/// Makes this process the host of that number, with the other one at `to`.
 fn be(sky: &mut Sky, process: usize, host: u32, to: &Address) {
     let now = sky.now;
     sky.mesh(process).add(now, ID, bridge(host), vec![to.clone(), to.clone()]);
@@ -86,7 +86,7 @@ fn who_comes_early_waits() {
     assert!(meet(&mut sky, 0, 1));
 }
 
-/// One with a certificate that nobody was told of.
+/// A process connects with a certificate that nobody was told of.
 #[test]
 fn a_stranger_is_refused() {
     let mut sky = Sky::new(0);
@@ -128,7 +128,7 @@ fn without_a_certificate_nobody_is_let_in() {
     config.initial_dst_cid_provider(Arc::new(move || ConnectionId::new(&invitation.proof(Protocol::Quic))));
     let mut endpoint = quinn_proto::Endpoint::new(Arc::default(), None, true, None);
     let (_, mut connection) = endpoint.connect(sky.now, config, other.socket, "tpurun").unwrap();
-    // One flight each way after the other.
+    // Each turn is one flight, each way after the other.
     let why = (0..10).find_map(|_| {
         let (mut bytes, from) = (vec![], (HERE, 5).into());
         while let Some(transmit) = connection.poll_transmit(sky.now, 1, &mut bytes) {
@@ -164,7 +164,7 @@ fn knock(sky: &Sky, identity: &Identity, to: &Address) -> Vec<u8> {
     bytes
 }
 
-/// It has a certificate that is expected, even: it gets no answer, and nothing is kept of it.
+/// The stranger even has a certificate that is expected. It gets no answer, and nothing is kept of it.
 #[test]
 fn who_is_not_invited_costs_nothing() {
     let mut sky = Sky::new(0);
@@ -186,7 +186,7 @@ fn who_is_not_invited_costs_nothing() {
     assert!(meet(&mut sky, 0, 1));
 }
 
-/// Each asks for a version that nobody speaks, which is answered without a connection.
+/// Each datagram asks for a version that nobody speaks, which is answered without a connection.
 #[test]
 fn answers_to_strangers_are_few() {
     let mut sky = Sky::new(0);
@@ -201,7 +201,7 @@ fn answers_to_strangers_are_few() {
     assert!((1..=64).contains(&answers), "{answers} of 1000 are answered");
 }
 
-/// A process of the job that says it is the first rank of a host, and is not; the stream of who it says it is comes
+/// A process of the job says that it is the first rank of a host, and is not. The stream of the real first rank comes
 /// through all the same.
 fn refuse_the_liar(sky: &mut Sky, one: &Address, other: &Address) {
     be(sky, 2, 0, other);
@@ -221,7 +221,7 @@ fn a_stream_of_another_host_is_refused() {
     refuse_the_liar(&mut sky, &one, &other);
 }
 
-/// As above: it has the authority's certificate, of another rank.
+/// The liar has the authority's certificate, of another rank.
 #[test]
 fn a_stream_of_another_rank_is_refused() {
     let (authority, mut sky) = (Authority::new().unwrap(), Sky::new(0));
@@ -248,7 +248,7 @@ fn ranks_of_one_authority_know_each_other_and_nobody_else() {
     for has_authority in [true, false] {
         let mut sky = Sky::new(0);
         let [one, other] = job(&mut sky);
-        // As it has no way to know the authority, it takes whoever answers for the one it means.
+        // The stranger cannot know the authority, so it takes any process that answers for the one it means.
         let _stranger = match has_authority {
             true => ranked(&mut sky, &elsewhere, 0),
             false => alone(&mut sky).0,
@@ -259,7 +259,7 @@ fn ranks_of_one_authority_know_each_other_and_nobody_else() {
     }
 }
 
-/// Who opens a stream and says nothing, or nonsense, does not keep it.
+/// A process that opens a stream and says nothing, or nonsense, does not keep it.
 #[test]
 fn a_stream_that_does_not_say_what_it_is_for_is_closed() {
     for said in [&b""[..], b"TPNB", b"sixteen bytes of nothing"] {

@@ -1,9 +1,9 @@
-//! Who may connect: processes of the job, and nobody else (law I14 of `docs/invariants.md`).
+//! The right to connect: processes of the job have it, and nobody else (law I14 of `docs/invariants.md`).
 //!
-//! Under the launcher the job has an authority, and who connects proves to be a rank by a certificate of it that has
-//! the rank's name. Elsewhere each process makes a certificate of its own, which others learn from the store of the
-//! job, from where they know whom to expect. Either way keys never leave the host, and TLS 1.3 proves on both sides
-//! that who connects has the key of what it shows.
+//! Under the launcher the job has an authority. A process that connects shows its certificate, which has the rank's
+//! name. Elsewhere each process makes a certificate of its own, and others learn from the store of the job which
+//! certificates to expect. Either way keys never leave the host. TLS 1.3 proves on both sides that a process has the
+//! key of the certificate that it shows.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -26,10 +26,10 @@ use super::invitation::Invitation;
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_protocol::authority::{self, Credentials};
 
-/// Spoken over connections; another version speaks others.
+/// The protocol that is spoken over connections; another version speaks another one.
 const QUIC: &[u8] = b"tpurun/1";
 const TCP: &[u8] = b"tpurun-bulk/1";
-/// In certificates that are known by themselves, not by the name in them.
+/// The name in certificates that are known by themselves, not by a name.
 const NAME: &str = "tpurun";
 
 /// A process, as others know it.
@@ -41,7 +41,7 @@ impl Certificate {
         Self(bytes.into())
     }
 
-    /// Of whoever has shown this chain.
+    /// The certificate of the process that has shown this chain.
     pub(crate) fn of_chain(chain: &[CertificateDer<'static>]) -> Option<Self> {
         chain.first().cloned().map(Self)
     }
@@ -60,14 +60,14 @@ impl fmt::Debug for Certificate {
 /// How a process is known to be the one that is meant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Who {
-    /// It shows this certificate.
+    /// The process shows this certificate.
     Shows(Certificate),
-    /// The job's authority says it is this rank of the world.
+    /// The job's authority says that the process is this rank of the world.
     Rank(u32),
 }
 
 impl Who {
-    /// Whether this is who has shown a certificate, which TLS has found to be good.
+    /// Whether this is the process that has shown a certificate, which TLS has found to be good.
     pub(crate) fn has_shown(&self, certificate: &Certificate) -> bool {
         match self {
             Self::Shows(own) => own == certificate,
@@ -91,10 +91,10 @@ impl Who {
     }
 }
 
-/// Those who may connect to this process, where there is no authority to say so.
+/// The certificates of processes that may connect to this one, where no authority says so.
 pub(crate) type Expected = Arc<Mutex<Vec<Certificate>>>;
 
-/// This process's certificate, its key, and whom it believes.
+/// This process's certificate, its key, and the authority that it believes.
 pub(crate) struct Identity {
     certificate: Certificate,
     key: PrivateKeyDer<'static>,
@@ -110,7 +110,7 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// What the authority has given, or one of its own.
+    /// The identity that the authority has given, or one that this process makes.
     pub(crate) fn new(credentials: Option<Credentials>) -> Result<Self, Failure> {
         // The suite with the shortest key is the fastest one; the other is for CPUs without AES instructions.
         let provider = Arc::new(CryptoProvider {
@@ -158,17 +158,17 @@ impl Identity {
         Address { socket, who: self.known_as(rank), invitation: self.invitation.clone() }
     }
 
-    /// What those who connect must prove first.
+    /// The invitation that connections must prove first.
     pub(super) fn invitation(&self) -> &Invitation {
         &self.invitation
     }
 
-    /// For QUIC connections from any of those expected, or of the job.
+    /// The settings for QUIC connections from any expected process, or any of the job.
     pub(crate) fn quic_server(&self, expected: Expected) -> Result<QuicServerConfig, Failure> {
         QuicServerConfig::try_from(self.server(expected, QUIC)?).map_err(|error| refused(&error))
     }
 
-    /// The same for TCP.
+    /// The same settings for TCP.
     pub(crate) fn tcp_server(&self, expected: Expected) -> Result<ServerConfig, Failure> {
         let mut config = self.server(expected, TCP)?;
         // Each connection proves who is at its ends.
@@ -194,12 +194,12 @@ impl Identity {
         Ok(config)
     }
 
-    /// For a QUIC connection to this one process.
+    /// The settings for a QUIC connection to this one process.
     pub(crate) fn quic_client(&self, to: &Who) -> Result<QuicClientConfig, Failure> {
         QuicClientConfig::try_from(self.client(to, QUIC)?).map_err(|error| refused(&error))
     }
 
-    /// The same for TCP.
+    /// The same settings for TCP.
     pub(crate) fn tcp_client(&self, to: &Who) -> Result<ClientConfig, Failure> {
         let mut config = self.client(to, TCP)?;
         config.resumption = Resumption::disabled();
@@ -236,7 +236,7 @@ impl Identity {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The certificate of the process at the other end of a connection.
 pub(crate) fn other_end(connection: &quinn_proto::Connection) -> Option<Certificate> {
     let identity =
         connection.crypto_session().peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
@@ -247,7 +247,8 @@ fn refused(error: &dyn fmt::Display) -> Failure {
     Failure::new(FailureKind::Transport, format!("cannot set up encryption between hosts: {error}"))
 }
 
-/// Takes the certificates it knows, byte by byte: that there is no authority above them needs no rustls check.
+/// The verifier that takes the certificates it knows, byte by byte. They have no authority above them that rustls
+/// could check.
 #[derive(Debug)]
 struct Verifier {
     expected: Expected,
@@ -273,12 +274,12 @@ impl Verifier {
     }
 }
 
-/// No connection is configured for it.
+/// The error for TLS 1.2, which no connection is configured for.
 fn no_tls12() -> Error {
     Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic)
 }
 
-/// What both kinds of verifier ask for.
+/// The checks of signatures that both kinds of verifier need.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(

@@ -22,12 +22,13 @@ use tpurun_protocol::segment::{Segment, Verdict};
 
 const PLACES: [&str; 3] = ["0 1\nn0\nn1", "0 0 1 2\nn0\nn1\nn2", "0 1 2 0 3 1\nn0\nn1\nn2\nn3"];
 const ROUNDS: u32 = 6;
-/// With one connection between hosts, and with several: rounds of most of the lengths there are then go over all.
+/// Bytes of a window, with one connection between hosts and with several. Rounds of most lengths then go over all
+/// connections.
 const WINDOWS: [usize; 2] = [64 << 10, 600 << 10];
-/// What follows from a silence: proposals, the word of the one who decides, and looks.
+/// Time for everything that follows from a silence: proposals, the word of the host that decides, and looks.
 const AFTER: Duration = Duration::from_secs(2);
 
-/// What happens to the network, or to a host, while they go on.
+/// The fault of the network, or of a host, while the rounds go on.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Nothing,
@@ -41,7 +42,7 @@ enum Fault {
     Cut {
         from_ms: u64,
     },
-    /// The same of their last connection alone.
+    /// Two hosts never reach each other again over their last connection alone.
     CutOne {
         from_ms: u64,
     },
@@ -54,11 +55,11 @@ enum Fault {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     places: &'static str,
-    /// Between each two hosts.
+    /// Connections between each two hosts.
     connections: usize,
     link: Link,
     fault: Fault,
-    /// Whoever has seen the last round leaves at once.
+    /// Whether a rank that has seen the last round leaves at once.
     leaves: bool,
 }
 
@@ -94,12 +95,12 @@ struct Ranks {
     segment: Arc<Segment>,
     window: usize,
     own: Vec<u32>,
-    /// Rounds that each has come to.
+    /// Rounds that each rank has come to.
     come: Vec<u32>,
     leaves: bool,
 }
 
-/// What a rank writes for a round.
+/// The bytes that a rank writes for a round.
 fn bytes(rank: u32, round: u32, window: usize) -> Vec<u8> {
     let length = [0, 7, 900, window / 2][((rank + round) % 4) as usize];
     (0..length).map(|at| (at as u32 * 31 + rank * 7 + round) as u8).collect()
@@ -115,7 +116,7 @@ impl Ranks {
         Self { segment: Arc::new(segment), window, come: vec![0; own.len()], own, leaves: case.leaves }
     }
 
-    /// Each does the next thing it can. Whether any did.
+    /// Each rank does the next thing it can. Returns whether any rank did one.
     fn go_on(&mut self) -> bool {
         let mut moved = false;
         for (index, rank) in self.own.clone().into_iter().enumerate() {
@@ -171,7 +172,7 @@ impl Ranks {
         }
     }
 
-    /// As a rank does that waits for one that is lost.
+    /// Gives up as a rank does that waits for a lost one.
     fn give_up_lost(&self) {
         let come = self.come.iter().min().copied().unwrap_or(0);
         let lost: Vec<u32> =
@@ -205,7 +206,7 @@ fn identities(places: &str) -> Vec<(Identity, u32)> {
     certified.collect()
 }
 
-/// How a run has ended: when, after how many datagrams, and what every host that is left has decided.
+/// The end of a run: its time, the datagrams before it, and the decision of every host that is left.
 #[derive(PartialEq, Eq, Debug)]
 struct Outcome {
     after: Duration,
@@ -243,7 +244,7 @@ impl Processes {
         }
     }
 
-    /// Has bridges look that others of their hosts call. Whether there were any.
+    /// Has bridges look that others of their hosts call. Returns whether there were any.
     fn call(&mut self) -> bool {
         let (now, connections) = (self.sky.now, self.connections);
         let mut called = vec![];
@@ -343,10 +344,10 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
         Fault::Nothing | Fault::Interruption { .. } => {
             assert!(done.iter().all(|done| *done), "{done:?}, {said:?}");
         }
-        // Whoever is done needs nobody any more.
+        // A host that is done needs nobody any more.
         Fault::Gone { .. } => assert!(said.len() <= 1, "{said:?}"),
         Fault::CutOne { .. } if case.connections > 1 => assert!(said.len() <= 1, "{said:?}"),
-        // Each of two decides for itself; who is between them, and has not left, tells both the same.
+        // Each of two hosts decides for itself. A host that reaches both, and has not left, tells both the same.
         Fault::Cut { .. } | Fault::CutOne { .. } => {
             let is_between = hosts.len() > 2 && !(case.leaves && done.contains(&true));
             assert!(said.len() <= if is_between { 1 } else { 2 }, "{said:?}");
@@ -356,7 +357,7 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
     Outcome { after: now - began, sent: processes.sky.sent(), done, said }
 }
 
-/// Whether its ranks know why they can not go on, as all others say it.
+/// Whether the ranks of a host know why they can not go on, in the words of all others.
 fn is_told(ranks: &Ranks) -> bool {
     ranks.is_failed() && ranks.segment.failure_word().has_decided()
 }
@@ -374,7 +375,7 @@ fn hosts_go_on_or_say_why_not() {
     }
 }
 
-/// The same happens again.
+/// A run with the same seed has the same end.
 #[test]
 fn a_seed_replays() {
     for seed in 1..10 {

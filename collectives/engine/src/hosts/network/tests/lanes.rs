@@ -1,4 +1,4 @@
-//! Connections for large rounds, over loopback: who is let in, and what becomes of those that end.
+//! Connections for large rounds, over loopback: which are let in, and what becomes of those that end.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -27,21 +27,21 @@ use tpurun_protocol::frame::{Header, Kind, Status};
 use tpurun_protocol::hosts::Hosts;
 use tpurun_protocol::segment::Segment;
 
-/// What takes longer never happens.
+/// A thing that takes longer than this never happens.
 const LIMIT: Duration = Duration::from_secs(20);
-/// After this nothing is expected any more of what goes over loopback.
+/// Time after which nothing more is expected over loopback.
 const SHORT: Duration = Duration::from_millis(400);
-/// The one that connects.
+/// The host that connects.
 const HOST: u32 = 0;
 
-/// One process.
+/// One process of a test.
 struct End {
     lanes: Lanes,
     epoll: Arc<OwnedFd>,
     address: Address,
-    /// Of its host, over QUIC, which is not there.
+    /// The bridge of its host over QUIC, which is not there.
     first: Option<Bridge>,
-    /// Ahead of the clock by so much.
+    /// Time by which the process is ahead of the clock.
     ahead: Duration,
 }
 
@@ -59,7 +59,7 @@ impl End {
         Instant::now() + self.ahead
     }
 
-    /// Is that host of a communicator of two, with the other one there.
+    /// Makes the process that host of a communicator of two, with the other host at `other`.
     fn be(&mut self, host: u32, other: &Address) -> Arc<Segment> {
         let hosts = Hosts::parse("0 1\nn0\nn1", 2).unwrap();
         let segment = Arc::new(Segment::alone("dp0", 2, 4096).with_hosts(hosts).of_rank(host));
@@ -78,7 +78,7 @@ impl End {
         self.lanes.say(now, ID, host, Bytes::copy_from_slice(&header.encode()));
     }
 
-    /// Takes part no more.
+    /// Makes the process take part no more.
     fn leave(&mut self) {
         let first = self.first.as_mut().expect("it is a host");
         first.stop();
@@ -97,7 +97,7 @@ impl End {
     }
 }
 
-/// Has both go on until it is so, or for that long.
+/// Has both go on until a condition holds, or for that long.
 fn until(limit: Duration, ends: &mut [&mut End], is_so: impl Fn(&[&mut End]) -> bool) -> bool {
     let end = Instant::now() + limit;
     while Instant::now() < end {
@@ -127,7 +127,7 @@ fn two() -> (End, End, Arc<Segment>) {
     (one, other, segment)
 }
 
-/// The same, and the first one has sent something.
+/// Two hosts of one job, of which the first one has sent something.
 fn connected() -> (End, End, Arc<Segment>) {
     let (mut one, mut other, segment) = two();
     connect(&mut one, &mut other);
@@ -165,7 +165,7 @@ fn who_comes_early_waits() {
     assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
 }
 
-/// Of another job, of none, and of this one but another rank: each says that it is the first host.
+/// Processes of another job, of none, and of this job but another rank: each says that it is the first host.
 #[test]
 fn strangers_are_refused() {
     let authority = Authority::new().unwrap();
@@ -175,7 +175,7 @@ fn strangers_are_refused() {
     for (mut stranger, is_of_job) in [(elsewhere, false), (nobody, false), (liar, true)] {
         let (mut one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
         let segment = other.be(1, &one.address);
-        // Who has no authority can not even mean a rank.
+        // A process without an authority can not even mean a rank.
         let meant = match stranger.address.who {
             Who::Rank(_) => other.address.clone(),
             Who::Shows(_) => Address { who: stranger.address.who.clone(), ..other.address.clone() },
@@ -184,7 +184,7 @@ fn strangers_are_refused() {
         stranger.send(1, 0);
         let is_in = |ends: &[&mut End]| ends[0].lanes.is_open(ID, 1) || ends[1].lanes.hears(ID, HOST);
         assert!(!until(SHORT, &mut [&mut stranger, &mut other], is_in), "{is_of_job}");
-        // And the right one is let in after that.
+        // The right process is let in after that.
         connect(&mut one, &mut other);
         assert!(segment.failure().is_none());
     }
@@ -234,7 +234,7 @@ fn who_does_not_say_what_it_comes_for_is_sent_away() {
     assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 1));
     other.ahead = SILENCE;
     assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
-    // Both were closed.
+    // Both connections were closed.
     for mut closed in [noise, silent] {
         closed.set_read_timeout(Some(LIMIT)).unwrap();
         let end = closed.read_to_end(&mut vec![]).map_err(|error| error.kind());
@@ -242,7 +242,7 @@ fn who_does_not_say_what_it_comes_for_is_sent_away() {
     }
 }
 
-/// Some are silent and some are not, all from the address that the host itself comes from.
+/// Some connections are silent and some are not, all from the address that the host itself comes from.
 #[test]
 fn a_crowd_of_strangers_keeps_nobody_out() {
     let (mut one, mut other, segment) = two();
@@ -267,7 +267,7 @@ fn a_crowd_of_strangers_keeps_nobody_out() {
     );
 }
 
-/// It is of the job, but says something else than what it comes for.
+/// A process of the job says something else than what it comes for.
 #[test]
 fn a_greeting_that_is_none_is_refused() {
     for words in [&[7_u8; GREETING_BYTES][..], &[0; 3 * GREETING_BYTES]] {
@@ -301,7 +301,7 @@ fn a_connection_that_breaks_is_cut_off_at_last() {
     assert!(!segment.roster().is_lost(0));
 }
 
-/// The ranks of a host have left, which QUIC has said: nothing is missed.
+/// The ranks of a host have left, as QUIC has said: nothing is missed.
 #[test]
 fn a_connection_of_who_has_left_may_break() {
     let (one, mut other, segment) = connected();
@@ -312,7 +312,7 @@ fn a_connection_of_who_has_left_may_break() {
     assert!(!until(SHORT, &mut [&mut other], |_| segment.failure().is_some()));
 }
 
-/// Who has waited to be answered and goes is forgotten, however many come after it.
+/// A connection that waited for an answer and leaves is forgotten, however many come after it.
 #[test]
 fn who_comes_early_may_go() {
     let authority = Authority::new().unwrap();
@@ -331,7 +331,7 @@ fn who_comes_early_may_go() {
     assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
 }
 
-/// What a process has forked has its sockets, too.
+/// A process that was forked has the sockets of its parent, too.
 #[test]
 fn a_socket_that_somebody_else_has_is_no_trouble() {
     let (mut one, mut other, _segment) = connected();
@@ -345,7 +345,7 @@ fn a_socket_that_somebody_else_has_is_no_trouble() {
     assert!(events.is_empty() && !copies.is_empty());
 }
 
-/// It says that it will say no more before it has said what it comes for.
+/// A connection says that it will say no more before it has said what it comes for.
 #[test]
 fn who_ends_before_it_has_greeted_is_sent_away() {
     let authority = Authority::new().unwrap();
@@ -386,7 +386,7 @@ struct Way {
 }
 
 impl Way {
-    /// Hands on at most so many bytes; changes the one in this place.
+    /// Hands on at most `most` bytes; changes the one at `changed`.
     fn pass(&mut self, most: usize, changed: Option<usize>) {
         let mut bytes = vec![0; most];
         match self.from.read(&mut bytes) {
@@ -397,7 +397,7 @@ impl Way {
                     *byte ^= 0x55;
                 }
                 self.passed += count;
-                // Nobody reads what is said after an error.
+                // Nobody reads the bytes that are said after an error.
                 let _ = self.to.write_all(&bytes[..count]);
             }
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
@@ -457,8 +457,8 @@ fn records_are_those_of_tls() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
-    /// However the bytes between two processes are cut or changed: what comes is the beginning of what was said, and
-    /// all of it where nothing was changed.
+    /// The bytes between two processes are cut or changed. Still only a beginning of what was said comes, and all of
+    /// it where nothing was changed.
     #[test]
     fn what_comes_is_what_was_said(
         to_server: bool,
@@ -505,7 +505,7 @@ proptest! {
         } else {
             prop_assert!(flows != (TcpFlow::Open, TcpFlow::Ended) || heard == said);
         }
-        // Asked again, they say the same, and do not panic.
+        // Both say the same when asked again, and do not panic.
         let _ = (client.receive(|_| true), client.send(&mut chunks), client.finish());
         let _ = (server.receive(|_| true), server.finish());
     }
