@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / ".ci").exists())
 sys.path.insert(0, str(ROOT / ".ci"))
 
 import floors  # noqa: E402

@@ -1,4 +1,4 @@
-//! What the generators have in common: the load of a schedule, the size of its blocks, and what they refuse.
+//! The common ground of the generators: the load of a schedule, the size of its blocks, and the refusals.
 
 use crate::schedule::{Block, Collective, MAX_ALL_TO_ALL_RANKS, Tensor, cut};
 
