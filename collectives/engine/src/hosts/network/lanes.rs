@@ -502,18 +502,9 @@ impl Lanes {
         let Some((communicator, host)) = self.way(place) else { return };
         let own = communicator.bridge.segment().host();
         let to = communicator.ways[host as usize].to;
-        let flow = line.receive(|bytes| {
-            said.extend(bytes);
-            said.len() <= GREETING_BYTES
-        });
         let answer = Greeting { communicator: place.communicator, host: own }.encode();
+        let flow = read_answer(&mut line, &answer, &mut said);
         let is_answered = said == answer;
-        let flow = match flow {
-            TcpFlow::Open if !answer.starts_with(&said) => {
-                TcpFlow::Broken("it answered something else".to_owned())
-            }
-            flow => flow,
-        };
         match (to, flow) {
             (To::Greeting(..), TcpFlow::Open) => {
                 self.lines.insert(token, (line, Purpose::To(place, said)));
@@ -610,6 +601,11 @@ impl Lanes {
         if self.communicators.values().any(|communicator| communicator.is_quiet) {
             self.wake(now);
         }
+        self.close_late(now);
+    }
+
+    /// Closes connections that have not said in time what they are for, or are to end now.
+    fn close_late(&mut self, now: Instant) {
         let mut late = vec![];
         for (token, (line, used)) in &self.lines {
             match used {
@@ -665,6 +661,20 @@ impl Lanes {
 
     fn is_ready(&self, token: u64) -> bool {
         self.lines.get(&token).is_some_and(|(line, _)| line.is_ready())
+    }
+}
+
+/// Reads more of an answer, which must be these words.
+fn read_answer(line: &mut TcpConnection, answer: &[u8], said: &mut Vec<u8>) -> TcpFlow {
+    let flow = line.receive(|bytes| {
+        said.extend(bytes);
+        said.len() <= GREETING_BYTES
+    });
+    match flow {
+        TcpFlow::Open if !answer.starts_with(said) => {
+            TcpFlow::Broken("it answered something else".to_owned())
+        }
+        flow => flow,
     }
 }
 
