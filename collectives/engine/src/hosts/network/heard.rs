@@ -8,12 +8,12 @@ use tpurun_protocol::segment::bell::Ears;
 
 /// Rings as they come.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct Rings {
     ears: Ears,
     segment: Arc<Segment>,
 }
 
-impl Heard {
+impl Rings {
     pub(crate) fn new(ears: Ears, segment: Arc<Segment>) -> Self {
         Self { ears, segment }
     }
@@ -25,7 +25,7 @@ impl Heard {
 }
 
 /// The descriptor can be read when a ring comes.
-impl AsFd for Heard {
+impl AsFd for Rings {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ears.as_fd()
     }
