@@ -44,7 +44,7 @@ pub use schedule::{
     Action, Algorithm, Block, Collective, Schedule, Source, Step, Table, Tensor, Traffic, UnknownAlgorithm,
 };
 pub use shape::{
-    Coordinates, Dimension, Grid, Layout, Link, MAX_DIMENSIONS, Placement, PlacementError, TopologyError,
-    Torus,
+    Arrangement, Coordinates, Dimension, Grid, Link, MAX_DIMENSIONS, Placement, PlacementError,
+    TopologyError, Torus,
 };
 pub use verify::{Proof, VerifyError, verify};

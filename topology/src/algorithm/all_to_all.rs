@@ -8,7 +8,7 @@
 //! upward lane takes one and the downward lane the other, so that on a torus of equal even sizes n every
 //! directed link carries M·n/8 bytes of the M that each rank sends: the bisection bound.
 
-use super::lane::{Direction, Lane};
+use super::lane::{Direction, GridLane};
 use super::load::Cuts;
 use super::walk::{Pass, Round, Walk};
 use crate::schedule::{Action, Block, Step, Traffic};
@@ -26,7 +26,7 @@ pub(super) fn direct(ranks: u32, rank: u32) -> Vec<Step> {
 }
 
 /// Rank r passes on, dimension after dimension, all blocks that have come as far as r.
-pub(super) fn along_dimensions(lane: &Lane, grid: &Grid, rank: u32) -> Vec<Step> {
+pub(super) fn along_dimensions(lane: &GridLane, grid: &Grid, rank: u32) -> Vec<Step> {
     let mut walk = Walk::new(lane, grid, rank);
     for position in 0..lane.order.len() {
         let dimension = walk.dimension(position);
@@ -40,7 +40,7 @@ pub(super) fn along_dimensions(lane: &Lane, grid: &Grid, rank: u32) -> Vec<Step>
 }
 
 /// Every block over every link of its way.
-pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &Lane, grid: &Grid) {
+pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &GridLane, grid: &Grid) {
     let ranks = grid.ranks();
     for chunk in 0..ranks * ranks {
         let bytes = cuts.bytes(Block { chunk, part: lane.part });

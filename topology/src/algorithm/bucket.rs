@@ -15,7 +15,7 @@
 //! - broadcast: 2d spanning trees that share no directed link where every dimension wraps, V/2d bytes each.
 //! - all-to-all: rank r passes blocks on along one dimension after the other, the shorter way around.
 
-use super::lane::{Direction, Lane, lane_count, lanes};
+use super::lane::{Direction, GridLane, lane_count, lanes};
 use super::load::{Cuts, Load, check};
 use super::walk::{Round, Walk};
 use super::{all_to_all, spread, sweep};
@@ -29,7 +29,7 @@ use crate::shape::Grid;
 pub fn schedule(collective: Collective, grid: &Grid, rank: u32) -> Schedule {
     let ranks = grid.ranks();
     check(collective, ranks, rank);
-    let channel = |lane: Lane| match collective {
+    let channel = |lane: GridLane| match collective {
         Collective::Broadcast { root } => spread::steps(&lane, grid, root, rank),
         Collective::AllToAll => all_to_all::along_dimensions(&lane, grid, rank),
         _ => sweep_steps(Walk::new(&lane, grid, rank), collective),
@@ -143,7 +143,7 @@ enum Sweep {
     Gather,
 }
 
-fn add_sweeps(traffic: &mut Traffic, cuts: &Cuts, lane: &Lane, grid: &Grid, sweep: Sweep) {
+fn add_sweeps(traffic: &mut Traffic, cuts: &Cuts, lane: &GridLane, grid: &Grid, sweep: Sweep) {
     for rank in 0..grid.ranks() {
         let at = grid.coordinates(rank);
         for (position, &d) in lane.order.iter().enumerate() {

@@ -6,13 +6,13 @@
 //! is the first dimension after j (going around) in which the row and the root differ: where every
 //! dimension wraps no two lanes share a directed link, and each link carries V/2d bytes, the lower bound.
 
-use super::lane::{Direction, Lane};
+use super::lane::{Direction, GridLane};
 use super::load::Cuts;
 use crate::schedule::{Action, Block, Step, Traffic};
 use crate::shape::{Coordinates, Dimension, Grid};
 
 /// Rank r receives chunk c from its parent, then sends it to its children, for c = 0..P.
-pub(super) fn steps(lane: &Lane, grid: &Grid, root: u32, rank: u32) -> Vec<Step> {
+pub(super) fn steps(lane: &GridLane, grid: &Grid, root: u32, rank: u32) -> Vec<Step> {
     let tree = Tree { lane, grid, root: grid.coordinates(root) };
     let at = grid.coordinates(rank);
     let parent = tree.parent(&at).map(|parent| grid.rank_at(&parent));
@@ -27,7 +27,7 @@ pub(super) fn steps(lane: &Lane, grid: &Grid, root: u32, rank: u32) -> Vec<Step>
 }
 
 /// Every rank but the root receives the lane's part of the tensor once.
-pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &Lane, grid: &Grid, root: u32) {
+pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &GridLane, grid: &Grid, root: u32) {
     let tree = Tree { lane, grid, root: grid.coordinates(root) };
     let bytes = (0..grid.ranks()).map(|chunk| cuts.bytes(Block { chunk, part: lane.part })).sum();
     for rank in 0..grid.ranks() {
@@ -63,7 +63,7 @@ pub(super) fn busiest(grid: &Grid) -> f64 {
 }
 
 struct Tree<'a> {
-    lane: &'a Lane,
+    lane: &'a GridLane,
     grid: &'a Grid,
     root: Coordinates,
 }

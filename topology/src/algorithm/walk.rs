@@ -1,6 +1,6 @@
 //! One rank's way through the phases of a lane, a dimension after the other.
 
-use super::lane::Lane;
+use super::lane::GridLane;
 use crate::schedule::{Action, Block, Step};
 use crate::shape::{Coordinates, Dimension, Grid};
 
@@ -31,14 +31,14 @@ impl<T> Round<T> {
 
 /// The steps of one rank on the channel of one lane, as they are made.
 pub(super) struct Walk<'a> {
-    pub(super) lane: &'a Lane,
+    pub(super) lane: &'a GridLane,
     pub(super) grid: &'a Grid,
     pub(super) at: Coordinates,
     steps: Vec<Step>,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(lane: &'a Lane, grid: &'a Grid, rank: u32) -> Self {
+    pub(super) fn new(lane: &'a GridLane, grid: &'a Grid, rank: u32) -> Self {
         Self { lane, grid, at: grid.coordinates(rank), steps: Vec::new() }
     }
 

@@ -8,6 +8,6 @@ mod route;
 mod torus;
 
 pub use grid::Grid;
-pub use placement::{Layout, Placement, PlacementError, Stretch};
+pub use placement::{Arrangement, Placement, PlacementError, Stretch};
 pub use route::Router;
 pub use torus::{Coordinates, Dimension, Link, MAX_CHIPS, MAX_DIMENSIONS, TopologyError, Torus};

@@ -22,7 +22,7 @@ impl Stretch {
 
 /// The form that the ranks of a communicator have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
+pub enum Arrangement {
     /// They are a box of the torus: every combination of some coordinates of each dimension.
     Grid,
     /// They are anything else, taken as a ring in rank order.
@@ -33,7 +33,7 @@ pub enum Layout {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
     grid: Grid,
-    layout: Layout,
+    arrangement: Arrangement,
     grid_stretch: Stretch,
     ring_stretch: Stretch,
 }
@@ -55,11 +55,11 @@ impl Placement {
             Some(grid) => {
                 let hops = neighbours_on_grid(&grid).map(|(a, b)| (chips[a as usize], chips[b as usize]));
                 let grid_stretch = stretch(&router, hops)?;
-                Self { grid, layout: Layout::Grid, grid_stretch, ring_stretch }
+                Self { grid, arrangement: Arrangement::Grid, grid_stretch, ring_stretch }
             }
             None => {
                 let grid = Grid::ring(chips.len() as u32);
-                Self { grid, layout: Layout::Ring, grid_stretch: ring_stretch, ring_stretch }
+                Self { grid, arrangement: Arrangement::Ring, grid_stretch: ring_stretch, ring_stretch }
             }
         })
     }
@@ -71,7 +71,12 @@ impl Placement {
     pub fn ring(ranks: u32) -> Self {
         assert!(ranks > 0, "a communicator has at least one rank");
         let grid = Grid::ring(ranks);
-        Self { grid, layout: Layout::Ring, grid_stretch: Stretch::UNIT, ring_stretch: Stretch::UNIT }
+        Self {
+            grid,
+            arrangement: Arrangement::Ring,
+            grid_stretch: Stretch::UNIT,
+            ring_stretch: Stretch::UNIT,
+        }
     }
 
     /// How many ranks the communicator has.
@@ -79,14 +84,14 @@ impl Placement {
         self.grid.ranks()
     }
 
-    /// The ranks as a grid; a [`Layout::Ring`] has one dimension.
+    /// The ranks as a grid; an [`Arrangement::Ring`] has one dimension.
     pub fn grid(&self) -> &Grid {
         &self.grid
     }
 
     /// Returns the form that the ranks have.
-    pub fn layout(&self) -> Layout {
-        self.layout
+    pub fn arrangement(&self) -> Arrangement {
+        self.arrangement
     }
 
     /// How the neighbours of the grid lie on the links.

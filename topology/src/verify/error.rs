@@ -6,7 +6,7 @@ use crate::schedule::Block;
 
 /// A step of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Site {
+pub struct StepSite {
     /// The rank whose schedule it is.
     pub rank: u32,
     /// Which channel.
@@ -15,7 +15,7 @@ pub struct Site {
     pub step: u32,
 }
 
-impl fmt::Display for Site {
+impl fmt::Display for StepSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} channel {} step {}", self.rank, self.channel, self.step)
     }
@@ -23,9 +23,9 @@ impl fmt::Display for Site {
 
 /// A step that never comes to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wait {
+pub struct StuckStep {
     /// The step.
-    pub site: Site,
+    pub site: StepSite,
     /// The rank that would have to do something.
     pub on: u32,
     /// The thing it would have to do.
@@ -43,7 +43,7 @@ pub enum Need {
     Arrival,
 }
 
-impl fmt::Display for Wait {
+impl fmt::Display for StuckStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let need = match self.need {
             Need::Message => "send",
@@ -86,7 +86,7 @@ pub enum VerifyError {
     #[error("{site} names rank {given}, expected another rank below {ranks}")]
     NoSuchRank {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The rank it names.
         given: u32,
         /// How many ranks there are.
@@ -96,7 +96,7 @@ pub enum VerifyError {
     #[error("{site} names block {block}, expected one of {chunks} chunks in {parts} parts")]
     NoSuchBlock {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The block it names.
         block: Block,
         /// How many chunks there are.
@@ -120,7 +120,7 @@ pub enum VerifyError {
     #[error("{site} needs block {block}, which the rank does not have")]
     Missing {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The block.
         block: Block,
     },
@@ -128,7 +128,7 @@ pub enum VerifyError {
     #[error("{site} gets block {given} from rank {from}, expected block {expected}")]
     WrongBlock {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The sender.
         from: u32,
         /// The block the step names.
@@ -140,7 +140,7 @@ pub enum VerifyError {
     #[error("{site} reduces the contribution of rank {contributor} to block {block} a second time")]
     ReducedTwice {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The block.
         block: Block,
         /// The rank whose contribution it is.
@@ -150,7 +150,7 @@ pub enum VerifyError {
     #[error("{site} publishes block {block} a second time")]
     PublishedTwice {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The block.
         block: Block,
     },
@@ -158,7 +158,7 @@ pub enum VerifyError {
     #[error("{site} reads block {block} of the window of rank {from}, which no meeting has shown")]
     NotPublished {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The rank whose window it is.
         from: u32,
         /// The block.
@@ -168,7 +168,7 @@ pub enum VerifyError {
     #[error("{site} reads the fold of block {block}, which no meeting has made")]
     NotFolded {
         /// The step.
-        site: Site,
+        site: StepSite,
         /// The block.
         block: Block,
     },
@@ -176,7 +176,7 @@ pub enum VerifyError {
     #[error("{site} meets to fold other blocks than the first rank to arrive")]
     MeetingDiffers {
         /// The step.
-        site: Site,
+        site: StepSite,
     },
     /// Steps that wait for each other, or for a rank that is done.
     #[error("deadlock: {}", deadlock_text(circle, waits))]
@@ -185,7 +185,7 @@ pub enum VerifyError {
         /// a rank that has nothing left to do.
         circle: Vec<u32>,
         /// Every step that waits.
-        waits: Vec<Wait>,
+        waits: Vec<StuckStep>,
     },
     /// A message that nobody takes.
     #[error("block {block} from rank {from} to rank {to} on channel {channel} is never received")]
@@ -243,10 +243,10 @@ pub enum VerifyError {
     },
 }
 
-fn deadlock_text(circle: &[u32], waits: &[Wait]) -> String {
+fn deadlock_text(circle: &[u32], waits: &[StuckStep]) -> String {
     /// Enough to see what goes on; the rest is in the error's fields.
     const SHOWN: usize = 2;
-    let shown = waits.iter().take(SHOWN).map(Wait::to_string).collect::<Vec<_>>().join(", ");
+    let shown = waits.iter().take(SHOWN).map(StuckStep::to_string).collect::<Vec<_>>().join(", ");
     let more = match waits.len().saturating_sub(SHOWN) {
         0 => String::new(),
         more => format!(", and {more} more"),

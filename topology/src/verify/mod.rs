@@ -14,12 +14,12 @@ mod run;
 
 use std::collections::BTreeMap;
 
-pub use error::{Need, Site, VerifyError, Wait};
+pub use error::{Need, StepSite, StuckStep, VerifyError};
 pub use proof::Proof;
 
 use crate::schedule::{Block, Collective, Schedule, Source, Step, Tensor};
 use contents::Contributors;
-use run::Run;
+use run::SymbolicRun;
 
 /// Proves the schedules of all ranks, in rank order, for a tensor.
 ///
@@ -34,7 +34,7 @@ pub fn verify(schedules: &[Schedule], tensor: Tensor) -> Result<Proof, VerifyErr
     check_agreement(schedules)?;
     schedules.iter().try_for_each(check_steps)?;
     schedules.iter().try_for_each(check_channels)?;
-    let run = Run::new(schedules, tensor).finish()?;
+    let run = SymbolicRun::new(schedules, tensor).finish()?;
     schedules.iter().try_for_each(|schedule| check_result(schedule, &run))?;
     Ok(run.proof)
 }
@@ -67,9 +67,9 @@ fn check_agreement(schedules: &[Schedule]) -> Result<(), VerifyError> {
     Ok(())
 }
 
-fn sites(schedule: &Schedule) -> impl Iterator<Item = (Site, &Step)> {
+fn sites(schedule: &Schedule) -> impl Iterator<Item = (StepSite, &Step)> {
     (0..).zip(&schedule.channels).flat_map(move |(channel, steps)| {
-        let site = move |step| Site { rank: schedule.rank, channel, step };
+        let site = move |step| StepSite { rank: schedule.rank, channel, step };
         (0..).zip(steps).map(move |(step, what)| (site(step), what))
     })
 }
@@ -119,7 +119,7 @@ fn check_channels(schedule: &Schedule) -> Result<(), VerifyError> {
     Ok(())
 }
 
-fn check_result(schedule: &Schedule, run: &Run<'_>) -> Result<(), VerifyError> {
+fn check_result(schedule: &Schedule, run: &SymbolicRun<'_>) -> Result<(), VerifyError> {
     let Schedule { rank, ranks, .. } = *schedule;
     for chunk in (0..schedule.chunks()).filter(|&chunk| schedule.is_output(chunk)) {
         let expected = match schedule.collective {

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::contents::{Contents, Folds};
-use super::error::{Need, Site, VerifyError, Wait};
+use super::error::{Need, StepSite, StuckStep, VerifyError};
 use super::proof::Proof;
 use crate::schedule::{Action, Block, Schedule, Source, Step, Tensor, Traffic};
 
 /// The state of all ranks.
-pub(super) struct Run<'a> {
+pub(super) struct SymbolicRun<'a> {
     schedules: &'a [Schedule],
     tensor: Tensor,
     channels: usize,
@@ -39,8 +39,8 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    fn site(&self) -> Site {
-        Site { rank: self.rank, channel: self.channel, step: self.next as u32 }
+    fn site(&self) -> StepSite {
+        StepSite { rank: self.rank, channel: self.channel, step: self.next as u32 }
     }
 }
 
@@ -83,7 +83,7 @@ enum Progress {
     Waits,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SymbolicRun<'a> {
     pub(super) fn new(schedules: &'a [Schedule], tensor: Tensor) -> Self {
         let channels = schedules[0].channels.len();
         let lanes: Vec<Lane<'a>> = schedules
@@ -126,7 +126,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let waits: Vec<Wait> = (0..self.lanes.len()).filter_map(|lane| self.wait(lane)).collect();
+        let waits: Vec<StuckStep> = (0..self.lanes.len()).filter_map(|lane| self.wait(lane)).collect();
         if !waits.is_empty() {
             return Err(VerifyError::Deadlock { circle: circle(&waits), waits });
         }
@@ -236,7 +236,7 @@ impl<'a> Run<'a> {
         Ok(Progress::Done)
     }
 
-    fn fold(&mut self, site: Site, meeting: u32, block: Block) -> Result<(), VerifyError> {
+    fn fold(&mut self, site: StepSite, meeting: u32, block: Block) -> Result<(), VerifyError> {
         let ranks = self.schedules.len() as u32;
         let window = |from| {
             let window = self.windows.get(&(site.channel, from, block));
@@ -283,7 +283,7 @@ impl<'a> Run<'a> {
 
     fn apply(
         &mut self,
-        site: Site,
+        site: StepSite,
         block: Block,
         contents: Contents,
         action: Action,
@@ -298,7 +298,7 @@ impl<'a> Run<'a> {
         folded.map_err(|contributor| VerifyError::ReducedTwice { site, block, contributor })
     }
 
-    fn wait(&self, index: usize) -> Option<Wait> {
+    fn wait(&self, index: usize) -> Option<StuckStep> {
         let lane = &self.lanes[index];
         let (site, step) = (lane.site(), lane.steps.get(lane.next)?);
         let (on, need) = match step {
@@ -306,7 +306,7 @@ impl<'a> Run<'a> {
             Step::Receive { from, .. } => (*from, Need::Message),
             _ => (self.latecomer(lane)?, Need::Arrival),
         };
-        Some(Wait { site, on, need })
+        Some(StuckStep { site, on, need })
     }
 
     /// A rank that has not come to the meeting a lane waits at.
@@ -333,10 +333,10 @@ fn inputs(schedule: &Schedule) -> BTreeMap<Block, Contents> {
 }
 
 /// Ranks that wait for each other in a circle on one channel, if there are any.
-fn circle(waits: &[Wait]) -> Vec<u32> {
-    let of_lane = |wait: &Wait| (wait.site.channel, wait.site.rank);
-    let lanes: BTreeMap<(u32, u32), &Wait> = waits.iter().map(|wait| (of_lane(wait), wait)).collect();
-    let next = |wait: &Wait| lanes.get(&(wait.site.channel, wait.on)).copied();
+fn circle(waits: &[StuckStep]) -> Vec<u32> {
+    let of_lane = |wait: &StuckStep| (wait.site.channel, wait.site.rank);
+    let lanes: BTreeMap<(u32, u32), &StuckStep> = waits.iter().map(|wait| (of_lane(wait), wait)).collect();
+    let next = |wait: &StuckStep| lanes.get(&(wait.site.channel, wait.on)).copied();
     for first in waits {
         let chain = std::iter::successors(next(first), |wait| next(wait)).take(waits.len());
         let ranks: Vec<u32> = chain.map(|wait| wait.site.rank).collect();

@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use tpurun_topology::shape::Stretch;
-use tpurun_topology::{Layout, Link, Placement, Torus};
+use tpurun_topology::{Arrangement, Link, Placement, Torus};
 
 use crate::{placed, whole};
 
@@ -22,14 +22,14 @@ fn place(shape: &str, ranks: impl IntoIterator<Item = u32>) -> Placement {
 #[test]
 fn all_ranks_are_the_whole_grid() {
     let placement = placed("4x1x2");
-    assert_eq!((placement.layout(), grid(&placement)), (Layout::Grid, "4x2".to_owned()));
+    assert_eq!((placement.arrangement(), grid(&placement)), (Arrangement::Grid, "4x2".to_owned()));
     assert_eq!(placement.grid_stretch(), Stretch::UNIT);
 }
 
 #[test]
 fn a_box_wraps_where_it_covers_a_whole_dimension() {
     let plane = place("4x4x4", 16..32);
-    assert_eq!((plane.layout(), grid(&plane)), (Layout::Grid, "4x4".to_owned()));
+    assert_eq!((plane.arrangement(), grid(&plane)), (Arrangement::Grid, "4x4".to_owned()));
     let slab = place("4x4x4", (0..64).filter(|rank| rank % 4 < 3));
     assert_eq!(grid(&slab), "4x4x3o");
     let column = place("4x4ox4", [1, 5, 9, 13]);
@@ -39,7 +39,7 @@ fn a_box_wraps_where_it_covers_a_whole_dimension() {
 #[test]
 fn anything_else_is_a_ring_in_rank_order() {
     let placement = place("4x4", [0, 1, 2, 5, 9]);
-    assert_eq!((placement.layout(), grid(&placement)), (Layout::Ring, "5".to_owned()));
+    assert_eq!((placement.arrangement(), grid(&placement)), (Arrangement::Ring, "5".to_owned()));
     assert_eq!(placement.ring_stretch(), placement.grid_stretch());
     assert_eq!(placement.ring_stretch().hops, 3);
 }
@@ -47,7 +47,7 @@ fn anything_else_is_a_ring_in_rank_order() {
 #[test]
 fn ranks_may_fill_their_box_in_any_order() {
     let placement = place("2x4", [7, 0, 5, 2, 3, 4, 1, 6]);
-    assert_eq!(placement.layout(), Layout::Grid);
+    assert_eq!(placement.arrangement(), Arrangement::Grid);
     assert_eq!(placement.grid().coordinates(0), [1, 3, 0]);
     assert_eq!(placement.grid().rank_at(&[1, 1, 0]), 2);
 }
@@ -79,7 +79,7 @@ fn dead_chips_leave_a_smaller_grid_or_a_ring() {
     let row_dead = torus("4x4").without_chips(0..4).unwrap();
     assert_eq!(grid(&whole(&row_dead)), "3ox4");
     let one_dead = torus("4x4").without_chips([5]).unwrap();
-    assert_eq!(whole(&one_dead).layout(), Layout::Ring);
+    assert_eq!(whole(&one_dead).arrangement(), Arrangement::Ring);
 }
 
 #[test]
