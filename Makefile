@@ -312,8 +312,9 @@ floors: ## what imports what: floors, circles, the most methods, long functions 
 	@TIMEFORMAT="tpurun: read in %1R s"; time $(PYTHON) .ci/floors.py $(ARGS)
 
 .PHONY: check-python
-check-python: $(PACKAGES_READY) ## ruff
-	$(call say,checking Python)
+check-python: $(PACKAGES_READY) ## ruff, and what imports what
+	$(call say,checking Python and imports)
+	@$(PYTHON) .ci/floors.py --check
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
