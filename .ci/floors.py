@@ -84,7 +84,7 @@ LIMITS = Limits(
     long_files={
         "tpurun-engine bridge": 720,
         "tpurun-engine ffi": 740,
-        "tpurun-engine lanes": 700,
+        "tpurun-engine tcp_sessions": 700,
         "tpurun-launcher agent": 720,
         "tpurun-launcher job": 620,
         "tpurun-protocol segment": 880,

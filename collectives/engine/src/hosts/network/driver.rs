@@ -18,8 +18,8 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use super::Address;
 use super::emulated_link::InFlight;
 use super::heard::Rings;
-use super::lanes::{LANES, Lanes};
 use super::mesh::Mesh;
+use super::tcp_sessions::{LANES, Lanes};
 use crate::hosts::bridge::Bridge;
 use tpurun_protocol::network::Link;
 

@@ -1,5 +1,5 @@
 mod hosts;
-mod lanes;
+mod tcp_sessions;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustls::ServerConfig;
 
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
-use super::line::{TcpConnection, TcpFlow};
+use super::tcp_connection::{TcpConnection, TcpFlow};
 use super::tls::{Expected, Identity};
 use super::{Address, SILENCE};
 use crate::hosts::bridge::{Bridge, Frames, Outbox};
