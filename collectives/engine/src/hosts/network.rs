@@ -34,7 +34,7 @@ pub(crate) use greeting::Greeting;
 use heard::Rings;
 use invitation::Invitation;
 use mesh::Mesh;
-use tcp_sessions::Lanes;
+use tcp_sessions::TcpSessions;
 use tls::{Certificate, Expected, Identity, Who};
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::invalid_usage;
@@ -377,8 +377,8 @@ fn make_driver(
     let epoll =
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| refused("watch a socket", &error))?;
     let epoll = Arc::new(epoll);
-    let lanes =
-        listener.map(|listener| Lanes::new(listener, epoll.clone(), identity.clone(), expected.clone()));
+    let lanes = listener
+        .map(|listener| TcpSessions::new(listener, epoll.clone(), identity.clone(), expected.clone()));
     let driver = Driver::new(mesh, lanes.transpose()?, socket, epoll, commands.clone(), link);
     Ok((driver.map_err(|error| refused("watch a socket", &error))?, commands, port))
 }

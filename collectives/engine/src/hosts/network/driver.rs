@@ -1,5 +1,5 @@
 //! The thread of the network: a UDP socket, the bells of communicators, and the time, for a [`Mesh`] that knows none
-//! of them; and the TCP connections of [`Lanes`], if there are any.
+//! of them; and the TCP connections of [`TcpSessions`], if there are any.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -19,7 +19,7 @@ use super::Address;
 use super::emulated_link::InFlight;
 use super::heard::Rings;
 use super::mesh::Mesh;
-use super::tcp_sessions::{LANES, Lanes};
+use super::tcp_sessions::{SESSIONS, TcpSessions};
 use crate::hosts::bridge::Bridge;
 use tpurun_protocol::network::Link;
 
@@ -153,7 +153,7 @@ impl Over {
 
 pub(super) struct Driver {
     mesh: Mesh,
-    lanes: Option<Lanes>,
+    lanes: Option<TcpSessions>,
     socket: UdpSocket,
     state: UdpSocketState,
     commands: Arc<Commands>,
@@ -191,7 +191,7 @@ impl Driver {
     /// `epoll` watches the connections of `lanes`, too.
     pub(super) fn new(
         mesh: Mesh,
-        lanes: Option<Lanes>,
+        lanes: Option<TcpSessions>,
         socket: UdpSocket,
         epoll: Arc<OwnedFd>,
         commands: Arc<Commands>,
@@ -234,7 +234,9 @@ impl Driver {
                 match event.data.u64() {
                     SOCKET => self.receive(now),
                     COMMANDS => self.obey(now),
-                    line if line >= LANES => self.lanes.iter_mut().for_each(|lanes| lanes.ready(now, line)),
+                    line if line >= SESSIONS => {
+                        self.lanes.iter_mut().for_each(|lanes| lanes.ready(now, line))
+                    }
                     bell => self.hear(now, bell),
                 }
             }
@@ -249,7 +251,7 @@ impl Driver {
             // A real link keeps what was sent when its process ends.
             let landed = self.link.as_ref().and_then(InFlight::last).unwrap_or(now);
             self.over.extend(self.mesh.over().into_iter().map(|id| (landed, Protocol::Quic, id)));
-            let lanes = self.lanes.as_mut().map(Lanes::over).unwrap_or_default();
+            let lanes = self.lanes.as_mut().map(TcpSessions::over).unwrap_or_default();
             self.over.extend(lanes.into_iter().map(|id| (now, Protocol::Tcp, id)));
             while let Some((landed, carrier, id)) = self.over.first().copied()
                 && landed <= now
@@ -340,7 +342,7 @@ impl Driver {
     fn call(&mut self, now: Instant) {
         loop {
             let of_mesh = self.mesh.calls();
-            let of_lanes = self.lanes.as_mut().map(Lanes::calls).unwrap_or_default();
+            let of_lanes = self.lanes.as_mut().map(TcpSessions::calls).unwrap_or_default();
             if of_mesh.is_empty() && of_lanes.is_empty() {
                 return;
             }

@@ -38,11 +38,11 @@ const UNREACHABLE: Duration = SILENCE.saturating_add(Duration::from_secs(5));
 const SILENT: &str = "it did not say what it is for";
 
 /// The bit that marks events of these connections in epoll; the rest is the number of the connection.
-pub(super) const LANES: u64 = 1 << 63;
-const LISTENER: u64 = LANES;
+pub(super) const SESSIONS: u64 = 1 << 63;
+const LISTENER: u64 = SESSIONS;
 
 /// All TCP connections of one driver.
-pub(super) struct Lanes {
+pub(super) struct TcpSessions {
     listener: TcpListener,
     epoll: Arc<OwnedFd>,
     identity: Arc<Identity>,
@@ -130,7 +130,7 @@ enum To {
     Closed,
 }
 
-impl Lanes {
+impl TcpSessions {
     pub(super) fn new(
         listener: TcpListener,
         epoll: Arc<OwnedFd>,
@@ -340,7 +340,7 @@ impl Lanes {
     fn watch(&mut self, token: u64) {
         let Some((line, used)) = self.lines.get_mut(&token) else { return };
         let flags = wanted(line, used);
-        if let Err(error) = line.watch(&self.epoll, LANES | token, flags) {
+        if let Err(error) = line.watch(&self.epoll, SESSIONS | token, flags) {
             // The connection will be late, and be closed.
             tracing::warn!(%error, "the network thread can not watch a connection");
         }
@@ -351,7 +351,7 @@ impl Lanes {
         if event == LISTENER {
             return self.accept(now);
         }
-        let token = event & !LANES;
+        let token = event & !SESSIONS;
         let Some((line, used)) = self.lines.remove(&token) else { return };
         match used {
             Purpose::Unknown(said, since) => self.hear_greeting(now, token, line, said, since),
@@ -689,7 +689,7 @@ fn most_crowded(unknown: &[(u64, IpAddr)]) -> Option<u64> {
 }
 
 #[cfg(test)]
-impl Lanes {
+impl TcpSessions {
     /// Has these bytes be sent to a host.
     pub(super) fn say(&mut self, now: Instant, id: u64, host: u32, words: Bytes) {
         self.communicators.get_mut(&id).expect("it is there").ways[host as usize].out.push_back(words);

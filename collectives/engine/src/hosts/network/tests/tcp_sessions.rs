@@ -17,7 +17,7 @@ use super::super::driver::Protocol;
 use super::super::greeting::GREETING_BYTES;
 use super::super::invitation::PROOF_BYTES;
 use super::super::tcp_connection::{TcpConnection, TcpFlow};
-use super::super::tcp_sessions::Lanes;
+use super::super::tcp_sessions::TcpSessions;
 use super::super::tls::{Expected, Identity, Who};
 use super::super::{Address, SILENCE};
 use super::{HERE, ID};
@@ -36,7 +36,7 @@ const HOST: u32 = 0;
 
 /// One process of a test.
 struct End {
-    lanes: Lanes,
+    lanes: TcpSessions,
     epoll: Arc<OwnedFd>,
     address: Address,
     /// The bridge of its host over QUIC, which is not there.
@@ -51,7 +51,7 @@ impl End {
         listener.set_nonblocking(true).unwrap();
         let address = identity.at(listener.local_addr().unwrap(), rank);
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-        let lanes = Lanes::new(listener, epoll.clone(), identity.into(), Expected::default()).unwrap();
+        let lanes = TcpSessions::new(listener, epoll.clone(), identity.into(), Expected::default()).unwrap();
         Self { lanes, epoll, address, first: None, ahead: Duration::ZERO }
     }
 
