@@ -59,10 +59,7 @@ LIMITS = Limits(
         "tpurun-launcher flight perfetto",
     ],
     many_methods={
-        "tpurun-engine Rounds": 50,
         "tpurun-launcher Agent": 135,
-        "tpurun-protocol Layout": 50,
-        "tpurun-protocol Segment": 125,
     },
     long_functions={
         "tpurun-engine bridge Bridge::take": 60,
@@ -87,7 +84,6 @@ LIMITS = Limits(
         "tpurun-engine tcp_sessions": 700,
         "tpurun-launcher agent": 720,
         "tpurun-launcher job": 620,
-        "tpurun-protocol segment": 880,
     },
 )
 

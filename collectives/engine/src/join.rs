@@ -119,7 +119,7 @@ fn fetched(
         let heard = segment.open_bell();
         heard.map_err(|none| segment.failure().unwrap_or_else(|| blame(none)))?;
     }
-    segment.roster().attach()?;
+    segment.attach()?;
     Ok(segment)
 }
 
@@ -133,7 +133,7 @@ fn offered_by_us(
 ) -> Result<(Segment, OwnedFd, Option<Ears>), Failure> {
     let (mut segment, fd) = Segment::create(members.clone(), hosts, settings, bootstrap.grace())?;
     let ears = if segment.is_bridged() { Some(segment.make_bell()?) } else { None };
-    segment.roster().attach()?;
+    segment.attach()?;
     bootstrap.offer(fd.as_fd())?;
     Ok((segment, fd, ears))
 }

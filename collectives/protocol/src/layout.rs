@@ -66,6 +66,54 @@ pub struct Layout {
     near_bytes: usize,
     wide_bytes: usize,
     ring_bytes: usize,
+    starts: Starts,
+}
+
+/// Where each area begins whose place depends on the sizes of those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Starts {
+    slots: usize,
+    behind: usize,
+    splits: usize,
+    written: usize,
+    chain: usize,
+    windows: usize,
+    folded: usize,
+    ledger: usize,
+    rings: usize,
+    ring_data: usize,
+    end: usize,
+}
+
+impl Starts {
+    fn new(ranks: usize, wide_bytes: usize, ring_bytes: usize) -> Self {
+        let rank_sets = 6 * PAGE + ranks * MEMBER_BYTES;
+        let slots = page(rank_sets + (2 + ranks) * ranks.div_ceil(64) * 8);
+        let behind = page(slots + 2 * ranks * SLOT_BYTES);
+        let splits = page(behind + 2 * ranks * OFFERS_BYTES);
+        let written = page(splits + 2 * ranks * splits_bytes(ranks));
+        let chain = page(written + 2 * ranks * written_bytes(ranks));
+        let windows = chain + (PLACES + ranks) * PROGRESS_BYTES;
+        // A large area begins where the processor can map it as one.
+        let windows = windows.next_multiple_of(if ranks * wide_bytes < HUGE_PAGE { PAGE } else { HUGE_PAGE });
+        let folded = windows + 2 * ranks * wide_bytes;
+        let ledger = folded + 2 * TURNS * wide_bytes;
+        let rings = page(ledger + ranks * ranks * LEDGER_BYTES);
+        let count = CHANNELS as usize * ranks * ranks;
+        let ring_data = page(rings + count * RING_COUNTER_BYTES);
+        let end = ring_data + count * ring_bytes;
+        Self { slots, behind, splits, written, chain, windows, folded, ledger, rings, ring_data, end }
+    }
+}
+
+/// Bytes of the counts that a rank gives its peers.
+fn splits_bytes(ranks: usize) -> usize {
+    2 * ranks * 8
+}
+
+/// Bytes that say what a rank has written for a round.
+fn written_bytes(ranks: usize) -> usize {
+    (WRITTEN_WORDS + ranks) * 8
 }
 
 /// Two ways to use the memory that all ranks stage in, of which an operation has one in a round: what is near lies
@@ -87,7 +135,8 @@ impl Layout {
         let wide_bytes = wide_bytes.next_multiple_of(PAGE);
         // A round between hosts costs the way there and back.
         let near_bytes = if hosts > 1 { wide_bytes } else { wide_bytes.min(cached_bytes(ranks)) };
-        Self { ranks, near_bytes, wide_bytes, ring_bytes }
+        let starts = Starts::new(ranks, wide_bytes, ring_bytes);
+        Self { ranks, near_bytes, wide_bytes, ring_bytes, starts }
     }
 
     /// Bytes of a near window.
@@ -175,27 +224,27 @@ impl Layout {
 
     /// Where the slot of a rank is for rounds of this parity.
     pub fn slot(&self, rank: u32, parity: usize) -> usize {
-        self.slots() + (parity * self.ranks + self.nth(rank)) * SLOT_BYTES
+        self.starts.slots + (parity * self.ranks + self.nth(rank)) * SLOT_BYTES
     }
 
     /// The keys of the operations that `rank` has queued behind the one in its slot.
     pub fn behind(&self, rank: u32, parity: usize) -> usize {
-        self.behind_start() + (parity * self.ranks + self.nth(rank)) * OFFERS_BYTES
+        self.starts.behind + (parity * self.ranks + self.nth(rank)) * OFFERS_BYTES
     }
 
     /// The counts of `rank`: `ranks` of its inputs, then `ranks` of its outputs, 8 bytes each.
     pub fn splits(&self, rank: u32, parity: usize) -> usize {
-        self.splits_start() + (parity * self.ranks + self.nth(rank)) * self.splits_bytes()
+        self.starts.splits + (parity * self.ranks + self.nth(rank)) * self.splits_bytes()
     }
 
     /// How much `rank` has written for a round, and how much of that for each rank, 8 bytes each.
     pub fn written(&self, rank: u32, parity: usize) -> usize {
-        self.written_start() + (parity * self.ranks + self.nth(rank)) * self.written_bytes()
+        self.starts.written + (parity * self.ranks + self.nth(rank)) * written_bytes(self.ranks)
     }
 
     /// How often ranks were done with each place of a chain, [`PLACES`] counts.
     pub fn chain_places(&self) -> usize {
-        page(self.written_start() + 2 * self.ranks * self.written_bytes())
+        self.starts.chain
     }
 
     /// How much of chains `rank` has folded.
@@ -217,7 +266,7 @@ impl Layout {
     /// The windows of all ranks of one parity, as one.
     pub fn all_windows(&self, parity: usize) -> Range<usize> {
         let bytes = self.ranks * self.wide_bytes;
-        let start = self.windows() + parity * bytes;
+        let start = self.starts.windows + parity * bytes;
         start..start + bytes
     }
 
@@ -226,7 +275,7 @@ impl Layout {
     pub fn busiest(&self) -> impl Iterator<Item = Range<usize>> {
         let near = self.ranks * self.near_bytes;
         let windows = |parity| (self.all_windows(parity).start, near);
-        let places = [(0, self.splits_start()), windows(0), windows(1)];
+        let places = [(0, self.starts.splits), windows(0), windows(1)];
         let places = places.into_iter().chain([(self.folded(0), 2 * self.wide_bytes)]);
         let ranges = places.map(|(at, bytes)| {
             at / HUGE_PAGE * HUGE_PAGE..(at + bytes).next_multiple_of(HUGE_PAGE).min(self.total())
@@ -236,7 +285,7 @@ impl Layout {
 
     /// Results, of rounds in [`TURNS`] turns; on one host of two parities.
     pub fn folded(&self, turn: usize) -> usize {
-        self.folded_start() + turn % TURNS * self.wide_bytes
+        self.starts.folded + turn % TURNS * self.wide_bytes
     }
 
     /// Returns where the partial result of all ranks of this host is, for the other hosts.
@@ -246,17 +295,17 @@ impl Layout {
 
     /// The counters of the ring from `from` to `to` on `channel`; its bytes follow at [`ring_data`](Self::ring_data).
     pub fn ring_counters(&self, channel: u32, from: u32, to: u32) -> usize {
-        self.rings() + self.ring_index(channel, from, to) * RING_COUNTER_BYTES
+        self.starts.rings + self.ring_index(channel, from, to) * RING_COUNTER_BYTES
     }
 
     /// Where the bytes of a ring are.
     pub fn ring_data(&self, channel: u32, from: u32, to: u32) -> usize {
-        self.ring_bytes_start() + self.ring_index(channel, from, to) * self.ring_bytes
+        self.starts.ring_data + self.ring_index(channel, from, to) * self.ring_bytes
     }
 
     /// The size of the segment.
     pub fn total(&self) -> usize {
-        self.ring_bytes_start() + self.ring_count() * self.ring_bytes
+        self.starts.end
     }
 
     fn nth(&self, rank: u32) -> usize {
@@ -273,66 +322,20 @@ impl Layout {
         self.rank_set_words() * 8
     }
 
-    fn slots(&self) -> usize {
-        page(self.rank_sets() + (2 + self.ranks) * self.rank_set_bytes())
-    }
-
-    fn behind_start(&self) -> usize {
-        page(self.slots() + 2 * self.ranks * SLOT_BYTES)
-    }
-
-    fn splits_start(&self) -> usize {
-        page(self.behind_start() + 2 * self.ranks * OFFERS_BYTES)
-    }
-
     /// Bytes of the counts that a rank gives its peers.
     pub fn splits_bytes(&self) -> usize {
-        2 * self.ranks * 8
-    }
-
-    fn written_start(&self) -> usize {
-        page(self.splits_start() + 2 * self.ranks * self.splits_bytes())
-    }
-
-    fn written_bytes(&self) -> usize {
-        (WRITTEN_WORDS + self.ranks) * 8
-    }
-
-    fn windows(&self) -> usize {
-        let start = self.chain_places() + (PLACES + self.ranks) * PROGRESS_BYTES;
-        // A large area begins where the processor can map it as one.
-        start.next_multiple_of(if self.ranks * self.wide_bytes < HUGE_PAGE { PAGE } else { HUGE_PAGE })
-    }
-
-    fn folded_start(&self) -> usize {
-        self.windows() + 2 * self.ranks * self.wide_bytes
+        splits_bytes(self.ranks)
     }
 
     /// Two words: sends pending from `from` to `to`, and receives of `to` pending from `from`. Where both are
     /// one rank, the second counts receives from any rank.
     pub fn ledger(&self, from: u32, to: u32) -> usize {
-        self.ledger_start() + (self.nth(from) * self.ranks + self.nth(to)) * LEDGER_BYTES
-    }
-
-    fn ledger_start(&self) -> usize {
-        self.folded_start() + 2 * TURNS * self.wide_bytes
-    }
-
-    fn rings(&self) -> usize {
-        page(self.ledger_start() + self.ranks * self.ranks * LEDGER_BYTES)
-    }
-
-    fn ring_count(&self) -> usize {
-        CHANNELS as usize * self.ranks * self.ranks
+        self.starts.ledger + (self.nth(from) * self.ranks + self.nth(to)) * LEDGER_BYTES
     }
 
     fn ring_index(&self, channel: u32, from: u32, to: u32) -> usize {
         assert!(channel < CHANNELS, "channel {channel} is not one of {CHANNELS}");
         (channel as usize * self.ranks + self.nth(from)) * self.ranks + self.nth(to)
-    }
-
-    fn ring_bytes_start(&self) -> usize {
-        page(self.rings() + self.ring_count() * RING_COUNTER_BYTES)
     }
 }
 
@@ -391,7 +394,7 @@ mod tests {
                     areas.push((layout.slot(rank, parity), SLOT_BYTES));
                     areas.push((layout.behind(rank, parity), OFFERS_BYTES));
                     areas.push((layout.splits(rank, parity), layout.splits_bytes()));
-                    areas.push((layout.written(rank, parity), layout.written_bytes()));
+                    areas.push((layout.written(rank, parity), written_bytes(layout.ranks)));
                     areas.push((layout.start_of(Window::Wide, rank, parity), layout.wide_bytes()));
                 }
                 for to in 0..ranks {
@@ -433,7 +436,7 @@ mod tests {
     fn rings_stay_within_their_budget() {
         for ranks in [2, 64, 256] {
             let layout = Layout::new(ranks, 1, 1 << 20);
-            assert!(layout.total() - layout.rings() <= 2 * RINGS_BUDGET, "{ranks} ranks");
+            assert!(layout.total() - layout.starts.rings <= 2 * RINGS_BUDGET, "{ranks} ranks");
         }
     }
 }

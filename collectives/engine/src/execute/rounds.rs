@@ -4,13 +4,13 @@
 //! then waits for its end (`await_keys`, `await_others`). [`Rounds::match_keys`] and [`Rounds::meet_again`] do both.
 //! The first meeting of an operation compares keys; no tensor changes before it is over. The last rank to arrive
 //! does what is to be done for all (`decide`), and others that wait may help it (`fold.rs`). A wait that takes long
-//! finds out why (`hopeless.rs`). Between hosts each meeting has more to do (`hierarchy.rs`).
+//! finds out why (`prospects.rs`). Between hosts each meeting has more to do (`hierarchy.rs`).
 //!
 //! Executions above it know nothing of queues; the queue above them decides which operation is next.
 
 mod fold;
 mod hierarchy;
-mod hopeless;
+mod prospects;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as StdOrdering};
@@ -37,9 +37,10 @@ use tpurun_protocol::config::Config;
 use tpurun_protocol::layout::TURNS;
 use tpurun_protocol::match_key::{self, Offer, Planned, Slot};
 use tpurun_protocol::op::{Op, OpKind};
-use tpurun_protocol::segment::Segment;
+use tpurun_protocol::segment::{Segment, Verdict};
 
 pub(crate) use hierarchy::{Between, LEAST_HALVED, is_halved, is_scattered, partials};
+use prospects::{Prospects, Tensors};
 
 /// The state that the communicator and its lane share, each to tell the other.
 #[derive(Debug, Default)]
@@ -198,16 +199,11 @@ pub(crate) struct Rounds {
     chained: u64,
     /// How the first rank of a chain writes long pieces.
     trial: Trial,
-    /// Looks at the processes of others so far.
-    looks: AtomicU32,
     /// The bytes it has staged for the next meeting, for the bridge to other hosts.
     staged: Staging,
     /// Other ranks know where the tensors of the operation are, and may read and write them there.
     is_lent: bool,
-    /// Since which operation this rank takes no part any more, and why.
-    given_up: Option<(u64, Failure)>,
-    /// When it has seen that this rank shuts down.
-    closing_since: Option<Instant>,
+    pub(crate) prospects: Prospects,
 }
 
 impl Rounds {
@@ -224,6 +220,7 @@ impl Rounds {
                 mapped::announce(&segment, kind, arena);
             }
         }
+        let prospects = Prospects::new(segment.clone(), shared.clone());
         Self {
             segment,
             presence,
@@ -235,12 +232,24 @@ impl Rounds {
             round: 0,
             chained: 0,
             trial: Trial::default(),
-            looks: AtomicU32::new(0),
             staged: Staging::default(),
             is_lent: false,
-            given_up: None,
-            closing_since: None,
+            prospects,
         }
+    }
+
+    /// Ends an operation that not all ranks have posted, as this rank shuts down.
+    ///
+    /// # Errors
+    /// Then, with the ranks that have not.
+    pub(crate) fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
+        let tensors = if self.is_lent { Tensors::Lent } else { Tensors::Own };
+        self.prospects.refuse_if_closing(meet, self.round, tensors)
+    }
+
+    /// Why a wait for `needed` will not end, if so; all ranks came to the meeting.
+    pub(crate) fn hopeless(&self, meet: &Meet<'_>, needed: &[u32]) -> Option<Verdict> {
+        self.prospects.hopeless(meet, &[], needed)
     }
 
     /// Meetings so far.
@@ -343,7 +352,7 @@ impl Rounds {
     pub(crate) fn run_chain(&mut self, meet: &Meet<'_>, chained: &Chained<'_>) -> Result<(), Failure> {
         let first = self.chained;
         self.chained += chained.pieces();
-        let hopeless = |needed: &[u32]| self.hopeless(meet, &[], needed);
+        let hopeless = |needed: &[u32]| self.hopeless(meet, needed);
         let tell = || self.blocked(meet);
         let lookout = Lookout::new(&self.segment, meet.deadline, self.patience(meet), &hopeless, &tell);
         let mut trial = self.trial;
@@ -475,7 +484,7 @@ impl Rounds {
             }
             if self.segment.roster().departures() != departures {
                 departures = self.segment.roster().departures();
-                self.give_up_if_hopeless(meet, round);
+                self.prospects.give_up_if_hopeless(meet, round);
             }
             match meeting.wait(round, self.patience(meet), bound, nudges) {
                 Opened::Yes => {
@@ -483,7 +492,7 @@ impl Rounds {
                     break Ok(());
                 }
                 Opened::Poisoned => {
-                    break Err(self.poisoned().expect("it stays poisoned"));
+                    break Err(self.prospects.poisoned().expect("it stays poisoned"));
                 }
                 Opened::Duty => {
                     if let Err(failure) = self.decide(meet, about, round) {
@@ -504,7 +513,7 @@ impl Rounds {
                 Opened::NotYet if look.is_some_and(|look| Instant::now() < look.min(meet.deadline)) => {}
                 Opened::NotYet => {
                     look = Some(Instant::now() + LOOK_PERIOD);
-                    self.give_up_if_hopeless(meet, round);
+                    self.prospects.give_up_if_hopeless(meet, round);
                 }
             }
         };

@@ -103,13 +103,13 @@ fn survive(segment: &Segment, input: &mut Input<'_>) {
         Count::Decided(list) | Count::Missing(list) => list.iter().all(|rank| *rank < ranks),
         Count::Corrupt => true,
     };
-    assert!(is_sound(ballot::last(segment)));
-    let round = ballot::decided(segment).saturating_add(1);
-    ballot::wish(segment, me, round);
+    assert!(is_sound(ballot::last(segment.roll())));
+    let round = ballot::decided(segment.roll()).saturating_add(1);
+    ballot::wish(segment.roll(), me, round);
     let gone = input.byte();
     let is_present = |rank: u32| rank == me || gone & 1 << (rank % 8) == 0;
-    assert!(is_sound(ballot::count(segment, me, round, is_present)));
-    let _ = ballot::retract(segment, me, round);
+    assert!(is_sound(ballot::count(segment.roll(), me, round, is_present)));
+    let _ = ballot::retract(segment.roll(), me, round);
     let lost: Vec<u32> = segment.ranks().filter(|rank| *rank != me).collect();
     if let Ok(mut survivors) = Survivors::new(segment, &lost, Duration::ZERO) {
         let _ = survivors.agree();

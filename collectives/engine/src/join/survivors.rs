@@ -68,24 +68,24 @@ impl<'a> Survivors<'a> {
     /// Agrees on the survivors of the next round: all of them return the same membership.
     pub(crate) fn agree(&mut self) -> Result<Membership, Failure> {
         let (segment, me) = (self.segment, self.segment.rank());
-        let Some(round) = ballot::decided(segment).checked_add(1) else { return Err(self.corrupt()) };
-        if round > 1 && !matches!(ballot::last(segment), Count::Decided(list) if list.contains(&me)) {
+        let Some(round) = ballot::decided(segment.roll()).checked_add(1) else { return Err(self.corrupt()) };
+        if round > 1 && !matches!(ballot::last(segment.roll()), Count::Decided(list) if list.contains(&me)) {
             return Err(self.given_up());
         }
-        ballot::wish(segment, me, round);
+        ballot::wish(segment.roll(), me, round);
         loop {
             let seen = segment.bell().rings();
-            let missing = match ballot::count(segment, me, round, |rank| self.is_present(rank)) {
+            let missing = match ballot::count(segment.roll(), me, round, |rank| self.is_present(rank)) {
                 Count::Decided(list) => return self.membership(round, &list),
                 Count::Missing(missing) => missing,
                 Count::Corrupt => return Err(self.corrupt()),
             };
-            if interrupt::is_stopped() && ballot::retract(segment, me, round) {
+            if interrupt::is_stopped() && ballot::retract(segment.roll(), me, round) {
                 return Err(interrupted(&segment.members().title()));
             }
             let now = Instant::now();
             if now >= self.deadline {
-                if ballot::retract(segment, me, round) {
+                if ballot::retract(segment.roll(), me, round) {
                     return Err(self.late(&missing));
                 }
                 continue;

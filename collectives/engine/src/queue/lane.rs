@@ -55,7 +55,7 @@ impl Lane {
 
     /// Runs one collective to its end.
     pub(crate) fn run(&mut self, op: &Op, timeout: Duration, posted: Posting) -> Result<(), Failure> {
-        if let Some(failure) = self.rounds.over() {
+        if let Some(failure) = self.rounds.prospects.over() {
             let result = Err(failure);
             self.rounds.presence.ended(posted.recording, &result);
             return result;
@@ -136,7 +136,7 @@ impl Lane {
         if agreed.uneven {
             return flat.run(&mut self.rounds, meet, Some(agreed));
         }
-        let hopeless = |needed: &[u32]| self.rounds.hopeless(&meet, &[], needed);
+        let hopeless = |needed: &[u32]| self.rounds.hopeless(&meet, needed);
         let tell = || self.rounds.blocked(&meet);
         let lookout = Lookout::new(&segment, meet.deadline, Patience::NONE, &hopeless, &tell);
         let moved = stepwise::run(&segment, op, &schedule, meet.seq, lookout)?;
@@ -164,6 +164,6 @@ impl Lane {
 
     /// This rank takes no part in any later operation. Tells the others.
     pub(crate) fn leave(&mut self) {
-        self.rounds.leave(self.seq);
+        self.rounds.prospects.leave(self.seq);
     }
 }

@@ -15,7 +15,9 @@ use tpurun_memory::text::head;
 use crate::frame::Failed;
 use crate::layout::FAILURE_TEXT_BYTES;
 
-use super::Segment;
+use super::base::Base;
+use super::remote::Remote;
+use super::roster::Roster;
 use super::words::*;
 
 /// The time that a rank waits for the hosts to agree on why a communicator has failed: they need two
@@ -50,7 +52,7 @@ impl Verdict {
 
 /// The one failure of a communicator.
 #[derive(Clone, Copy, Debug)]
-pub struct FailureWord<'a>(pub(super) &'a Segment);
+pub struct FailureWord<'a>(pub(super) &'a Base);
 
 impl<'a> FailureWord<'a> {
     /// Fails the communicator for all its ranks, and nobody in particular is to blame.
@@ -69,13 +71,13 @@ impl<'a> FailureWord<'a> {
     pub fn fail_by(self, verdict: &Verdict) -> Failure {
         self.fail_here(verdict);
         let own = || Failure::new(verdict.kind, &*verdict.text).blaming(self.0.in_world(&verdict.blamed));
-        self.0.failure().unwrap_or_else(own)
+        self.failure().unwrap_or_else(own)
     }
 
     /// As [`fail_by`](Self::fail_by), but asks no other host what stands.
     pub fn fail_here(self, verdict: &Verdict) {
         self.publish(verdict, || {
-            self.0.roster().attendance().end(self.0.size());
+            Roster(self.0).attendance().end(self.0.size());
             self.0.meeting().poison();
             true
         });
@@ -84,7 +86,7 @@ impl<'a> FailureWord<'a> {
     /// As [`fail_by`](Self::fail_by), but who sleeps learns of it only from [`announce`](Self::announce).
     pub fn fail_quietly(self, verdict: &Verdict) {
         self.settle(verdict, || {
-            self.0.roster().attendance().end(self.0.size());
+            Roster(self.0).attendance().end(self.0.size());
             self.0.meeting().poison_quietly();
             true
         });
@@ -92,7 +94,7 @@ impl<'a> FailureWord<'a> {
 
     /// Wakes everybody who waits in a communicator that has failed.
     pub fn announce(self) {
-        if self.0.failure().is_some() {
+        if self.failure().is_some() {
             self.0.meeting().poison();
             self.0.ring_all();
         }
@@ -101,7 +103,7 @@ impl<'a> FailureWord<'a> {
     /// As [`fail_by`](Self::fail_by), unless round `round` of the meeting is open by now: then nothing happens.
     pub fn fail_round(self, round: u32, verdict: &Verdict) -> Option<Failure> {
         self.fail_round_here(round, verdict);
-        let failure = self.0.failure();
+        let failure = self.failure();
         if failure.is_some() {
             // Poisons the round whoever failed it: a process that only said so must not leave us waiting.
             self.0.meeting().poison_round(round);
@@ -121,7 +123,7 @@ impl<'a> FailureWord<'a> {
     /// As [`fail_by`](Self::fail_by), unless all ranks are attached by now: then nothing happens.
     pub fn fail_creation(self, verdict: &Verdict) {
         self.publish(verdict, || {
-            let ended = self.0.roster().attendance().end(self.0.size());
+            let ended = Roster(self.0).attendance().end(self.0.size());
             if ended {
                 self.0.meeting().poison();
             }
@@ -157,7 +159,7 @@ impl<'a> FailureWord<'a> {
 
     /// Returns who we are when we write the failure: the agent is no rank, and dies with the job.
     fn writer(self) -> u32 {
-        if self.0.roster().pid(self.0.rank()) == std::process::id() { self.0.rank() } else { OUTSIDER }
+        if Roster(self.0).pid(self.0.rank()) == std::process::id() { self.0.rank() } else { OUTSIDER }
     }
 
     /// Whether who is writing the failure still may finish.
@@ -171,7 +173,7 @@ impl<'a> FailureWord<'a> {
                 deadline = Some(Instant::now() + PATIENCE);
                 Writer::Alive
             }
-            Some(_) if writer < self.0.size() && self.0.roster().is_gone(writer) => Writer::Gone,
+            Some(_) if writer < self.0.size() && Roster(self.0).is_gone(writer) => Writer::Gone,
             Some(deadline) if Instant::now() >= deadline => Writer::Silent,
             Some(_) => Writer::Alive,
         }
@@ -181,19 +183,26 @@ impl<'a> FailureWord<'a> {
     fn speak_for(self, writer: u32) {
         let text = format!(
             "{}: it died while it was saying why {} failed",
-            self.0.roster().describe_gone(&[writer]),
+            Roster(self.0).describe_gone(&[writer]),
             self.0.members.title()
         );
         self.write_failure(&Verdict::new(FailureKind::RankLost, text).blaming([writer]));
-        self.0.roster().attendance().end(self.0.size());
+        Roster(self.0).attendance().end(self.0.size());
         self.0.meeting().poison();
         self.0.ring_all();
     }
 
     /// Fails the communicator because `rank` wrote nonsense into it.
     pub fn corrupt(self, rank: u32, what: &str) -> Failure {
-        let text = format!("{} wrote what can not be: {what}", self.0.roster().describe(&[rank]));
+        let text = format!("{} wrote what can not be: {what}", Roster(self.0).describe(&[rank]));
         self.fail_by(&Verdict::new(FailureKind::Internal, text).blaming([rank]))
+    }
+
+    /// The failure of this communicator, if it has failed: what all hosts say, which takes them a moment to agree
+    /// on.
+    pub fn failure(self) -> Option<Failure> {
+        let own = self.own_failure()?;
+        Some(if self.0.is_bridged() { self.agreed_failure().unwrap_or(own) } else { own })
     }
 
     /// As this host has it.
@@ -240,7 +249,7 @@ impl<'a> FailureWord<'a> {
         };
         let look_at = |writer| {
             let is_rank = writer < self.0.size();
-            if is_rank && self.0.roster().liveness(writer) == Liveness::Gone {
+            if is_rank && Roster(self.0).liveness(writer) == Liveness::Gone {
                 Writer::Gone
             } else {
                 Writer::Silent
@@ -253,7 +262,7 @@ impl<'a> FailureWord<'a> {
     /// Ranks of several hosts need not wait until these agree on its failure, if it has failed: their agents have, or
     /// nothing joins the hosts over which they could.
     pub fn decide_alone(self) {
-        if self.0.remote().says_it_is_bridged()
+        if Remote(self.0).says_it_is_bridged()
             && let Some(failed) = self.candidate()
         {
             self.decide(&failed);
@@ -298,6 +307,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::segment::Segment;
 
     /// The number of a process that has ended.
     fn pid_of_nobody() -> u32 {

@@ -13,8 +13,9 @@ use crate::config::{Matching, Results};
 use crate::layout::{MAGIC, VERSION};
 use crate::membership::Membership;
 
+use super::base::Base;
+use super::settings::Settings;
 use super::words::*;
-use super::{Segment, Settings, refused};
 
 /// The header that memory of another process has, read before it is mapped.
 pub(super) struct Header {
@@ -62,7 +63,7 @@ pub fn nonce_of(segment: BorrowedFd<'_>) -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-pub(super) fn write_header(segment: &Segment, settings: Settings) {
+pub(super) fn write_header(segment: &Base, settings: Settings) {
     let header = segment.layout.header();
     let word = |offset: usize| segment.region.at::<AtomicU32>(header + offset);
     segment.region.at::<AtomicU64>(header + H_MAGIC).store(MAGIC, Ordering::Relaxed);
@@ -83,7 +84,7 @@ pub(super) fn write_header(segment: &Segment, settings: Settings) {
     }
 }
 
-pub(super) fn write_nonce(segment: &Segment) -> Result<(), Failure> {
+pub(super) fn write_nonce(segment: &Base) -> Result<(), Failure> {
     let mut nonce = Nonce::default();
     SystemRandom::new().fill(&mut nonce).map_err(|_| {
         let text = format!("cannot create the shared segment of {}: no randomness", segment.members.title());
@@ -91,4 +92,16 @@ pub(super) fn write_nonce(segment: &Segment) -> Result<(), Failure> {
     })?;
     segment.region.write(segment.layout.header() + H_NONCE, &nonce);
     Ok(())
+}
+
+/// The failure of an operation on the memory of a segment.
+pub(super) fn refused(members: &Membership, verb: &str, bytes: usize, error: &io::Error) -> Failure {
+    let hint = match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => "; raise the limit with `ulimit -n`",
+        Some(rustix::io::Errno::NOMEM) => "; lower TPURUN_STAGING_BYTES or raise the limit with `ulimit -v`",
+        _ => "",
+    };
+    let text =
+        format!("cannot {verb} the shared segment of {} ({bytes} bytes): {error}{hint}", members.title());
+    Failure::new(FailureKind::Transport, text)
 }

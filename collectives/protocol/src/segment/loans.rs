@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::sync::Hands;
 
-use super::Segment;
+use super::base::Base;
+use super::roster::Roster;
 use super::words::*;
 
 /// The time between two looks at a rank that is waited for: it may die meanwhile.
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Tensors of other ranks that are in use.
 #[derive(Clone, Copy, Debug)]
-pub struct Loans<'a>(pub(super) &'a Segment);
+pub struct Loans<'a>(pub(super) &'a Base);
 
 impl<'a> Loans<'a> {
     /// Does something with tensors of other ranks; nothing once the communicator has failed.
@@ -40,7 +41,7 @@ impl<'a> Loans<'a> {
         for rank in self.0.ranks().filter(|rank| *rank != self.0.rank()) {
             let has_nothing = |until| self.hands(rank).await_empty(Some(until));
             let mut is_named = false;
-            while !has_nothing(Instant::now()) && !is_lost(rank) && !self.0.roster().is_gone(rank) {
+            while !has_nothing(Instant::now()) && !is_lost(rank) && !Roster(self.0).is_gone(rank) {
                 if !is_named && Instant::now() >= patient_until {
                     is_named = true;
                     say(&self.keeps_tensors(rank));
@@ -51,8 +52,8 @@ impl<'a> Loans<'a> {
     }
 
     fn keeps_tensors(self, rank: u32) -> String {
-        let (keeper, me) = (self.0.roster().describe(&[rank]), self.0.roster().describe(&[self.0.rank()]));
-        let (name, pid) = (self.0.members().title(), self.0.roster().pid(rank));
+        let (keeper, me) = (Roster(self.0).describe(&[rank]), Roster(self.0).describe(&[self.0.rank()]));
+        let (name, pid) = (self.0.members().title(), Roster(self.0).pid(rank));
         format!(
             "{name} has failed, and {keeper} still has tensors of {me}, which waits for them: is it stopped? \
              kill -CONT {pid} lets it go on"
@@ -70,6 +71,7 @@ mod tests {
 
     use super::*;
     use crate::segment::M_PID;
+    use crate::segment::Segment;
     use tpurun_memory::sync::Ordering;
 
     /// A rank that lives and does not let go is named once, and is waited for until it does.

@@ -9,7 +9,7 @@ use tpurun_memory::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::layout::{LINE, WRITTEN_WORDS};
 use crate::match_key::SLOT_BYTES;
 
-use super::Segment;
+use super::base::Base;
 use super::words::*;
 
 /// The bytes that a rank has written for a round, from the beginning of each place.
@@ -70,17 +70,12 @@ pub struct Place {
 
 /// The words and stretches that ranks write for other hosts.
 #[derive(Clone, Copy, Debug)]
-pub struct Remote<'a>(pub(super) &'a Segment);
+pub struct Remote<'a>(pub(super) &'a Base);
 
 impl<'a> Remote<'a> {
     /// The same, for a reader that was not told where they are.
     pub fn says_it_is_bridged(self) -> bool {
         self.0.region().at::<AtomicU32>(self.0.layout().header() + H_HOSTS).load(Ordering::Relaxed) > 1
-    }
-
-    /// Not 0 while a ring of the bell is on its way.
-    pub fn rung(self) -> &'a AtomicU32 {
-        self.0.region().at(self.0.layout().header() + H_RUNG)
     }
 
     /// Says that this rank has written all it has for the round that it is about to arrive at. The last one here

@@ -5,12 +5,12 @@ use tpurun_memory::sync::{AtomicU32, Chain, Ordering, Progress, Ring, Run};
 use crate::layout::PLACES;
 use crate::op::OpKind;
 
-use super::Segment;
+use super::base::Base;
 use super::words::*;
 
 /// The rings of a communicator.
 #[derive(Clone, Copy, Debug)]
-pub struct Rings<'a>(pub(super) &'a Segment);
+pub struct Rings<'a>(pub(super) &'a Base);
 
 impl<'a> Rings<'a> {
     /// Counts a send or receive of this rank that is pending; `peer` is `None` for a receive from any rank.

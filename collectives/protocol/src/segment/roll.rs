@@ -4,9 +4,10 @@ use tpurun_memory::rank_set::RankSet;
 use tpurun_memory::sync::ballot::Roll;
 use tpurun_memory::sync::{AtomicU32, AtomicU64, Doorbell};
 
-use super::Segment;
+use super::base::Base;
+use super::roster::Roster;
 
-impl Roll for Segment {
+impl Roll for Base {
     fn ranks(&self) -> u32 {
         self.size()
     }
@@ -20,7 +21,7 @@ impl Roll for Segment {
     }
 
     fn wish(&self, rank: u32) -> &AtomicU32 {
-        self.roster().wished(rank)
+        Roster(self).wished(rank)
     }
 
     fn list(&self, rank: u32, word: usize) -> &AtomicU64 {

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::process::{self, Liveness};
 use tpurun_memory::sync::{AtomicU32, AtomicU64, Attendance, Ordering};
 
@@ -10,40 +9,17 @@ use crate::frame::Status;
 use crate::looks::share;
 use crate::rank_list::RankList;
 
-use super::Segment;
+use super::base::Base;
 use super::words::*;
 
 /// The ranks, as the segment shows them.
 #[derive(Clone, Copy, Debug)]
-pub struct Roster<'a>(pub(super) &'a Segment);
+pub struct Roster<'a>(pub(super) &'a Base);
 
 impl<'a> Roster<'a> {
     /// Whether `rank` has destroyed its end.
     pub fn is_closed(self, rank: u32) -> bool {
         self.0.member_word(rank, M_CLOSED).load(Ordering::Acquire) != 0
-    }
-
-    /// Says that this rank is in.
-    pub fn attach(self) -> Result<(), Failure> {
-        // A rank that comes after the others gave up has no part in it.
-        if let Some(failure) = self.0.failure() {
-            return Err(failure);
-        }
-        let me = self.0.layout.member(self.0.members.rank);
-        let start = process::start_time(std::process::id()).unwrap_or(0);
-        self.0.region.at::<AtomicU64>(me + M_START).store(start, Ordering::Relaxed);
-        let world = self.0.members.world_ranks[self.0.members.rank as usize];
-        let pid = self.0.region.at::<AtomicU32>(me + M_PID);
-        // Release: the words above belong to the pid.
-        if let Err(other) = pid.compare_exchange(0, std::process::id(), Ordering::Release, Ordering::Relaxed)
-        {
-            let text =
-                format!("rank {world} of {} is already attached as process {other}", self.0.members.title());
-            return Err(Failure::new(FailureKind::Transport, text));
-        }
-        self.attendance().count(self.0.size());
-        self.0.ring_bridge();
-        Ok(())
     }
 
     /// The ranks that are in so far.

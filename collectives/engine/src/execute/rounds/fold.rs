@@ -20,7 +20,7 @@ impl Rounds {
             }
             _ => self.fold_work(meet),
         };
-        let pieces = self.pieces(work);
+        let pieces = pieces(work, self.config.cpus, self.segment.size());
         if pieces <= 1 {
             self.fold(meet, 0, 1, round)?;
             meeting.open();
@@ -32,15 +32,6 @@ impl Rounds {
             meeting.piece_done(of);
         }
         Ok(())
-    }
-
-    /// Pieces worth waking a helper for: a wake-up costs some microseconds, as does folding 64 KiB.
-    fn pieces(&self, work: usize) -> u32 {
-        const PIECE_WORK: usize = 64 << 10;
-        if self.config.cpus < 2 || self.segment.size() < 2 || work < 4 * PIECE_WORK {
-            return 1;
-        }
-        (work / (2 * PIECE_WORK)).clamp(2, 64) as u32
     }
 
     pub(super) fn fold(&self, meet: &Meet<'_>, piece: u32, of: u32, round: u32) -> Result<(), Failure> {
@@ -65,7 +56,7 @@ impl Rounds {
         self.segment
             .loans()
             .in_place(work)
-            .unwrap_or_else(|| Err(self.poisoned().expect("it stays poisoned")))
+            .unwrap_or_else(|| Err(self.prospects.poisoned().expect("it stays poisoned")))
     }
 
     /// Folds a stretch of all ranks' windows.
@@ -90,4 +81,13 @@ pub(super) fn cut(bytes: usize, piece: u32, of: u32) -> Range<usize> {
     let lines = bytes.div_ceil(LINE);
     let at = |n: u32| (lines * n as usize / of as usize * LINE).min(bytes);
     at(piece)..at(piece + 1)
+}
+
+/// Pieces worth waking a helper for: a wake-up costs some microseconds, as does folding 64 KiB.
+fn pieces(work: usize, cpus: u32, ranks: u32) -> u32 {
+    const PIECE_WORK: usize = 64 << 10;
+    if cpus < 2 || ranks < 2 || work < 4 * PIECE_WORK {
+        return 1;
+    }
+    (work / (2 * PIECE_WORK)).clamp(2, 64) as u32
 }

@@ -265,7 +265,7 @@ impl Driver {
 
     fn has_ended(&self) -> bool {
         let has_said_all =
-            self.communicators.is_empty() && !self.lanes.as_ref().is_some_and(Lanes::is_ending);
+            self.communicators.is_empty() && !self.lanes.as_ref().is_some_and(TcpSessions::is_ending);
         self.ends.is_some_and(|ends| has_said_all || ends <= Instant::now())
     }
 
@@ -287,7 +287,7 @@ impl Driver {
         }
         let arrival = self.link.as_ref().and_then(InFlight::next);
         let landing = self.over.first().map(|(landed, ..)| *landed);
-        let late = self.lanes.as_ref().and_then(Lanes::deadline);
+        let late = self.lanes.as_ref().and_then(TcpSessions::deadline);
         let deadline =
             self.mesh.deadline().into_iter().chain(arrival).chain(landing).chain(late).chain(self.ends).min();
         deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))

@@ -20,7 +20,7 @@ impl Rings {
 
     /// Takes in a ring. A look after this call sees everything that the ring was for.
     pub(crate) fn clear(&self) {
-        self.ears.clear(self.segment.remote().rung());
+        self.ears.clear(self.segment.rung());
     }
 }
 

@@ -316,7 +316,7 @@ impl TcpSessions {
 
     /// Whether connections are read to their end, which their other sides bring about at once.
     pub(super) fn is_ending(&self) -> bool {
-        self.lines.values().any(|(_, used)| matches!(used, Use::Ending(_)))
+        self.lines.values().any(|(_, used)| matches!(used, Purpose::Ending(_)))
     }
 
     /// Communicators that are over.

@@ -80,7 +80,7 @@ impl Lane {
     ) -> (usize, Result<(), Failure>) {
         if self.begun.is_none() {
             let staged = self.staged(calls);
-            if staged.len() < 2 || self.rounds.over().is_some() {
+            if staged.len() < 2 || self.rounds.prospects.over().is_some() {
                 let Call { op, timeout, recording } = calls[0];
                 return (1, self.run(op, timeout, Posting { recording, caller }));
             }
@@ -101,7 +101,7 @@ impl Lane {
             }
             None => {
                 let staged = self.staged(calls);
-                if staged.is_empty() || self.rounds.over().is_some() {
+                if staged.is_empty() || self.rounds.prospects.over().is_some() {
                     return Progress::Stuck;
                 }
                 match self.begin(calls, &staged) {

@@ -1,16 +1,41 @@
 //! Why a wait will not end: the time is up, a rank is gone or has left, or this one shuts down. And what is said then.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::process::LOOK_PERIOD;
 use tpurun_protocol::match_key::Posted;
-use tpurun_protocol::segment::Verdict;
+use tpurun_protocol::segment::{Segment, Verdict};
 
-use super::{Meet, Rounds};
+use super::{Meet, Shared};
 
-impl Rounds {
+/// Whether other ranks may use this rank's tensors where they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tensors {
+    Own,
+    Lent,
+}
+
+/// The prospects of this rank's operations: each may still complete, or it will not, for a reason.
+#[derive(Debug)]
+pub(crate) struct Prospects {
+    segment: Arc<Segment>,
+    shared: Arc<Shared>,
+    /// Looks at the processes of others so far.
+    looks: AtomicU32,
+    /// Since which operation this rank takes no part any more, and why.
+    given_up: Option<(u64, Failure)>,
+    /// When it has seen that this rank shuts down.
+    closing_since: Option<Instant>,
+}
+
+impl Prospects {
+    pub(super) fn new(segment: Arc<Segment>, shared: Arc<Shared>) -> Self {
+        Self { segment, shared, looks: AtomicU32::new(0), given_up: None, closing_since: None }
+    }
+
     /// Fails a round that can not be opened any more; the next look at the meeting tells whether it did.
     pub(super) fn give_up_if_hopeless(&self, meet: &Meet<'_>, round: u32) {
         let missing = self.segment.roster().missing(round);
@@ -26,13 +51,18 @@ impl Rounds {
 
     /// Ends operations that not all ranks have posted, as this rank shuts down: it waits for those that all
     /// have posted, and for no other. They end here, and only for this rank. Where others could use its
-    /// tensors in place, the communicator fails.
-    pub(crate) fn refuse_if_closing(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
+    /// tensors in place, as those that are lent, the communicator fails.
+    pub(super) fn refuse_if_closing(
+        &mut self,
+        meet: &Meet<'_>,
+        round: u32,
+        tensors: Tensors,
+    ) -> Result<(), Failure> {
         // Acquire pairs with `shutdown`, whose nudge comes after it.
         if !self.shared.closing.load(Ordering::Acquire) {
             return Ok(());
         }
-        let missing = self.not_posted(meet.seq);
+        let missing = self.not_posted(meet.seq, round);
         if missing.is_empty() {
             return Ok(());
         }
@@ -40,9 +70,9 @@ impl Rounds {
         let (who, name) = (segment.roster().describe(&[segment.rank()]), segment.members().title());
         let text = format!("{who} shut {name} down during {}: {}", self.name(meet), self.came(&missing));
         let failure = Failure::new(FailureKind::Aborted, text).blaming([segment.world_rank(segment.rank())]);
-        if self.is_lent {
-            segment.failure_word().fail_round(self.round, &self.destroyed(meet, &missing, &[segment.rank()]));
-            if segment.meeting().is_open(self.round) || !segment.meeting().is_poisoned() {
+        if tensors == Tensors::Lent {
+            segment.failure_word().fail_round(round, &self.destroyed(meet, &missing, &[segment.rank()]));
+            if segment.meeting().is_open(round) || !segment.meeting().is_poisoned() {
                 return Ok(());
             }
         }
@@ -51,11 +81,11 @@ impl Rounds {
     }
 
     /// Ranks that have not posted this operation, as far as that can be known by now.
-    fn not_posted(&mut self, seq: u64) -> Vec<u32> {
+    fn not_posted(&mut self, seq: u64, round: u32) -> Vec<u32> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         // Posts of ranks on other hosts are told now and then; that such a rank has come to a round, at once.
         let knows = |rank: &u32| self.segment.is_here(*rank) || since.elapsed() >= LOOK_PERIOD;
-        let absent = self.segment.roster().missing(self.round);
+        let absent = self.segment.roster().missing(round);
         self.segment
             .roster()
             .without(seq)
@@ -91,7 +121,7 @@ impl Rounds {
 
     /// Looks after a wait that takes long: did the time run out, is one of `needed` dead or has left?
     /// `missing` did not come to the meeting; none when all did.
-    pub(crate) fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
+    pub(super) fn hopeless(&self, meet: &Meet<'_>, missing: &[u32], needed: &[u32]) -> Option<Verdict> {
         let segment = &self.segment;
         if let Some(verdict) = self.lost(meet, missing, needed) {
             return Some(verdict);
