@@ -24,7 +24,7 @@ use crate::ranks::RankEnds;
 pub(crate) use crate::server_events::ServerEvent;
 use crate::server_events::take_events;
 use crate::target::{Target, calls_main};
-use crate::warm::{self, Answer, Patience, Silence};
+use crate::warm::{self, Answer, NoAnswer, Patience};
 
 /// The scripts of programs that are forked, from where they lie.
 fn scripts(programs: &Programs) -> Vec<PathBuf> {
@@ -177,10 +177,10 @@ async fn ask(
 ) -> Result<i32, String> {
     let [output, socket] = fds.each_ref().map(AsFd::as_fd);
     let answer = async {
-        send_line(&stream, request, &[output, socket]).await.map_err(|_| Silence::Ended)?;
+        send_line(&stream, request, &[output, socket]).await.map_err(|_| NoAnswer::Ended)?;
         let mut line = Vec::new();
-        BufReader::new(stream).read_until(b'\n', &mut line).await.map_err(|_| Silence::Ended)?;
-        if line.is_empty() { Err(Silence::Ended) } else { Silence::read(&line) }
+        BufReader::new(stream).read_until(b'\n', &mut line).await.map_err(|_| NoAnswer::Ended)?;
+        if line.is_empty() { Err(NoAnswer::Ended) } else { NoAnswer::read(&line) }
     };
     let mut answer = std::pin::pin!(answer);
     let answer = loop {
@@ -196,7 +196,7 @@ async fn ask(
     match answer {
         Ok(Answer::Forked { pid }) => Ok(pid),
         Ok(Answer::Refused { reason }) => Err(reason),
-        Ok(_) => Err(format!("the one with pid {} {}", patience.pid, Silence::Nonsense)),
+        Ok(_) => Err(format!("the one with pid {} {}", patience.pid, NoAnswer::Nonsense)),
         Err(silence) => Err(format!("the one with pid {} {silence}", patience.pid)),
     }
 }

@@ -62,22 +62,22 @@ pub(crate) fn find(job: &Job) -> Option<PathBuf> {
     if !job.is_warm || !job.programs.are_any_forked() {
         return None;
     }
-    let found = Place::of(job).and_then(|place| place.fresh(job));
+    let found = WarmServer::of(job).and_then(|server| server.fresh(job));
     found.inspect_err(|reason| say(&format!("no warm fork server ({reason}): this start is a cold one"))).ok()
 }
 
 /// Where the server of jobs like this one listens.
-struct Place {
+struct WarmServer {
     socket: PathBuf,
     /// What all of its jobs have in common.
-    like: String,
+    circumstances: String,
 }
 
-impl Place {
-    fn of(job: &Job) -> Result<Place, String> {
-        let like = circumstances::of(job)?;
-        let socket = folder()?.join(format!("{:016x}{SOCKET}", circumstances::hash(&like)));
-        Ok(Place { socket, like })
+impl WarmServer {
+    fn of(job: &Job) -> Result<WarmServer, String> {
+        let circumstances = circumstances::of(job)?;
+        let socket = folder()?.join(format!("{:016x}{SOCKET}", circumstances::hash(&circumstances)));
+        Ok(WarmServer { socket, circumstances })
     }
 
     fn fresh(self, job: &Job) -> Result<PathBuf, String> {
@@ -95,13 +95,13 @@ impl Place {
 
     /// Why there is no server that would do, when there is anything to say.
     fn check(&self) -> Result<(), Option<String>> {
-        let mut talk = Talk::begin(&self.socket).map_err(|_| None)?;
-        match talk.ask(&json!({"op": "check", "like": self.like})) {
+        let mut connection = ServerConnection::begin(&self.socket).map_err(|_| None)?;
+        match connection.ask(&json!({"op": "check", "circumstances": self.circumstances})) {
             Ok(Answer::Fresh) => Ok(()),
             Ok(Answer::Stale { reason }) => Err(Some(reason)),
             Ok(other) => Err(Some(unexpected(&other))),
-            Err(Silence::Ended) => Err(None),
-            Err(silence) => Err(Some(format!("the one with pid {} {silence}", talk.patience.pid))),
+            Err(NoAnswer::Ended) => Err(None),
+            Err(why) => Err(Some(format!("the one with pid {} {why}", connection.patience.pid))),
         }
     }
 
@@ -118,8 +118,8 @@ impl Place {
         }
         let listener = UnixListener::bind(&self.socket).map_err(refused)?;
         fs::set_permissions(&self.socket, fs::Permissions::from_mode(0o600)).map_err(refused)?;
-        launch(job, &self.socket, &self.like, &listener)?;
-        let pid = Talk::begin(&self.socket).map_err(refused)?.patience.pid;
+        launch(job, &self.socket, &self.circumstances, &listener)?;
+        let pid = ServerConnection::begin(&self.socket).map_err(refused)?.patience.pid;
         let idle = idle_limit()?.as_secs_f64() / 60.0;
         say(&format!(
             "warm: fork server {pid} stays for the next job: ends after {idle} idle minutes, or with `tpurun warm --stop`"
@@ -143,11 +143,11 @@ impl Place {
 }
 
 /// Starts the interpreter, and waits until it listens.
-fn launch(job: &Job, socket: &Path, like: &str, listener: &UnixListener) -> Result<(), String> {
+fn launch(job: &Job, socket: &Path, circumstances: &str, listener: &UnixListener) -> Result<(), String> {
     let refused = |error: io::Error| format!("cannot start it: {error}");
     let (told, tells) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| refused(errno.into()))?;
     let options = json!({
-        "listener": listener.as_raw_fd(), "told": tells.as_raw_fd(), "path": socket, "like": like,
+        "listener": listener.as_raw_fd(), "told": tells.as_raw_fd(), "path": socket, "circumstances": circumstances,
         "preload": job.preload, "idle_s": idle_limit()?.as_secs(),
     });
     let python = job.python.as_deref().expect("only Python programs are forked");
@@ -180,29 +180,29 @@ fn launch(job: &Job, socket: &Path, like: &str, listener: &UnixListener) -> Resu
 }
 
 /// A conversation with a server.
-struct Talk {
+struct ServerConnection {
     stream: BufReader<UnixStream>,
     patience: Patience,
 }
 
-impl Talk {
-    fn begin(socket: &Path) -> io::Result<Talk> {
+impl ServerConnection {
+    fn begin(socket: &Path) -> io::Result<ServerConnection> {
         let (stream, patience) = connect(socket)?;
         stream.set_read_timeout(Some(LOOK_EVERY))?;
         stream.set_write_timeout(Some(SILENCE))?;
-        Ok(Talk { stream: BufReader::new(stream), patience })
+        Ok(ServerConnection { stream: BufReader::new(stream), patience })
     }
 
-    fn ask(&mut self, request: &Value) -> Result<Answer, Silence> {
+    fn ask(&mut self, request: &Value) -> Result<Answer, NoAnswer> {
         let line = format!("{request}\n");
-        self.stream.get_mut().write_all(line.as_bytes()).map_err(Silence::of)?;
+        self.stream.get_mut().write_all(line.as_bytes()).map_err(NoAnswer::of)?;
         let mut line = Vec::new();
         loop {
             match self.stream.read_until(b'\n', &mut line) {
-                Ok(_) if line.ends_with(b"\n") => return Silence::read(&line),
-                Ok(_) => return Err(Silence::Ended),
+                Ok(_) if line.ends_with(b"\n") => return NoAnswer::read(&line),
+                Ok(_) => return Err(NoAnswer::Ended),
                 Err(error) if is_early(&error) => self.patience.look()?,
-                Err(error) => return Err(Silence::of(error)),
+                Err(error) => return Err(NoAnswer::of(error)),
             }
         }
     }
@@ -210,31 +210,31 @@ impl Talk {
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(crate) enum Silence {
+pub(crate) enum NoAnswer {
     Ended,
     Stopped,
     Hangs,
     Nonsense,
 }
 
-impl Silence {
-    fn of(error: io::Error) -> Silence {
-        if is_early(&error) { Silence::Hangs } else { Silence::Ended }
+impl NoAnswer {
+    fn of(error: io::Error) -> NoAnswer {
+        if is_early(&error) { NoAnswer::Hangs } else { NoAnswer::Ended }
     }
 
     /// The answer in this line.
-    pub(crate) fn read(line: &[u8]) -> Result<Answer, Silence> {
-        serde_json::from_slice(line).map_err(|_| Silence::Nonsense)
+    pub(crate) fn read(line: &[u8]) -> Result<Answer, NoAnswer> {
+        serde_json::from_slice(line).map_err(|_| NoAnswer::Nonsense)
     }
 }
 
-impl std::fmt::Display for Silence {
+impl std::fmt::Display for NoAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Silence::Ended => "has ended",
-            Silence::Stopped => "is stopped",
-            Silence::Hangs => "does not answer",
-            Silence::Nonsense => "is of another version",
+            NoAnswer::Ended => "has ended",
+            NoAnswer::Stopped => "is stopped",
+            NoAnswer::Hangs => "does not answer",
+            NoAnswer::Nonsense => "is of another version",
         })
     }
 }
@@ -260,18 +260,18 @@ impl Patience {
     ///
     /// # Errors
     /// Why there is no more reason to wait.
-    pub(crate) fn look(&mut self) -> Result<(), Silence> {
+    pub(crate) fn look(&mut self) -> Result<(), NoAnswer> {
         let line = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        let stat = Stat::parse(&line).ok_or(Silence::Ended)?;
+        let stat = Stat::parse(&line).ok_or(NoAnswer::Ended)?;
         match stat.state {
-            'T' | 't' => return Err(Silence::Stopped),
-            'Z' | 'X' => return Err(Silence::Ended),
+            'T' | 't' => return Err(NoAnswer::Stopped),
+            'Z' | 'X' => return Err(NoAnswer::Ended),
             _ => {}
         }
         if stat.cpu > self.worked {
             (self.worked, self.since) = (stat.cpu, Instant::now());
         }
-        if self.since.elapsed() < SILENCE { Ok(()) } else { Err(Silence::Hangs) }
+        if self.since.elapsed() < SILENCE { Ok(()) } else { Err(NoAnswer::Hangs) }
     }
 }
 

@@ -9,10 +9,10 @@ file has changed.
 
 Both sides speak lines of JSON, each of these requests over a connection of its own::
 
-    {"op": "check", "like": ".."}   -> {"event": "fresh"}, or {"event": "stale", "reason": ".."} and its end
-    {"op": "job", ..}               -> {"event": "forked", "pid": 7} and its end, or {"event": "refused", ..}
-    {"op": "status"}                -> {"event": "status", "pid": 6, ..}
-    {"op": "stop"}                  -> {"event": "stopped"}, and no job gets this process any more
+    {"op": "check", "circumstances": ".."} -> {"event": "fresh"}, or {"event": "stale", ..} and its end
+    {"op": "job", ..}                      -> {"event": "forked", ..} and its end, or {"event": "refused", ..}
+    {"op": "status"}                       -> {"event": "status", "pid": 6, ..}
+    {"op": "stop"}                         -> {"event": "stopped"}, and no job gets this process any more
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class WarmServer:
         """One request."""
         op = request["op"]
         if op == "check":
-            self.check(peer, request["like"])
+            self.check(peer, request["circumstances"])
         elif op == "job":
             output, agent = fds
             self.asked.append(Job(peer, request, output, agent))
@@ -242,21 +242,21 @@ class WarmServer:
             self.leave()
             peer.tell(event="stopped", jobs=len(self.serving))
 
-    def check(self, peer: fork_server.Peer, like: str) -> None:
+    def check(self, peer: fork_server.Peer, circumstances: str) -> None:
         """Says whether this process is what a new one would be, and makes room for a new one where not."""
         try:
-            self.look(like)
+            self.look(circumstances)
         except Stale as stale:
             self.leave()
             peer.tell(event="stale", reason=str(stale))
         else:
             peer.tell(event="fresh")
 
-    def look(self, like: str) -> None:
+    def look(self, circumstances: str) -> None:
         """Raises :class:`Stale` when a new process would be another one."""
         if self.stale is not None:
             raise Stale(self.stale)
-        if like != self.options["like"]:
+        if circumstances != self.options["circumstances"]:
             raise Stale("it was started in other circumstances")
         for path, state in self.files.items():
             if state_of(path) != state:

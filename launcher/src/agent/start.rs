@@ -1,6 +1,7 @@
 //! The way from a job to running ranks: the agent makes what they share while the fork server imports, then they start.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
 use std::time::Instant;
@@ -460,9 +461,14 @@ pub(super) fn new_output(job: &Job, run_dir: &RunDir) -> Output {
         fold: job.labels,
         victims: (!job.shows_victims).then(|| victims(run_dir)),
         log_dir: Some(run_dir.path().to_owned()),
-        color: is_terminal && std::env::var_os("NO_COLOR").is_none(),
+        color: is_terminal && may_color(std::env::var_os("NO_COLOR")),
         terminal: is_terminal,
     })
+}
+
+/// Whether output may have colours; an empty `NO_COLOR` counts as not set (<https://no-color.org>).
+fn may_color(no_color: Option<OsString>) -> bool {
+    no_color.is_none_or(|value| value.is_empty())
 }
 
 /// Finds victims by their error files, which they write before they print anything.
@@ -536,3 +542,14 @@ const ASKED_AT_ONCE: usize = 16;
 /// Ranks that are spawned before the agent looks at anything else: 10 ms of work; each turn enters the control group.
 const SPAWNED_AT_ONCE: usize = 8;
 const MAX_SHOWN_PROGRAMS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_no_color_is_not_set() {
+        let given = [None, Some(""), Some("1"), Some("0")].map(|value| value.map(OsString::from));
+        assert_eq!(given.map(may_color), [true, true, false, false]);
+    }
+}

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Answer, SOCKET, Silence, Talk, folder, say, unexpected};
+use super::{Answer, NoAnswer, SOCKET, ServerConnection, folder, say, unexpected};
 use crate::cli::WarmOptions;
 
 /// The status of a server, in its own words.
@@ -31,32 +31,31 @@ pub(crate) struct Status {
 pub(crate) fn run(options: &WarmOptions) -> Result<ExitCode, String> {
     let (mut found, mut silent) = (0, Vec::new());
     for socket in sockets()? {
-        let Ok(mut talk) = Talk::begin(&socket) else {
+        let Ok(mut connection) = ServerConnection::begin(&socket) else {
             // Nobody listens there any more.
             let _ = fs::remove_file(&socket);
             continue;
         };
         found += 1;
         let request = if options.stop { json!({"op": "stop"}) } else { json!({"op": "status"}) };
-        match talk.ask(&request) {
+        match connection.ask(&request) {
             Ok(Answer::Status(status)) => println!("{}", shown(&status)),
-            Ok(Answer::Stopped { jobs: 0 }) => println!("fork server {} has ended", talk.patience.pid),
+            Ok(Answer::Stopped { jobs: 0 }) => println!("fork server {} has ended", connection.patience.pid),
             Ok(Answer::Stopped { jobs }) => {
                 println!(
                     "fork server {} takes no more jobs, and ends with the {jobs} it has",
-                    talk.patience.pid
+                    connection.patience.pid
                 );
             }
             Ok(other) => say(&unexpected(&other)),
-            Err(Silence::Ended) => found -= 1,
-            Err(silence) => silent.push((talk.patience.pid, silence)),
+            Err(NoAnswer::Ended) => found -= 1,
+            Err(why) => silent.push((connection.patience.pid, why)),
         }
     }
     if found == 0 {
         println!("no warm fork server (tpurun --warm starts one)");
     }
-    let lines =
-        silent.iter().map(|(pid, silence)| format!("fork server {pid} {silence} (kill -9 {pid} ends it)"));
+    let lines = silent.iter().map(|(pid, why)| format!("fork server {pid} {why} (kill -9 {pid} ends it)"));
     match lines.reduce(|one, other| format!("{one}; {other}")) {
         Some(line) => Err(line),
         None => Ok(ExitCode::SUCCESS),
