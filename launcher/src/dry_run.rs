@@ -9,7 +9,7 @@ use crate::nodes::Plan;
 use crate::program::{Program, Start};
 use crate::rank_set::RankSet;
 use crate::ranks;
-use crate::remote::SSH;
+use crate::ssh_hosts::SSH;
 
 /// The whole text.
 pub(crate) fn describe(job: &Job) -> String {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use tpurun_protocol::board::BOARD_FD_VAR;
 use tpurun_protocol::control::{CONTROL_FD_VAR, STACK_SIGNAL_VAR};
 
+use crate::assignment::PLACE;
 use crate::job::Job;
 use crate::nodes::TOKEN;
-use crate::remote::PLACE;
 
 /// Variables and their values, to be added to the launcher's own.
 pub(crate) type Variables = Vec<(String, String)>;
@@ -168,13 +168,14 @@ fn named(variables: Vec<(&str, String)>) -> Variables {
 mod tests {
     use super::*;
     use crate::cli::words;
+    use crate::decide;
     use std::ffi::OsString;
 
     #[test]
     fn what_a_rank_gets_from_us_no_program_can_change() {
         let line = "--topology 2x2 --hosts 2 --link loss=1% --algorithm ring --timeout 5s true : -n 3 true x";
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        let job = Job::new(&words::read(&words).unwrap()).unwrap();
+        let job = decide::job(&words::read(&words).unwrap()).unwrap();
         let of_rank = of_rank(&job, 2, Path::new("e"));
         let all = [
             of_job(&job, "run", 0),

@@ -10,9 +10,9 @@ use toml::{Table, Value};
 use crate::cli::Cli;
 use crate::cli::words::OF_PROGRAM;
 use crate::environment;
-use crate::job::ranks_from;
 use crate::program::Given;
 use crate::target::Kind;
+use crate::values::ranks_from;
 
 /// A file that was read; only what its options mean is still to be checked.
 #[derive(Clone, Debug)]

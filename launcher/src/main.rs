@@ -5,12 +5,14 @@
 mod addresses;
 mod agent;
 mod alone;
+mod assignment;
 mod cgroup;
 mod cli;
 mod cluster;
 mod company;
 mod control_server;
 mod cpus;
+mod decide;
 mod doctor;
 mod dry_run;
 mod environment;
@@ -45,9 +47,11 @@ mod ranks;
 mod remote;
 mod report;
 mod run_dir;
+mod schedulers;
 mod screen;
 mod server_events;
 mod signals;
+mod ssh_hosts;
 mod stacks;
 mod status;
 mod supervisor;
@@ -55,6 +59,7 @@ mod suspects;
 mod target;
 mod timings;
 mod trace;
+mod values;
 mod verdict;
 mod wait_graph;
 mod warm;
@@ -89,7 +94,7 @@ fn main_code() -> Result<ExitCode, String> {
     if first == front::AGENT {
         let origin = arguments.next().and_then(|word| Origin::parse(&word));
         let origin = origin.ok_or("expected to be started by tpurun itself")?;
-        return Ok(exit_code(agent::run(Job::new(&cli::words::parse(arguments))?, origin)?));
+        return Ok(exit_code(agent::run(decide::job(&cli::words::parse(arguments))?, origin)?));
     }
     let cli = cli::words::parse(std::env::args_os().skip(1));
     match &cli.command {
@@ -109,7 +114,7 @@ fn main_code() -> Result<ExitCode, String> {
         Some(Command::Bench(bench)) => {
             let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map_or("2,8", String::as_str);
             let counts: Vec<&str> = given.split(',').collect();
-            let checked = counts.iter().try_for_each(|count| job::parse_ranks(count).map(drop));
+            let checked = counts.iter().try_for_each(|count| values::parse_ranks(count).map(drop));
             checked.map_err(|error| cli.locate(error))?;
             for count in counts {
                 let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
@@ -129,7 +134,7 @@ fn main_code() -> Result<ExitCode, String> {
 
 /// Runs the job of a command line with some more arguments, or describes it.
 fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> {
-    let job = Job::new(cli)?;
+    let job = decide::job(cli)?;
     if job.dry_run {
         print(dry_run::describe(&job).as_bytes())
     } else {
@@ -145,7 +150,7 @@ fn hand_over(cli: &Cli) -> Result<(), String> {
     let is_placed = torchrun.standalone || torchrun.nnodes.is_some() || options.hosts.is_some();
     // Those of several programs are of all nodes.
     let gives_ranks = options.ranks.is_some() && cli.others.is_empty();
-    let words = match cluster::srun(&cluster::environment, gives_ranks) {
+    let words = match schedulers::srun(&cluster::environment, gives_ranks) {
         Some(words) if !is_placed => words,
         _ => return Ok(()),
     };
@@ -159,7 +164,7 @@ fn hand_over(cli: &Cli) -> Result<(), String> {
         command.env(nodes::TOKEN, String::from_utf8_lossy(&token).trim());
     }
     let error = command.exec();
-    Err(format!("cannot run srun, as SLURM_JOB_NUM_NODES asks for: {error}{}", cluster::OTHERWISE))
+    Err(format!("cannot run srun, as SLURM_JOB_NUM_NODES asks for: {error}{}", schedulers::OTHERWISE))
 }
 
 /// As one of several tasks of a scheduler on this node, only the first one runs anything.
@@ -181,7 +186,7 @@ fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
 
 fn examine(cli: &Cli, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
     let options = &cli.options;
-    let ranks = job::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))
+    let ranks = values::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))
         .map_err(|error| cli.locate(error))?;
     // One that is missing is a finding, too.
     let python = target::find_python(options.python.as_deref()).map_err(|error| cli.locate(error));

@@ -18,24 +18,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tpurun_protocol::control::{STACK_SIGNAL, STACK_SIGNAL_VAR, realtime_signal};
 
 use crate::processes::{Process, handles_signal};
+use crate::values::parse_stack_signal;
 
 pub(crate) use classes::{Class, classes, full_text, lines};
 pub(crate) use parse::{Dump, Frame, Header, Thread};
-
-/// The signal that the text of [`STACK_SIGNAL_VAR`] says, as `python/tpurun/stacks.py` reads it, too.
-///
-/// # Errors
-/// What was expected and given.
-pub(crate) fn signal(text: &str) -> Result<Option<Signal>, String> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    match text.parse().ok().filter(|_| is_number) {
-        None if text.is_empty() => Ok(realtime_signal(STACK_SIGNAL)),
-        Some(0) => Ok(None),
-        number => number.and_then(realtime_signal).map(Some).ok_or_else(|| {
-            format!("expected the number of a signal from 36 to 63, or 0 for none, given {text:?}")
-        }),
-    }
-}
 
 /// How the ranks of a run are asked.
 #[derive(Clone, Debug)]
@@ -121,7 +107,7 @@ impl Asker {
     pub(crate) fn new(dir: PathBuf) -> Asker {
         // A bad text has been refused before there was a run.
         let text = std::env::var(STACK_SIGNAL_VAR).unwrap_or_default();
-        Asker { dir, signal: signal(&text).unwrap_or_else(|_| realtime_signal(STACK_SIGNAL)) }
+        Asker { dir, signal: parse_stack_signal(&text).unwrap_or_else(|_| realtime_signal(STACK_SIGNAL)) }
     }
 
     /// Sends the signal to those of the ranks, given with their processes, that can answer.
@@ -240,24 +226,3 @@ const POLL: Duration = Duration::from_millis(5);
 const END: &[u8] = b"tpurun: end\n";
 const MAX_ANSWER_BYTES: u64 = 256 << 10;
 const MAX_HEADER_BYTES: u64 = 4 << 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_signal_is_read_as_ranks_read_it() {
-        let table = include_str!("../../tests/variables/stack_signals.json");
-        let table: serde_json::Value = serde_json::from_str(table).unwrap();
-        for (text, number) in table["accepted"].as_object().unwrap() {
-            let number = i32::try_from(number.as_i64().unwrap()).unwrap();
-            assert_eq!(signal(text), Ok(realtime_signal(number)), "{text}");
-        }
-        for text in table["refused"].as_array().unwrap() {
-            let text = text.as_str().unwrap();
-            let said =
-                format!("expected the number of a signal from 36 to 63, or 0 for none, given {text:?}");
-            assert_eq!(signal(text), Err(said));
-        }
-    }
-}

@@ -19,9 +19,9 @@ use crate::flight::notice::{self, NodeRanks, Run};
 use crate::flight::processes::{self, Story};
 use crate::flight::{Communicator, Flight, JobFacts};
 use crate::foreign;
-use crate::job::parse_duration;
 use crate::report;
 use crate::run_dir;
+use crate::values::parse_duration;
 use rows::{Grouping, Row, rows};
 
 /// Shows the job that the options name.

@@ -24,10 +24,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::environment::{self, PRIVATE, SERVER_THREADS};
-use crate::job::{Job, parse_duration};
+use crate::job::Job;
 use crate::private::{self, Owner};
 use crate::proc_stat::Stat;
 use crate::target::calls_main;
+use crate::values::parse_duration;
 
 pub(crate) use commands::run;
 

@@ -22,6 +22,7 @@ use crate::nodes::{Frame, NodeEvent, Nodes, OVER, Proof, RankSays, Told};
 use crate::ranks::{Ending, Rank};
 use crate::report;
 use crate::run_dir::RunDir;
+use crate::schedulers;
 use crate::supervisor::Spread;
 use crate::verdict::{self, Cause, Verdict};
 
@@ -69,7 +70,7 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
 /// The name of this host: the one that it was given, or the one that it gives itself.
 pub(super) fn own_name() -> String {
     let given = std::env::var("TPURUN_HOST").ok().filter(|name| !name.is_empty());
-    let given = given.or_else(|| cluster::host_name(&cluster::environment));
+    let given = given.or_else(|| schedulers::host_name(&cluster::environment));
     let name = given.unwrap_or_else(hosts::own_name);
     name.replace(char::is_control, "")
 }

@@ -10,7 +10,7 @@ use tpurun_protocol::control::STACK_SIGNAL_VAR;
 use super::Cli;
 use super::words::is_typed;
 use crate::nodes::TOKEN;
-use crate::stacks;
+use crate::values::parse_stack_signal;
 
 /// The value of a variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -101,7 +101,7 @@ fn check_others(lookup: Lookup<'_>) -> Result<(), String> {
         Some(text) => read(&text).map_err(|error| format!("{variable}: {error}")),
         None => Ok(()),
     };
-    in_words(STACK_SIGNAL_VAR, &|text| stacks::signal(text).map(drop))?;
+    in_words(STACK_SIGNAL_VAR, &|text| parse_stack_signal(text).map(drop))?;
     in_words("TPURUN_CHIP_RULES", &|text| switch(text).map(drop))?;
     let of_engine = |name: &str| match ["TPURUN_MATCH", "TPURUN_STAGING_BYTES"].contains(&name) {
         true => lookup(name).filter(|text| !text.is_empty()).map(|text| text.display().to_string()),
@@ -143,7 +143,7 @@ fn replace_word(text: &str, word: &str, by: &str) -> String {
 mod tests {
     use super::super::words::{Refusal, one_line, read_with};
     use super::*;
-    use crate::job::Job;
+    use crate::{decide, job::Job};
 
     /// The command line, decided, where these variables are set, and this is the job file.
     fn decided(variables: &str, line: &str, file: &str) -> Result<Job, String> {
@@ -153,7 +153,7 @@ mod tests {
             .unwrap();
         let shown = path.display().to_string();
         let cli = cli(variables, &line.replace("FILE", &shown));
-        cli.and_then(|cli| Job::new(&cli)).map_err(|error| error.replace(&shown, "FILE"))
+        cli.and_then(|cli| decide::job(&cli)).map_err(|error| error.replace(&shown, "FILE"))
     }
 
     fn cli(variables: &str, line: &str) -> Result<Cli, String> {

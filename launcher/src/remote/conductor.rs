@@ -16,24 +16,14 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::order::{Order, VERSION, portable_environment};
-use super::{FOLLOW, PLACE, RemoteHost, exit_code, place};
-use crate::cluster;
+use super::{FOLLOW, exit_code};
+use crate::assignment::{self, PLACE};
 use crate::hosts::own_name;
 use crate::job::Job;
 use crate::nodes::{self, TOKEN};
+use crate::schedulers;
 use crate::signals::Signals;
-
-/// The options of the command line about the hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Remote {
-    pub(crate) hosts: Vec<RemoteHost>,
-    /// The address of node 0, if it is given: `host:port`.
-    pub(crate) rendezvous: Option<String>,
-    /// The words before the name of a host; none: those of [`SSH`].
-    pub(crate) ssh: Option<String>,
-    /// Whether each node finds the token in a file.
-    pub(crate) has_token_file: bool,
-}
+use crate::ssh_hosts::{Remote, RemoteHost, SSH};
 
 /// Runs the command line of this process and `more` arguments on all hosts, and returns the exit code of the job.
 ///
@@ -72,12 +62,12 @@ fn orders(remote: &Remote, more: &[String]) -> Result<Vec<Vec<u8>>, String> {
     }
     let rendezvous = match &remote.rendezvous {
         Some(given) => given.clone(),
-        None => format!("{}:{}", first_host(remote), cluster::any_port()),
+        None => format!("{}:{}", first_host(remote), schedulers::any_port()),
     };
     let count = remote.hosts.len() as u32;
     let order = |(node, host): (u32, &RemoteHost)| {
         let own = [
-            (PLACE, place(node, count, host.ranks, &rendezvous)),
+            (PLACE, assignment::text(node, count, host.ranks, &rendezvous)),
             ("TPURUN_HOST", if host.is_here() { own_name() } else { host.name().to_owned() }),
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value));
@@ -287,9 +277,6 @@ fn quoted(path: &Path) -> Result<String, String> {
     Ok(format!("'{}'", text.replace('\'', r"'\''")))
 }
 
-/// Asks nobody for a password, and notices a host that is gone.
-pub(crate) const SSH: &str =
-    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=2";
 /// Nodes notice by themselves in this time that one is gone.
 const ALONE: Duration = Duration::from_secs(8);
 /// Time after the end of the last rank until ssh is ended.
