@@ -6,11 +6,9 @@ pub(crate) mod words;
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-
-use crate::job_file::JobFile;
-use variables::Variables;
 
 /// Runs a program as many ranks on this host, joined by checked collectives.
 #[derive(Clone, Debug, Parser)]
@@ -33,27 +31,6 @@ pub(crate) struct Cli {
     /// A Python script, a module (-m) or any other program, and its arguments
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, help_heading = "Arguments")]
     pub(crate) program: Vec<String>,
-    /// The programs after the first one.
-    #[arg(skip)]
-    pub(crate) others: Vec<Cli>,
-    /// What `--job` names.
-    #[arg(skip)]
-    pub(crate) job_file: Option<JobFile>,
-    /// What the environment gave.
-    #[arg(skip)]
-    pub(crate) variables: Variables,
-}
-
-impl Cli {
-    /// Says of what is wrong with an option where it comes from, if that is not the command line.
-    pub(crate) fn locate(&self, error: String) -> String {
-        let named = self.variables.name(&error);
-        let is_variables = named.split(' ').next() != error.split(' ').next();
-        match &self.job_file {
-            Some(file) if !is_variables => file.locate(named),
-            _ => named,
-        }
-    }
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -401,6 +378,29 @@ pub(crate) struct IgnoredOptions {
     tee: Option<String>,
 }
 
+/// Whether somebody has typed the option of this id.
+pub(crate) fn is_typed(matches: &ArgMatches, id: &str) -> bool {
+    source(matches, id) == Some(ValueSource::CommandLine)
+}
+
+/// Help and version end the parsing: they have no source.
+fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
+    matches.try_contains_id(id).ok().and_then(|_| matches.value_source(id))
+}
+
+/// What clap says of a wrong command line, in one line.
+pub(crate) fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let mut parts = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let first = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let rest: Vec<&str> = parts.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
+    let rest = if rest.is_empty() { String::new() } else { format!(" ({})", rest.join("; ")) };
+    format!("{first}{rest}")
+}
+
+/// Options that each program has for itself; all others belong to the job.
+pub(crate) const OF_PROGRAM: [&str; 4] = ["ranks", "module", "no_python", "role"];
+
 const EXAMPLES: &str = r#"Examples:
   tpurun -n 8 train.py --epochs 3         8 ranks of a script written for torchrun
   tpurun -n 64 --topology 4x4x4 train.py  64 ranks placed on a torus
@@ -485,7 +485,7 @@ mod tests {
     }
 
     fn error(line: &str) -> String {
-        words::one_line(&Cli::try_parse_from(line.split_whitespace()).unwrap_err())
+        one_line(&Cli::try_parse_from(line.split_whitespace()).unwrap_err())
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cli::words::CommandLine;
 use crate::cli::{Cli, Command, Options};
 use crate::cluster;
 use crate::cpus::usable_cpus;
@@ -28,11 +29,11 @@ use several_hosts::{
 ///
 /// # Errors
 /// One line: what was expected and what was given.
-pub(crate) fn job(cli: &Cli) -> Result<Job, String> {
+pub(crate) fn job(cli: &CommandLine) -> Result<Job, String> {
     decide(cli).map_err(|error| cli.locate(error))
 }
 
-fn decide(cli: &Cli) -> Result<Job, String> {
+fn decide(cli: &CommandLine) -> Result<Job, String> {
     let mut options = cli.options.clone();
     let mut words = cli.program.clone();
     let bench = match &cli.command {

@@ -7,8 +7,7 @@ use std::path::Path;
 use clap::{Arg, ArgAction, CommandFactory};
 use toml::{Table, Value};
 
-use crate::cli::Cli;
-use crate::cli::words::OF_PROGRAM;
+use crate::cli::{Cli, OF_PROGRAM};
 use crate::environment;
 use crate::program::Given;
 use crate::target::Kind;

@@ -72,6 +72,7 @@ use std::process::{self, ExitCode};
 use clap::CommandFactory;
 use tpurun_protocol::board::now_ns;
 
+use cli::words::CommandLine;
 use cli::{Bench, Cli, Command};
 use doctor::DoctorOptions;
 use front::Origin;
@@ -118,7 +119,7 @@ fn main_code() -> Result<ExitCode, String> {
             checked.map_err(|error| cli.locate(error))?;
             for count in counts {
                 let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
-                let one = Cli { command: Some(Command::Bench(bench)), ..cli.clone() };
+                let one = CommandLine { command: Some(Command::Bench(bench)), ..cli.clone() };
                 // The last `--ranks` of a command line counts.
                 let code = start(&one, &["--ranks".into(), count.into()], begun_ns)?;
                 if code != ExitCode::SUCCESS {
@@ -133,7 +134,7 @@ fn main_code() -> Result<ExitCode, String> {
 }
 
 /// Runs the job of a command line with some more arguments, or describes it.
-fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> {
+fn start(cli: &CommandLine, more: &[String], begun_ns: u64) -> Result<ExitCode, String> {
     let job = decide::job(cli)?;
     if job.dry_run {
         print(dry_run::describe(&job).as_bytes())
@@ -144,7 +145,7 @@ fn start(cli: &Cli, more: &[String], begun_ns: u64) -> Result<ExitCode, String> 
 }
 
 /// In a batch script of several nodes this command becomes the one that starts it on all of them.
-fn hand_over(cli: &Cli) -> Result<(), String> {
+fn hand_over(cli: &CommandLine) -> Result<(), String> {
     let options = &cli.options;
     let torchrun = &options.torchrun;
     let is_placed = torchrun.standalone || torchrun.nnodes.is_some() || options.hosts.is_some();
@@ -184,7 +185,7 @@ fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
     }
 }
 
-fn examine(cli: &Cli, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
+fn examine(cli: &CommandLine, ranks: Option<&str>, json: bool) -> Result<ExitCode, String> {
     let options = &cli.options;
     let ranks = values::parse_ranks(ranks.or(options.ranks.as_deref()).unwrap_or("64"))
         .map_err(|error| cli.locate(error))?;

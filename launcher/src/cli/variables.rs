@@ -7,8 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory};
 use tpurun_protocol::config::{Config, parse_timeout_ms, switch};
 use tpurun_protocol::control::STACK_SIGNAL_VAR;
 
-use super::Cli;
-use super::words::is_typed;
+use super::{Cli, is_typed};
 use crate::nodes::TOKEN;
 use crate::values::parse_stack_signal;
 
@@ -141,7 +140,8 @@ fn replace_word(text: &str, word: &str, by: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::words::{Refusal, one_line, read_with};
+    use super::super::one_line;
+    use super::super::words::{CommandLine, Refusal, read_with};
     use super::*;
     use crate::{decide, job::Job};
 
@@ -156,7 +156,7 @@ mod tests {
         cli.and_then(|cli| decide::job(&cli)).map_err(|error| error.replace(&shown, "FILE"))
     }
 
-    fn cli(variables: &str, line: &str) -> Result<Cli, String> {
+    fn cli(variables: &str, line: &str) -> Result<CommandLine, String> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let set: Vec<(&str, &str)> =
             variables.split_whitespace().map(|pair| pair.split_once('=').unwrap()).collect();

@@ -2,12 +2,43 @@
 
 use std::ffi::OsString;
 
-use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
-use super::Cli;
 use super::variables::{Lookup, Variables, command};
+use super::{Cli, Command, OF_PROGRAM, Options, is_typed, one_line};
 use crate::job_file::JobFile;
+
+/// A whole command line, with all that it has taken in from elsewhere.
+#[derive(Clone, Debug)]
+pub(crate) struct CommandLine {
+    pub(crate) options: Options,
+    pub(crate) command: Option<Command>,
+    /// The words of the first program, if there is one.
+    pub(crate) program: Vec<String>,
+    /// The programs after the first one.
+    pub(crate) others: Vec<Cli>,
+    /// The file that `--job` names.
+    pub(crate) job_file: Option<JobFile>,
+    /// The options that the environment gave.
+    pub(crate) variables: Variables,
+}
+
+impl CommandLine {
+    /// Says of what is wrong with an option where it comes from, if that is not the command line.
+    pub(crate) fn locate(&self, error: String) -> String {
+        let named = self.variables.name(&error);
+        let is_variables = named.split(' ').next() != error.split(' ').next();
+        match &self.job_file {
+            Some(file) if !is_variables => file.locate(named),
+            _ => named,
+        }
+    }
+
+    fn new(first: Cli, variables: Variables) -> CommandLine {
+        let Cli { options, command, program } = first;
+        CommandLine { options, command, program, others: Vec::new(), job_file: None, variables }
+    }
+}
 
 /// Why there is nothing to run.
 #[derive(Debug)]
@@ -18,7 +49,7 @@ pub(crate) enum Refusal {
 }
 
 /// One line for every way to get the command line wrong; help and version come out as they are.
-pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Cli {
+pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> CommandLine {
     let line = match read(&words.collect::<Vec<_>>()) {
         Ok(cli) => return cli,
         Err(Refusal::Clap(error)) if !error.use_stderr() => error.exit(),
@@ -33,12 +64,12 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Cli {
 ///
 /// # Errors
 /// A line that clap refuses, or one that only the combination of several programs makes wrong.
-pub(crate) fn read(words: &[OsString]) -> Result<Cli, Refusal> {
+pub(crate) fn read(words: &[OsString]) -> Result<CommandLine, Refusal> {
     read_with(words, &|variable| std::env::var_os(variable))
 }
 
 /// The same where variables have other values.
-pub(crate) fn read_with(words: &[OsString], lookup: Lookup<'_>) -> Result<Cli, Refusal> {
+pub(crate) fn read_with(words: &[OsString], lookup: Lookup<'_>) -> Result<CommandLine, Refusal> {
     let mut programs = words.split(|word| word == SEPARATOR);
     let first = programs.next().unwrap_or_default();
     let line = matches(&[], first).map_err(Refusal::Clap)?;
@@ -51,10 +82,10 @@ pub(crate) fn read_with(words: &[OsString], lookup: Lookup<'_>) -> Result<Cli, R
     if typed.options.job.is_some() {
         return with_job_file(&typed, &line, first, others.first().copied(), variables);
     }
-    let mut cli = with_more(&variables.words, first)
+    let cli = with_more(&variables.words, first)
         .map_err(|error| Refusal::Line(variables.name(&one_line(&error))))?;
+    let mut cli = CommandLine::new(cli, variables);
     cli.others = (2..).zip(others).map(|(number, words)| later(number, words)).collect::<Result<_, _>>()?;
-    cli.variables = variables;
     Ok(cli)
 }
 
@@ -94,7 +125,7 @@ fn with_job_file(
     words: &[OsString],
     other: Option<&[OsString]>,
     variables: Variables,
-) -> Result<Cli, Refusal> {
+) -> Result<CommandLine, Refusal> {
     let path = cli.options.job.as_deref().expect("only called with one");
     let shown = path.display();
     let given =
@@ -109,10 +140,9 @@ fn with_job_file(
     }
     let mut file = JobFile::read(path).map_err(Refusal::Line)?;
     let options = file.options(|id| is_typed(line, id) || variables.give(id)).map_err(Refusal::Line)?;
-    let mut cli = with_more(&[&variables.words[..], &options].concat(), words)
+    let cli = with_more(&[&variables.words[..], &options].concat(), words)
         .map_err(|error| Refusal::Line(format!("{shown}: [job]: {}", variables.name(&one_line(&error)))))?;
-    (cli.job_file, cli.variables) = (Some(file), variables);
-    Ok(cli)
+    Ok(CommandLine { job_file: Some(file), ..CommandLine::new(cli, variables) })
 }
 
 /// The first option on the command line whose id is `wanted`, as people type it.
@@ -123,41 +153,21 @@ fn typed(matches: &ArgMatches, wanted: impl Fn(&str) -> bool) -> Option<String> 
     Some(option.get_long().map_or_else(|| option.get_id().to_string(), |long| format!("--{long}")))
 }
 
-pub(super) fn is_typed(matches: &ArgMatches, id: &str) -> bool {
-    source(matches, id) == Some(ValueSource::CommandLine)
-}
-
-/// Help and version end the parsing: they have no source.
-fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
-    matches.try_contains_id(id).ok().and_then(|_| matches.value_source(id))
-}
-
 fn not_a_program(number: usize, command: &str) -> String {
     format!(
         "program {number}: expected a program, given the command {command} (a program is run with its path: ./{command})"
     )
 }
 
-pub(super) fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let mut parts = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let first = parts.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-    let rest: Vec<&str> = parts.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
-    let rest = if rest.is_empty() { String::new() } else { format!(" ({})", rest.join("; ")) };
-    format!("{first}{rest}")
-}
-
 /// The word that stands between programs.
 const SEPARATOR: &str = ":";
-/// Options that each program has for itself; all others belong to the job.
-pub(crate) const OF_PROGRAM: [&str; 4] = ["ranks", "module", "no_python", "role"];
 const PROGRAM: &str = "program";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cli(line: &str) -> Result<Cli, String> {
+    fn cli(line: &str) -> Result<CommandLine, String> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         read(&words).map_err(|refusal| match refusal {
             Refusal::Clap(error) => one_line(&error),
@@ -208,7 +218,7 @@ mod tests {
         assert!(unknown.starts_with("program 2: unexpected argument '--frobnicate'"), "{unknown}");
     }
 
-    fn with_file(text: &str, line: &str) -> Result<Cli, String> {
+    fn with_file(text: &str, line: &str) -> Result<CommandLine, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("job.toml");
         std::fs::write(&path, text).unwrap();

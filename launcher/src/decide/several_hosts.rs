@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tpurun_protocol::network::{Bulk, Link, parse_connections};
 
-use crate::cli::{Cli, Options, TorchrunOptions};
+use crate::cli::words::CommandLine;
+use crate::cli::{Options, TorchrunOptions};
 use crate::cluster::{self, Cluster};
 use crate::hosts::Hosts;
 use crate::nodes::{Plan, Source};
@@ -146,7 +147,7 @@ pub(super) struct BetweenHosts {
 }
 
 pub(super) fn parse_between_hosts(
-    cli: &Cli,
+    cli: &CommandLine,
     options: &Options,
     is_spread: bool,
 ) -> Result<BetweenHosts, String> {
