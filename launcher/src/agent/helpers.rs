@@ -2,10 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Agent, Phase};
 use crate::processes::Process;
-use crate::ranks::Ending;
-use crate::verdict::{Cause, Verdict};
 
 /// A process beside the ranks, which somebody may stop.
 #[derive(Clone, Copy, Debug)]
@@ -43,30 +40,36 @@ impl Helper {
     }
 }
 
-impl Agent {
-    /// Names the helpers that are stopped.
-    pub(super) fn look_at_helpers(&mut self, now: Instant) {
+/// The helpers of the job.
+#[derive(Debug, Default)]
+pub(super) struct Helpers {
+    all: Vec<Helper>,
+}
+
+impl Helpers {
+    /// Names the helpers that are stopped: a line for each that is news.
+    pub(super) fn look(&mut self, now: Instant) -> Vec<String> {
         let look = |helper: &mut Helper| {
             let is_stopped = Process::read(helper.pid).is_some_and(|process| process.state == 'T');
             helper.look(is_stopped, now)
         };
-        let lines: Vec<String> = self.helpers.iter_mut().filter_map(look).collect();
-        lines.iter().for_each(|line| self.say(line));
+        self.all.iter_mut().filter_map(look).collect()
     }
 
     /// Notes a helper that has come; the one whose place it takes is gone.
-    pub(super) fn note_helper(&mut self, helper: Helper) {
-        self.helpers.retain(|known| known.name != helper.name && known.pid != helper.pid);
-        self.helpers.push(helper);
+    pub(super) fn note(&mut self, helper: Helper) {
+        self.all.retain(|known| known.name != helper.name && known.pid != helper.pid);
+        self.all.push(helper);
     }
 
-    /// Ranks that ask the store next would be blamed for its end.
-    pub(super) fn on_store_gone(&mut self, ending: Ending) {
-        self.helpers.retain(|helper| helper.name != Helper::store(0).name);
-        let is_over = matches!(self.phase, Phase::Starting | Phase::Stopping(_) | Phase::Clearing(_));
-        if !is_over && self.is_anybody_alive() {
-            self.fail(Verdict::plain(None, Cause::StoreDied(ending), Instant::now()));
-        }
+    /// The store has ended.
+    pub(super) fn forget_store(&mut self) {
+        self.all.retain(|helper| helper.name != Helper::store(0).name);
+    }
+
+    /// The fork server has ended, and with it the store.
+    pub(super) fn forget_all(&mut self) {
+        self.all.clear();
     }
 }
 

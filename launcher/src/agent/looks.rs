@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use tpurun_protocol::board::{self, RankView};
 
-use super::deliver::SECOND_LOOK;
-use super::{Agent, WATCH_EVERY};
-use crate::nodes::{Frame, RankSays, Said};
+use super::command::Command;
+use super::world::World;
+use crate::nodes::{Frame, Nodes, RankSays, Said};
 use crate::verdict;
 
 /// The views of all ranks at the last complete look, and the state of the next one.
@@ -50,6 +50,23 @@ impl Looks {
         self.suspects.values().flatten()
     }
 
+    /// Somebody wants to know, here or on another node. Returns the time of the next look.
+    pub(super) fn want(&mut self, now: Instant) -> Instant {
+        self.wanted_until = Some(now + WANTED_FOR);
+        self.next
+    }
+
+    /// Whether the next look begins now.
+    fn is_due(&self, now: Instant) -> bool {
+        let is_wanted = self.wanted_until.is_some_and(|until| now < until);
+        is_wanted && self.missing.is_empty() && now >= self.next
+    }
+
+    /// The next look does not begin before this time.
+    pub(super) fn pause_until(&mut self, next: Instant) {
+        self.next = next;
+    }
+
     /// A node is gone.
     pub(super) fn expect_no_answer(&mut self, node: u32) {
         self.missing.remove(&node);
@@ -58,117 +75,89 @@ impl Looks {
     pub(super) fn keep_suspects(&mut self, node: u32, lines: Vec<(u32, String)>) {
         self.suspects.insert(node, lines);
     }
-}
 
-impl Agent {
     /// Asks for a look where ranks here have waited for a while; node 0 begins it.
-    pub(super) fn look_with_others(&mut self, now: Instant) {
-        let here: Vec<RankView> = self.views_here().map(|(_, view)| view).collect();
+    pub(super) fn ask(&mut self, nodes: &Nodes, world: &mut World, now: Instant) {
+        let here: Vec<RankView> = world.views_here().map(|(_, view)| view).collect();
         let is_uneasy = verdict::is_anybody_blocked(&here, board::now_ns(), UNEASY_AFTER);
-        let Some(others) = &mut self.others else { return };
-        let is_first = others.nodes().is_first();
+        let is_first = nodes.is_first();
         if is_uneasy && !is_first {
-            others.nodes().tell(&Frame::Uneasy);
+            nodes.tell(&Frame::Uneasy);
         }
         if is_uneasy && is_first {
-            others.looks.wanted_until = Some(now + WANTED_FOR);
+            self.want(now);
         }
-        let looks = &others.looks;
-        let is_wanted = looks.wanted_until.is_some_and(|until| now < until);
-        if is_first && is_wanted && looks.missing.is_empty() && now >= looks.next {
-            let number = looks.number + 1;
-            let count = others.nodes().count();
-            others.looks.missing = (1..count).collect();
-            others.nodes().tell(&Frame::Look { number });
-            self.say_what_ranks_do(number);
-        }
-    }
-
-    pub(super) fn on_uneasy(&mut self) {
-        if let Some(others) = &mut self.others {
-            others.looks.wanted_until = Some(Instant::now() + WANTED_FOR);
-            self.next_watch = self.next_watch.min(others.looks.next);
+        if is_first && self.is_due(now) {
+            let number = self.number + 1;
+            self.missing = (1..nodes.count()).collect();
+            nodes.tell(&Frame::Look { number });
+            self.say_what_ranks_do(nodes, world, number);
         }
     }
 
     /// A look begins: tells all nodes what the ranks here do.
-    pub(super) fn say_what_ranks_do(&mut self, number: u64) {
+    pub(super) fn say_what_ranks_do(&mut self, nodes: &Nodes, world: &mut World, number: u64) {
         let now_ns = board::now_ns();
-        let (mut groups, messages) = self.control.supervisor().known();
-        self.control.supervisor_mut().begin_look();
-        let fresh: Vec<(u32, RankView)> = self.views_here().collect();
-        let Some(others) = &mut self.others else { return };
-        let looks = &mut others.looks;
-        looks.number = number;
-        let told = &mut looks.told_groups;
+        let (mut groups, messages) = world.control.supervisor().known();
+        world.control.supervisor_mut().begin_look();
+        self.number = number;
+        let told = &mut self.told_groups;
         groups.retain(|group| told.insert(group.comm_id, group.has_failed) != Some(group.has_failed));
         let mut said = Said { ranks: vec![], groups, messages };
-        for (rank, view) in fresh {
-            let before = &mut looks.views[rank as usize];
+        for (rank, view) in world.views_here() {
+            let before = &mut self.views[rank as usize];
             if *before != view {
                 said.ranks.push(RankSays::new(rank, &view, now_ns));
                 *before = view;
             }
         }
-        let node = others.nodes().node;
-        others.nodes().tell(&Frame::Seen { number, node, said });
+        nodes.tell(&Frame::Seen { number, node: nodes.node, said });
     }
 
     /// Takes in what another node says of its ranks; node 0 passes that on to all.
-    pub(super) fn on_seen(&mut self, number: u64, node: u32, said: Said) {
+    pub(super) fn on_seen(
+        &mut self,
+        nodes: &Nodes,
+        world: &mut World,
+        number: u64,
+        node: u32,
+        said: Said,
+    ) -> Option<Command> {
         let now_ns = board::now_ns();
-        let Some(others) = &mut self.others else { return };
-        let (nodes, looks) = others.parts();
         let is_of_node = |rank: u32| nodes.ranks_of(node).contains(&rank);
         let is_known = |rank: &u32| *rank < nodes.ranks();
-        let is_plausible = number == looks.number
+        let is_plausible = number == self.number
             && said.ranks.iter().all(|says| is_of_node(says.rank))
             && said.groups.iter().all(|group| group.members.iter().all(is_known));
         if !is_plausible {
-            return self.run_dir.event("unexpected look", serde_json::json!({"node": node}));
+            world.run_dir.event("unexpected look", serde_json::json!({"node": node}));
+            return None;
         }
         if nodes.is_first() {
             nodes.tell_but(&Frame::Seen { number, node, said: said.clone() }, Some(node));
-            looks.missing.remove(&node);
+            self.missing.remove(&node);
         }
         for says in said.ranks {
             let rank = says.rank as usize;
-            looks.views[rank] = says.view(now_ns).unwrap_or_default();
+            self.views[rank] = says.view(now_ns).unwrap_or_default();
         }
-        let is_complete = nodes.is_first() && looks.missing.is_empty();
+        let is_complete = nodes.is_first() && self.missing.is_empty();
         if is_complete {
             nodes.tell(&Frame::Complete { number });
         }
-        self.control.supervisor_mut().hear(node, said.groups, &said.messages);
-        if is_complete {
-            self.on_complete(number);
-        }
+        world.control.supervisor_mut().hear(node, said.groups, &said.messages);
+        if is_complete { self.on_complete(world, number) } else { None }
     }
 
     /// All agents have the same picture now.
-    pub(super) fn on_complete(&mut self, number: u64) {
-        let now = Instant::now();
-        let Some(others) = &mut self.others else { return };
-        if others.looks.number != number {
-            return;
+    pub(super) fn on_complete(&mut self, world: &mut World, number: u64) -> Option<Command> {
+        if self.number != number {
+            return None;
         }
-        self.control.supervisor_mut().end_look();
-        let mut views = others.looks.views.clone();
-        for (rank, view) in &self.views_elsewhere {
-            views[*rank as usize] = view.clone();
-        }
-        self.judge_waits(&views, now);
-        // Only node 0 is ever suspicious, and begins the next one.
-        let pause = if self.is_suspicious() { SECOND_LOOK } else { WATCH_EVERY };
-        if let Some(others) = &mut self.others {
-            others.looks.next = now + pause;
-            self.next_watch = self.next_watch.min(now + pause);
-        }
-    }
-
-    /// The ranks of this node, each with its view on the board.
-    fn views_here(&self) -> impl Iterator<Item = (u32, RankView)> {
-        self.job.here.clone().map(|rank| (rank, self.board.read(rank)))
+        world.control.supervisor_mut().end_look();
+        let mut views = self.views.clone();
+        world.add_views_elsewhere(&mut views);
+        Some(Command::JudgeTogether(views))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The agents of a job of several nodes: the frames that each sends the others, and the reason why the job has failed,
-//! in the same words everywhere.
+//! The agents of a job of several nodes: what each tells the others, and the reason why the job has failed, in the
+//! same words everywhere.
 //!
 //! Each agent judges what its own ranks do and proposes that to node 0, whose word stands. A proposal that only
 //! follows from another rank's failure waits a moment there, for the node that knows better.
@@ -7,29 +7,27 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::json;
 use tpurun_memory::FailureKind;
 use tpurun_protocol::board::{self, RankView};
 
-use super::again::Turn;
+use super::command::{Command, MayRestart};
 use super::looks::Looks;
+use super::turn::Turn;
 use super::watchers::Watchers;
-use super::{Agent, Phase, Why};
+use super::world::World;
 use crate::cluster;
 use crate::hosts::{self, Hosts};
 use crate::job::Job;
-use crate::nodes::{Frame, NodeEvent, Nodes, OVER, Proof, RankSays, Told};
-use crate::ranks::{Ending, Rank};
-use crate::report;
+use crate::nodes::{Frame, Nodes, Proof, RankSays, Told};
+use crate::ranks::Ending;
 use crate::run_dir::RunDir;
 use crate::schedulers;
 use crate::supervisor::Spread;
-use crate::verdict::{self, Cause, Verdict};
 
 /// The other nodes, as this one knows them.
 #[derive(Debug)]
 pub(super) struct Others {
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     pub(super) looks: Looks,
     pub(super) watchers: Watchers,
     /// A proposal that waits until then for a better one, or for the word of node 0.
@@ -38,13 +36,13 @@ pub(super) struct Others {
     proven: Option<(Proof, Instant)>,
     pub(super) turn: Turn,
     /// By node: all its ranks have ended well.
-    done: Vec<bool>,
+    pub(super) done: Vec<bool>,
     /// Node 0 says that all ranks have ended well.
-    is_over: bool,
+    pub(super) is_over: bool,
     /// Node 0 has said why the job has failed, or this node goes by itself.
-    stands: bool,
+    pub(super) stands: bool,
     /// Node 0 says it, at the place where people read what this node writes, too.
-    is_said_by_node_0: bool,
+    pub(super) is_said_by_node_0: bool,
 }
 
 /// Waits until all nodes of the job have come, if it has several, and lets it know where its ranks are.
@@ -92,34 +90,22 @@ impl Others {
         }
     }
 
-    /// Nothing of what was said of its ranks is true of those that follow them.
-    pub(super) fn forget_world(&mut self) {
+    /// The next world begins here: nothing that was said of the ranks before is true of those that follow them.
+    pub(super) fn renew(&mut self) {
         self.looks = Looks::new(self.nodes.ranks());
         (self.proposal, self.proven) = (None, None);
         self.done.fill(false);
         (self.stands, self.is_said_by_node_0) = (false, false);
+        self.turn.renew(&self.nodes);
     }
 
-    pub(super) fn nodes(&self) -> &Nodes {
-        &self.nodes
+    pub(super) fn is_node_0(&self) -> bool {
+        self.nodes.is_first()
     }
 
-    pub(super) fn parts(&mut self) -> (&Nodes, &mut Looks) {
-        (&self.nodes, &mut self.looks)
-    }
-
-    pub(super) fn into_nodes(self) -> Nodes {
-        self.nodes
-    }
-
-    /// Whether this node may end: no other one needs it.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    /// Whether people have read why the job has failed.
-    pub(super) fn is_said_by_node_0(&self) -> bool {
-        self.is_said_by_node_0
+    /// Whether the next world begins.
+    pub(super) fn is_turn(&mut self) -> bool {
+        self.turn.is_due(&self.nodes)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -127,310 +113,111 @@ impl Others {
         let proven = self.proven.as_ref().map(|(_, until)| *until);
         proposal.into_iter().chain(proven).min()
     }
-}
 
-impl Agent {
-    pub(super) fn on_node(&mut self, event: NodeEvent) {
-        match event {
-            NodeEvent::Frame(node, frame) => self.on_frame(node, frame),
-            NodeEvent::Gone(node, why) => self.on_node_gone(node, &why),
-            NodeEvent::Refused(line) => self.say(&line),
+    /// Nothing is left here of the ranks that have failed.
+    pub(super) fn tell_cleared(&mut self) {
+        let node = self.nodes.node;
+        self.turn.cleared(node);
+        if node != 0 {
+            self.nodes.tell(&Frame::Cleared);
         }
-    }
-
-    /// Believes a node what it says of its own ranks, and node 0 what it says of the job.
-    fn on_frame(&mut self, node: u32, frame: Frame) {
-        let Some(others) = &mut self.others else { return };
-        let nodes = &others.nodes;
-        let is_node_0 = nodes.is_first();
-        let may_speak_of =
-            |rank: u32| rank < nodes.ranks() && (!is_node_0 || nodes.ranks_of(node).contains(&rank));
-        let may_tell_of = |of: u32| of < nodes.count() && of != nodes.node && (!is_node_0 || of == node);
-        match frame {
-            Frame::Begun if is_node_0 => others.turn.begun(node),
-            _ if others.turn.is_stale(node, &frame) => {}
-            Frame::Ended { code, signal, left } if may_speak_of(left.rank) => {
-                let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
-                nodes.tell_but(&Frame::Ended { code, signal, left: left.clone() }, Some(node));
-                self.on_end_elsewhere(ending, left);
-            }
-            Frame::Lost { rank, kind, text } if may_speak_of(rank) => {
-                nodes.tell_but(&Frame::Lost { rank, kind, text: text.clone() }, Some(node));
-                self.lose_here(rank, FailureKind::from_code(kind), &text);
-            }
-            Frame::Proposed(told) if is_node_0 => self.consider(told),
-            Frame::Stands { told, again } if !is_node_0 => {
-                let is_one_terminal = self.job.nodes.as_ref().is_some_and(|plan| plan.is_one_terminal);
-                others.is_said_by_node_0 = is_one_terminal && !others.stands;
-                self.obey(told, again);
-            }
-            Frame::Cleared if is_node_0 => others.turn.cleared(node),
-            Frame::Again if !is_node_0 => others.turn.come(),
-            Frame::NoRestart { why } => {
-                nodes.tell_but(&Frame::NoRestart { why: why.clone() }, Some(node));
-                self.call_off(&why.replace(char::is_control, " "));
-            }
-            Frame::Stop { signal } => {
-                nodes.tell_but(&Frame::Stop { signal }, Some(node));
-                let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
-                self.on_stop_elsewhere(node, signal);
-            }
-            Frame::Uneasy if is_node_0 => self.on_uneasy(),
-            Frame::Look { number } if !is_node_0 => self.say_what_ranks_do(number),
-            Frame::Seen { number, node: of, said } if may_tell_of(of) => self.on_seen(number, of, said),
-            Frame::Complete { number } if !is_node_0 => self.on_complete(number),
-            Frame::Deadlock(proof) if !is_node_0 => self.on_deadlock(&proof),
-            Frame::Suspects { node: of, lines } if may_tell_of(of) => {
-                nodes.tell_but(&Frame::Suspects { node: of, lines: lines.clone() }, Some(node));
-                others.looks.keep_suspects(of, lines);
-                self.note_suspects();
-            }
-            Frame::Watched { by } if may_tell_of(by) => {
-                if is_node_0 {
-                    nodes.tell_but(&Frame::Watched { by }, Some(node));
-                }
-                others.watchers.come(by, Instant::now());
-            }
-            Frame::Flight { of, to, document } if may_tell_of(of) && to == nodes.node => {
-                let ranks = nodes.ranks_of(of);
-                others.watchers.keep(self.run_dir.path(), of, ranks, document);
-            }
-            Frame::Flight { of, to, document } if is_node_0 && may_tell_of(of) && to < nodes.count() => {
-                nodes.tell_if_room(to, &Frame::Flight { of, to, document });
-            }
-            Frame::Done if is_node_0 => others.done[node as usize] = true,
-            Frame::Over if !is_node_0 => others.is_over = true,
-            // A frame of another protocol, or of a node that says what is not its to say.
-            _ => self.run_dir.event("unexpected frame", json!({"node": node})),
-        }
-    }
-
-    fn on_end_elsewhere(&mut self, ending: Ending, left: RankSays) {
-        let rank = left.rank;
-        let pid = i32::try_from(left.pid).ok().filter(|pid| *pid != 0);
-        self.ranks[rank as usize] = Rank::Ended { pid, ending, at: Instant::now() };
-        if ending == Ending::Exit(0) {
-            self.left.push(rank);
-            self.views_elsewhere.insert(rank, left.view(board::now_ns()).unwrap_or_default());
-        }
-    }
-
-    fn on_stop_elsewhere(&mut self, node: u32, signal: Signal) {
-        if !self.interrupt_restart(signal) && !matches!(self.phase, Phase::Stopping(_)) {
-            let host = self.host_of_node(node).to_owned();
-            self.say(&format!("{} on host {host}: stopping", super::signal_word(signal)));
-            self.stop(Why::Asked(signal), self.job.stop_grace);
-        }
-    }
-
-    fn host_of_node(&self, node: u32) -> &str {
-        self.others.as_ref().map_or("", |others| others.nodes.host(node))
-    }
-
-    /// A node from which nothing comes any more has lost all its ranks.
-    fn on_node_gone(&mut self, node: u32, why: &str) {
-        let is_restarting = self.is_restarting();
-        let Some(others) = &mut self.others else { return };
-        others.looks.expect_no_answer(node);
-        others.turn.node_is_gone();
-        // A node 0 that ends after a verdict has said it before; one that is killed, or was to begin again, has not.
-        if node == 0 && (is_restarting || why != OVER) {
-            others.is_said_by_node_0 = false;
-        }
-        let was_done = others.done[node as usize] || others.is_over;
-        self.run_dir.event("node gone", json!({"node": node, "why": why}));
-        if is_restarting {
-            let host = self.host_of_node(node);
-            let why = format!("host {host} (node {node}) is gone: {why}");
-            return if self.is_node_0() { self.call_off_everywhere(&why) } else { self.call_off(&why) };
-        }
-        let Some(others) = &self.others else { return };
-        if was_done || matches!(self.phase, Phase::Stopping(_) | Phase::Clearing(_)) {
-            return;
-        }
-        let nodes = &others.nodes;
-        let ranks = nodes.ranks_of(node);
-        let text = format!("host {} (node {node}) is gone: {why}", nodes.host(node));
-        let alive: Vec<u32> = ranks.filter(|rank| !self.ranks[*rank as usize].has_ended()).collect();
-        for rank in &alive {
-            let text = format!("rank {rank} (host {}) is lost: {text}", nodes.host(node));
-            nodes.tell(&Frame::Lost { rank: *rank, kind: FailureKind::RankLost as u32, text: text.clone() });
-            self.control.lose(*rank, FailureKind::RankLost, &text);
-        }
-        let first = alive.first().copied();
-        let told = Told {
-            culprit: first,
-            exit_code: 1,
-            is_echo: false,
-            who: vec![text],
-            why: vec![],
-            last_line: None,
-        };
-        if self.is_node_0() { self.consider(told) } else { self.obey(told, false) }
-    }
-
-    /// A line that node 0 says for all nodes where people read what all of them write.
-    pub(super) fn say_once(&mut self, line: &str) {
-        if !self.others.as_ref().is_some_and(Others::is_said_by_node_0) {
-            self.say(line);
-        }
-    }
-
-    fn is_node_0(&self) -> bool {
-        self.others.as_ref().is_some_and(|others| others.nodes.is_first())
     }
 
     /// Tells the other nodes how a rank here has ended.
-    pub(super) fn tell_end(&self, rank: u32, ending: Ending) {
-        let Some(others) = &self.others else { return };
+    pub(super) fn tell_end(&self, world: &World, rank: u32, ending: Ending) {
         let (code, signal) = match ending {
             Ending::Exit(code) => (Some(code), None),
             Ending::Signal(number) => (None, Some(number)),
         };
         // A rank that never made a communicator has no number on the board.
-        let pid = self.ranks[rank as usize].pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
-        let view = RankView { pid, ..self.board.read(rank) };
+        let pid = world.roster.of(rank).pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+        let view = RankView { pid, ..world.board.read(rank) };
         let left = RankSays::new(rank, &view, board::now_ns());
-        others.nodes.tell(&Frame::Ended { code, signal, left });
-    }
-
-    /// Ranks wait in vain, wherever they are. It stands on all nodes before those here wake up, which would wake those
-    /// there: these would act on it in one communicator while others still wait in another one.
-    pub(super) fn deliver_deadlock(&mut self, proof: Proof, now: Instant) {
-        if let Some(others) = &mut self.others {
-            others.nodes.tell(&Frame::Deadlock(proof.clone()));
-            others.proven = Some((proof.clone(), now + HEARD_AFTER));
-            self.settle_deadlock(&proof);
-        } else {
-            // The ranks are asked before they can hear of the deadlock.
-            self.ask_for_stacks();
-            self.settle_deadlock(&proof);
-            self.announce_deadlock(&proof);
-        }
-    }
-
-    /// Tells the ranks here of a deadlock that stands on the other nodes.
-    fn on_deadlock(&mut self, proof: &Proof) {
-        self.settle_deadlock(proof);
-        self.ask_for_stacks();
-        self.announce_deadlock(proof);
-    }
-
-    pub(super) fn look_at_proof(&mut self, now: Instant) {
-        let Some(others) = &mut self.others else { return };
-        if let Some((proof, _)) = others.proven.take_if(|(_, until)| now >= *until) {
-            self.on_deadlock(&proof);
-        }
+        self.nodes.tell(&Frame::Ended { code, signal, left });
     }
 
     /// Tells the other nodes which ranks here keep others waiting.
-    pub(super) fn tell_suspects(&self) {
-        if let Some(others) = &self.others {
-            let (node, lines) = (others.nodes.node, self.suspects.lines().collect());
-            others.nodes.tell(&Frame::Suspects { node, lines });
-        }
+    pub(super) fn tell_suspects(&self, lines: Vec<(u32, String)>) {
+        self.nodes.tell(&Frame::Suspects { node: self.nodes.node, lines });
     }
 
     /// Tells the other nodes what those raise who need a rank that is lost.
     pub(super) fn tell_loss(&self, rank: u32, text: &str) {
-        if let Some(others) = &self.others {
-            let (kind, text) = (FailureKind::RankLost as u32, text.to_owned());
-            others.nodes.tell(&Frame::Lost { rank, kind, text });
-        }
+        let (kind, text) = (FailureKind::RankLost as u32, text.to_owned());
+        self.nodes.tell(&Frame::Lost { rank, kind, text });
     }
 
     /// Somebody asked this node to end the job.
     pub(super) fn tell_stop(&self, signal: Signal) {
-        if let Some(others) = &self.others {
-            others.nodes.tell(&Frame::Stop { signal: signal.as_raw() });
-        }
+        self.nodes.tell(&Frame::Stop { signal: signal.as_raw() });
     }
 
-    /// Has node 0 say why the job fails; here that is known as `verdict`.
-    pub(super) fn propose(&mut self, verdict: &Verdict) {
-        let facts_of = |facts: &report::Facts<'_>| report::told(verdict, facts);
-        let (who, why, last_line) = self.with_words(verdict, facts_of);
-        let is_echo = !self.failures.is_empty() && self.failures.iter().all(verdict::is_echo);
-        let told =
-            Told { culprit: verdict.culprit, exit_code: verdict.exit_code(), is_echo, who, why, last_line };
-        self.phase = Phase::Running;
+    /// No other world begins, on no node.
+    pub(super) fn tell_no_restart(&self, why: &str) {
+        self.nodes.tell(&Frame::NoRestart { why: why.to_owned() });
+    }
+
+    /// Tells the other nodes of a deadlock. The ranks here hear of it when those nodes have heard of it, too: a rank
+    /// that wakes up wakes those there, which would act on the failure in one communicator while others still wait in
+    /// another one.
+    pub(super) fn tell_deadlock(&mut self, proof: Proof, now: Instant) {
+        self.nodes.tell(&Frame::Deadlock(proof.clone()));
+        self.proven = Some((proof, now + HEARD_AFTER));
+    }
+
+    /// The deadlock that the ranks here hear of now.
+    pub(super) fn take_proof(&mut self, now: Instant) -> Option<Proof> {
+        self.proven.take_if(|(_, until)| now >= *until).map(|(proof, _)| proof)
+    }
+
+    /// Has node 0 say why the job fails; this node knows it as `told`.
+    pub(super) fn propose(&mut self, told: Told) -> Option<Command> {
         if self.is_node_0() {
             return self.consider(told);
         }
-        let Some(others) = &mut self.others else { return };
-        let is_better = others.proposal.as_ref().is_none_or(|(before, _)| before.is_echo && !told.is_echo);
+        let is_better = self.proposal.as_ref().is_none_or(|(before, _)| before.is_echo && !told.is_echo);
         if is_better {
-            others.nodes.tell(&Frame::Proposed(told.clone()));
-            others.proposal = Some((told, Instant::now() + WORD));
+            self.nodes.tell(&Frame::Proposed(told.clone()));
+            self.proposal = Some((told, Instant::now() + WORD));
         }
+        None
     }
 
     /// On node 0, a proposal that is no echo stands at once.
-    fn consider(&mut self, told: Told) {
-        let Some(others) = &mut self.others else { return };
+    pub(super) fn consider(&mut self, told: Told) -> Option<Command> {
         if !told.is_echo {
-            return self.obey(told, true);
+            return Some(Command::Obey { told, may_restart: MayRestart::Yes });
         }
-        others.proposal.get_or_insert((told, Instant::now() + BETTER));
+        self.proposal.get_or_insert((told, Instant::now() + BETTER));
+        None
     }
 
     /// The proposal stands when its time is over and neither a better one nor the word of node 0 has come.
-    pub(super) fn look_at_proposal(&mut self, now: Instant) {
-        let Some(others) = &mut self.others else { return };
-        if let Some((told, _)) = others.proposal.take_if(|(_, until)| now >= *until) {
-            let is_node_0 = others.nodes.is_first();
-            self.obey(told, is_node_0);
-        }
+    pub(super) fn take_proposal(&mut self, now: Instant) -> Option<Command> {
+        let (told, _) = self.proposal.take_if(|(_, until)| now >= *until)?;
+        let may_restart = if self.is_node_0() { MayRestart::Yes } else { MayRestart::No };
+        Some(Command::Obey { told, may_restart })
     }
 
-    /// Ends the world for this reason; node 0 tells the others. Another one may follow if node 0 says so.
-    fn obey(&mut self, told: Told, may_begin_again: bool) {
-        let Some(others) = &mut self.others else { return };
-        others.proposal = None;
-        if std::mem::replace(&mut others.stands, true) {
-            return;
-        }
-        let culprit = told.culprit.filter(|rank| (*rank as usize) < self.ranks.len());
-        let verdict = Box::new(Verdict::plain(culprit, Cause::Told(told.clone()), Instant::now()));
-        let next_world = self.next_world(&verdict).filter(|_| may_begin_again);
-        if let Some(others) = self.others.as_ref().filter(|others| others.nodes.is_first()) {
-            others.nodes.tell(&Frame::Stands { told, again: next_world.is_some() });
-        }
-        let why = match next_world {
-            Some(ranks) => Why::Restart(verdict, ranks),
-            None => Why::Failed(verdict),
-        };
-        self.stop(why, self.job.failure_grace);
+    /// The reason why the job has failed stands from now on; false when one has stood before.
+    pub(super) fn settle(&mut self) -> bool {
+        self.proposal = None;
+        !std::mem::replace(&mut self.stands, true)
     }
 
     /// All ranks here have ended well: the others hear of it, and node 0 when all have.
-    pub(super) fn look_at_others(&mut self) {
-        if !matches!(self.phase, Phase::Running) || self.is_anybody_alive() || !self.failures.is_empty() {
+    pub(super) fn end_well(&mut self) {
+        if self.proposal.is_some() {
             return;
         }
-        let Some(others) = self.others.as_mut().filter(|others| others.proposal.is_none()) else { return };
-        let own = others.nodes.node as usize;
-        if !std::mem::replace(&mut others.done[own], true) && own != 0 {
-            others.nodes.tell(&Frame::Done);
+        let own = self.nodes.node as usize;
+        if !std::mem::replace(&mut self.done[own], true) && own != 0 {
+            self.nodes.tell(&Frame::Done);
         }
-        if own == 0 && !others.is_over && others.done.iter().all(|done| *done) {
-            others.is_over = true;
-            others.nodes.tell(&Frame::Over);
+        if own == 0 && !self.is_over && self.done.iter().all(|done| *done) {
+            self.is_over = true;
+            self.nodes.tell(&Frame::Over);
         }
-    }
-
-    /// The host of a rank, wherever it is.
-    pub(super) fn host_of(&self, rank: u32) -> &str {
-        self.job.hosts.of(rank).map_or(&self.host, |(_, host)| &host.name)
-    }
-
-    /// The view of every rank on the board; ranks on other nodes have only the view that they have left behind.
-    pub(super) fn views(&self) -> Vec<RankView> {
-        let mut views = crate::watch::views(&self.board);
-        for (rank, view) in &self.views_elsewhere {
-            views[*rank as usize] = view.clone();
-        }
-        views
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::Agent;
+use super::world::World;
 use crate::flight::Flight;
 use crate::flight::capture::{self, Known};
 use crate::flight::dump::Writing;
@@ -31,6 +31,49 @@ enum Dump {
 }
 
 impl Recorder {
+    /// From now on `tpurun status` finds the job, with the board of these ranks.
+    pub(super) fn publish(&mut self, world: &mut World, nodes: Option<&Nodes>) {
+        let (run, job) = (world.run_dir.id(), &world.job);
+        let (board_fd, age) = (world.board_fd.as_raw_fd(), world.started.elapsed());
+        let others = nodes.map_or_else(Vec::new, others_of);
+        let notice = Notice::of_this_agent(&run, job.ranks, &job.programs, board_fd, age, others);
+        if let Err(error) = notice.write(world.run_dir.path()) {
+            world.say(&format!("tpurun status will not find this job: cannot write its job.json: {error}"));
+        }
+        self.notice = Some(notice);
+    }
+
+    /// Copies the board as it is now; the files are written meanwhile, in place of those of an earlier failure.
+    pub(super) fn record(&mut self, world: &mut World, server: Option<i32>, reason: &'static str) {
+        let flight = self.look(world, server, reason);
+        // Where no rank has used the backend, there is nothing to look at.
+        let has_lanes = |flight: &Flight| flight.ranks.iter().any(|rank| !rank.lanes.is_empty());
+        let Some(flight) = flight.filter(has_lanes) else { return };
+        self.finish(world);
+        self.dump = Dump::Writing(Writing::start(world.run_dir.path(), flight));
+    }
+
+    /// Returns what all ranks here do, and what is known of others; None before they start. `server` is the process
+    /// of the fork server.
+    pub(super) fn look(&self, world: &World, server: Option<i32>, reason: &'static str) -> Option<Flight> {
+        let notice = self.notice.as_ref()?;
+        let stories: Vec<RankStory> = world.roster.ranks.iter().map(story).collect();
+        let parents: Vec<i32> = server.into_iter().chain([notice.job.agent_pid]).collect();
+        let known = Known { notice, stories: &stories, parents: &parents };
+        Some(capture::take(&world.board, &known, reason))
+    }
+
+    /// Waits until the files are written.
+    pub(super) fn finish(&mut self, world: &mut World) {
+        match std::mem::take(&mut self.dump) {
+            Dump::Writing(writing) => match writing.and_then(Writing::finish) {
+                Ok(()) => self.dump = Dump::Written,
+                Err(error) => world.say(&format!("what the ranks had posted could not be kept: {error}")),
+            },
+            dump => self.dump = dump,
+        }
+    }
+
     pub(super) fn has_dump(&self) -> bool {
         matches!(self.dump, Dump::Written)
     }
@@ -38,53 +81,6 @@ impl Recorder {
     /// Forgets the copy: other ranks follow, with failures of their own.
     pub(super) fn close_world(&mut self) {
         self.dump = Dump::None;
-    }
-}
-
-impl Agent {
-    /// From now on `tpurun status` finds the job, with the board of these ranks.
-    pub(super) fn publish(&mut self) {
-        let (run, programs) = (self.run_dir.id(), &self.job.programs);
-        let (board_fd, age) = (self.board_fd.as_raw_fd(), self.started.elapsed());
-        let others = self.others.as_ref().map_or_else(Vec::new, |others| others_of(others.nodes()));
-        let notice = Notice::of_this_agent(&run, self.job.ranks, programs, board_fd, age, others);
-        if let Err(error) = notice.write(self.run_dir.path()) {
-            self.say(&format!("tpurun status will not find this job: cannot write its job.json: {error}"));
-        }
-        self.recorder.notice = Some(notice);
-    }
-
-    /// Copies the board as it is now; the files are written meanwhile, in place of those of an earlier failure.
-    pub(super) fn record_flight(&mut self, reason: &'static str) {
-        let Some(flight) = self.flight(reason) else { return };
-        self.finish_flight();
-        self.recorder.dump = Dump::Writing(Writing::start(self.run_dir.path(), flight));
-    }
-
-    /// None where no rank has used the backend: then there is nothing to look at.
-    fn flight(&self, reason: &'static str) -> Option<Flight> {
-        self.look(reason).filter(|flight| flight.ranks.iter().any(|rank| !rank.lanes.is_empty()))
-    }
-
-    /// Returns what all ranks here do, and what is known of others; None before they start.
-    pub(super) fn look(&self, reason: &'static str) -> Option<Flight> {
-        let notice = self.recorder.notice.as_ref()?;
-        let stories: Vec<RankStory> = self.ranks.iter().map(story).collect();
-        let server = self.server.as_ref().map(|server| server.pid);
-        let parents: Vec<i32> = server.into_iter().chain([notice.job.agent_pid]).collect();
-        let known = Known { notice, stories: &stories, parents: &parents };
-        Some(capture::take(&self.board, &known, reason))
-    }
-
-    /// Waits until the files are written.
-    pub(super) fn finish_flight(&mut self) {
-        match std::mem::take(&mut self.recorder.dump) {
-            Dump::Writing(writing) => match writing.and_then(Writing::finish) {
-                Ok(()) => self.recorder.dump = Dump::Written,
-                Err(error) => self.say(&format!("what the ranks had posted could not be kept: {error}")),
-            },
-            dump => self.recorder.dump = dump,
-        }
     }
 }
 

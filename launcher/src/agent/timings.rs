@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use tpurun_protocol::board::{self, Mark};
 
-use super::{Agent, WATCH_EVERY};
+use super::WATCH_EVERY;
+use super::world::World;
 use crate::flight::dump;
 use crate::front::Origin;
 use crate::job::Job;
@@ -55,12 +56,10 @@ impl Watching {
             self.moments.rank_reached(rank, Step::RankStarted, at_ns);
         }
     }
-}
 
-impl Agent {
     /// When to look again, while there is something to look for.
-    pub(super) fn next_timing(&self) -> Option<Instant> {
-        match &self.timings.state {
+    pub(super) fn next(&self) -> Option<Instant> {
+        match &self.state {
             State::Waiting { next_look } => Some(*next_look),
             // The thread that measures cannot wake the agent.
             State::Measuring(_) => Some(Instant::now() + LOOK_EVERY),
@@ -68,71 +67,70 @@ impl Agent {
         }
     }
 
-    pub(super) fn look_at_timings(&mut self, now: Instant) {
-        match &mut self.timings.state {
+    pub(super) fn look(&mut self, world: &mut World, now: Instant) {
+        match &mut self.state {
             State::Waiting { next_look } if now >= *next_look => {
                 // Ranks may leave soon after, and then their memory can not be measured any more. A job that has
                 // run for long without a collective may never have one.
-                let often = LOOK_EVERY.max((now - self.started) / 1000).min(WATCH_EVERY);
-                *next_look = now + if self.job.timings { often } else { WATCH_EVERY };
-                let (board, ranks) = (&self.board, &self.ranks);
+                let often = LOOK_EVERY.max((now - world.started) / 1000).min(WATCH_EVERY);
+                *next_look = now + if world.job.timings { often } else { WATCH_EVERY };
                 // The agent may hear that a rank was started later than that its first collective is done.
                 let is_done = |rank: &u32| {
-                    ranks[*rank as usize].pid().is_some() && board.mark(*rank, Mark::FirstDone).is_some()
+                    world.roster.of(*rank).pid().is_some()
+                        && world.board.mark(*rank, Mark::FirstDone).is_some()
                 };
-                self.timings.done +=
-                    (self.timings.done..self.job.here.end).take_while(is_done).count() as u32;
-                if self.timings.done == self.job.here.end {
-                    self.measure_timings();
+                self.done += (self.done..world.job.here.end).take_while(is_done).count() as u32;
+                if self.done == world.job.here.end {
+                    self.measure(world);
                 }
             }
-            State::Measuring(measuring) if measuring.is_finished() => self.close_timings(),
+            State::Measuring(measuring) if measuring.is_finished() => self.close(world),
             _ => {}
         }
     }
 
-    fn measure_timings(&mut self) {
-        if !self.job.timings {
-            return self.tell_timings(None);
+    fn measure(&mut self, world: &mut World) {
+        if !world.job.timings {
+            return self.tell(world, None);
         }
-        let ranks = self.ranks.iter().map(|rank| match rank {
+        let ranks = world.roster.ranks.iter().map(|rank| match rank {
             Rank::Running(pid) => *pid,
             // A rank that is not there, or not known to be.
             _ => -1,
         });
-        match Measuring::start(self.front, ranks.collect()) {
-            Ok(measuring) => self.timings.state = State::Measuring(measuring),
-            Err(_) => self.tell_timings(None),
+        match Measuring::start(world.front, ranks.collect()) {
+            Ok(measuring) => self.state = State::Measuring(measuring),
+            Err(_) => self.tell(world, None),
         }
     }
 
     /// Tells what there is: the ranks are gone, or all there.
-    pub(super) fn close_timings(&mut self) {
-        match std::mem::replace(&mut self.timings.state, State::Told) {
+    pub(super) fn close(&mut self, world: &mut World) {
+        match std::mem::replace(&mut self.state, State::Told) {
             State::Told => {}
-            State::Measuring(measuring) => self.tell_timings(measuring.finish()),
+            State::Measuring(measuring) => self.tell(world, measuring.finish()),
             State::Waiting { .. } => {
-                let cost = || Cost { cpu_ms: cost::cpu_ms(self.front), memory: None };
-                self.tell_timings(self.job.timings.then(cost));
+                let cost = || Cost { cpu_ms: cost::cpu_ms(world.front), memory: None };
+                let cost = world.job.timings.then(cost);
+                self.tell(world, cost);
             }
         }
     }
 
-    fn tell_timings(&mut self, cost: Option<Cost>) {
-        self.timings.state = State::Told;
-        let moments = &mut self.timings.moments;
-        for rank in 0..self.board.world() {
+    fn tell(&mut self, world: &mut World, cost: Option<Cost>) {
+        self.state = State::Told;
+        for rank in 0..world.board.world() {
             for (step, mark) in ON_THE_BOARD {
-                moments.rank_reached(rank, step, self.board.mark(rank, mark));
+                self.moments.rank_reached(rank, step, world.board.mark(rank, mark));
             }
         }
-        let expected = if self.job.python.is_some() { &Step::OF_RANKS[..] } else { &Step::OF_RANKS[..1] };
-        let timings = moments.timings(board::now_ns(), expected, cost);
+        let is_python = world.job.python.is_some();
+        let expected = if is_python { &Step::OF_RANKS[..] } else { &Step::OF_RANKS[..1] };
+        let timings = self.moments.timings(board::now_ns(), expected, cost);
         // As with the events, a full disk ends no job.
-        let _ = dump::replace(&self.run_dir.path().join(timings::FILE), &timings.to_json());
-        if self.job.timings {
-            self.output.note(timings::render(&timings).trim_end());
-            self.show();
+        let _ = dump::replace(&world.run_dir.path().join(timings::FILE), &timings.to_json());
+        if world.job.timings {
+            world.console.note(timings::render(&timings).trim_end());
         }
     }
 }

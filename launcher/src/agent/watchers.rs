@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use tpurun_protocol::board;
 
-use super::Agent;
+use super::world::World;
 use crate::flight::Flight;
 use crate::flight::elsewhere::{self, Writing};
-use crate::nodes::Frame;
+use crate::nodes::{Frame, Nodes};
 
 /// The agent's own state for those who look at the job.
 #[derive(Debug, Default)]
@@ -41,32 +41,34 @@ impl Watchers {
             self.writing.insert(node, writing);
         }
     }
-}
 
-impl Agent {
-    /// Says what the ranks here do, where somebody wants to see it, and asks for that if somebody looks here.
-    pub(super) fn show_watchers(&mut self, now: Instant) {
-        let is_watched = self.board.is_watched(board::now_ns());
-        let Some(others) = &mut self.others else { return };
-        if is_watched {
-            others.nodes().tell(&Frame::Watched { by: others.nodes().node });
+    /// Says what the ranks here do, where somebody wants to see it, and asks for that if somebody looks here. `look` is
+    /// what they do, None before they start.
+    pub(super) fn show(
+        &mut self,
+        nodes: &Nodes,
+        world: &World,
+        look: impl FnOnce() -> Option<Flight>,
+        now: Instant,
+    ) {
+        if world.board.is_watched(board::now_ns()) {
+            nodes.tell(&Frame::Watched { by: nodes.node });
         }
-        others.watchers.nodes.retain(|_, until| now < *until);
-        if others.watchers.nodes.is_empty() {
+        self.nodes.retain(|_, until| now < *until);
+        if self.nodes.is_empty() {
             return;
         }
-        let Some(mut flight) = self.look("asked") else { return };
-        let here = &self.job.here;
+        let Some(mut flight) = look() else { return };
+        let here = &world.job.here;
         flight.ranks.retain(|rank| here.contains(&rank.rank));
-        let Some(others) = &mut self.others else { return };
-        if let Some(before) = &others.watchers.before {
+        if let Some(before) = &self.before {
             flight.measure_since(before);
         }
-        others.watchers.before = Some(flight.used());
+        self.before = Some(flight.used());
         let Some(document) = elsewhere::document(flight) else { return };
-        let of = others.nodes().node;
-        for to in others.watchers.nodes.keys().copied() {
-            others.nodes().tell_if_room(to, &Frame::Flight { of, to, document: document.clone() });
+        let of = nodes.node;
+        for to in self.nodes.keys().copied() {
+            nodes.tell_if_room(to, &Frame::Flight { of, to, document: document.clone() });
         }
     }
 }
