@@ -17,6 +17,7 @@ mod lingering;
 mod looks;
 mod nodes;
 mod observation;
+mod origin;
 mod phase;
 mod recorder;
 mod report;
@@ -56,6 +57,7 @@ use report::Reporter;
 use starter::{NotStarted, Starter};
 use world::World;
 
+pub(crate) use origin::{AGENT, Origin};
 pub(crate) use start::run;
 
 /// The loop over everything that happens to the one job of this process, and the services that it goes to.

@@ -124,21 +124,13 @@ fn quoted(word: &str) -> String {
 }
 
 fn placement(job: &Job) -> Vec<String> {
-    let at = |rank| format!("{rank} at ({})", coordinates(job, rank).unwrap_or_default());
+    let at = |rank| format!("{rank} at ({})", job.coordinates(rank).unwrap_or_default());
     let ranks: Vec<String> = (0..job.ranks.min(MAX_PLACED)).map(at).collect();
     let mut lines: Vec<String> = ranks.chunks(4).map(|chunk| chunk.join("  ")).collect();
     if job.ranks > MAX_PLACED {
         lines.push(format!("... and so on to {}", at(job.ranks - 1)));
     }
     lines
-}
-
-/// Where a rank sits on the torus, as `0,1,0`.
-pub(crate) fn coordinates(job: &Job, rank: u32) -> Option<String> {
-    let torus = job.topology.as_ref()?.torus();
-    let at = torus.coordinates(torus.chip_of_rank(rank)?);
-    let shown: Vec<String> = at.iter().take(torus.dimensions().len()).map(ToString::to_string).collect();
-    Some(shown.join(","))
 }
 
 const MAX_PLACED: u32 = 64;

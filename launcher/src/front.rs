@@ -1,63 +1,19 @@
 //! What the user started: it starts the agent, passes signals on to it and returns its exit code. When the
 //! agent is killed, everything that it leaves behind comes to this process and ends here.
 
-use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
-use tpurun_protocol::board::now_ns;
 
+use crate::agent::{AGENT, Origin};
 use crate::job::Job;
 use crate::processes::Process;
 use crate::signals::Signals;
 use crate::{cgroup, kill, warm};
-
-/// First argument of the agent's command line; what it must know of this process follows.
-pub(crate) const AGENT: &str = "--agent-of";
-
-/// What the agent must know of its front. Times are CLOCK_MONOTONIC.
-#[derive(Clone, Debug)]
-pub(crate) struct Origin {
-    /// The process that waits for it.
-    pub(crate) front: i32,
-    /// When the command was started.
-    pub(crate) begun_ns: u64,
-    /// When it was known what to run.
-    pub(crate) understood_ns: u64,
-    /// The socket of the warm server that is to fork the job's fork server.
-    pub(crate) warm: Option<PathBuf>,
-}
-
-impl Origin {
-    fn here(begun_ns: u64) -> Origin {
-        Origin { front: getpid().as_raw_nonzero().get(), begun_ns, understood_ns: now_ns(), warm: None }
-    }
-
-    fn to_word(&self) -> OsString {
-        let numbers = format!("{},{},{},", self.front, self.begun_ns, self.understood_ns);
-        let mut word = OsString::from(numbers);
-        word.extend(self.warm.as_deref().map(Path::as_os_str));
-        word
-    }
-
-    /// Reads it back in the agent.
-    pub(crate) fn parse(word: &OsStr) -> Option<Origin> {
-        let mut parts = word.as_bytes().splitn(4, |byte| *byte == b',');
-        let mut number = || std::str::from_utf8(parts.next()?).ok();
-        Some(Origin {
-            front: number()?.parse().ok()?,
-            begun_ns: number()?.parse().ok()?,
-            understood_ns: number()?.parse().ok()?,
-            warm: parts.next().filter(|path| !path.is_empty()).map(|path| OsStr::from_bytes(path).into()),
-        })
-    }
-}
 
 /// Runs the job of this command line, which was started at `begun_ns`, and `more` arguments, and returns its
 /// exit code.

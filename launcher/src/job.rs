@@ -126,6 +126,14 @@ impl Job {
         let is_crowded = self.here.len() >= addresses::MANY as usize * self.cores;
         !self.aslr.unwrap_or(!is_crowded)
     }
+
+    /// Where a rank sits on the torus, as `0,1,0`.
+    pub(crate) fn coordinates(&self, rank: u32) -> Option<String> {
+        let torus = self.topology.as_ref()?.torus();
+        let at = torus.coordinates(torus.chip_of_rank(rank)?);
+        let shown: Vec<String> = at.iter().take(torus.dimensions().len()).map(ToString::to_string).collect();
+        Some(shown.join(","))
+    }
 }
 
 /// The threads of each rank, where ranks share the cores.

@@ -72,10 +72,10 @@ use std::process::{self, ExitCode};
 use clap::CommandFactory;
 use tpurun_protocol::board::now_ns;
 
+use agent::Origin;
 use cli::words::CommandLine;
 use cli::{Bench, Cli, Command};
 use doctor::DoctorOptions;
-use front::Origin;
 use job::Job;
 
 fn main() -> ExitCode {
@@ -92,7 +92,7 @@ fn main_code() -> Result<ExitCode, String> {
     if first == remote::FOLLOW {
         return remote::follow().map(exit_code);
     }
-    if first == front::AGENT {
+    if first == agent::AGENT {
         let origin = arguments.next().and_then(|word| Origin::parse(&word));
         let origin = origin.ok_or("expected to be started by tpurun itself")?;
         return Ok(exit_code(agent::run(decide::job(&cli::words::parse(arguments))?, origin)?));

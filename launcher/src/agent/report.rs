@@ -6,7 +6,6 @@ use super::judge::Judge;
 use super::phase::Stopping;
 use super::world::World;
 use crate::cgroup;
-use crate::dry_run;
 use crate::foreign;
 use crate::nodes::Told;
 use crate::policy::Tolerance;
@@ -71,7 +70,7 @@ impl Reporter<'_> {
             host: culprit.map_or(&world.host, |rank| world.host_of(rank)),
             program: culprit.and_then(|rank| world.labels.program(rank)),
             pid: rank.and_then(Rank::pid),
-            coordinates: culprit.and_then(|rank| dry_run::coordinates(&world.job, rank)),
+            coordinates: culprit.and_then(|rank| world.job.coordinates(rank)),
             victims,
             stopped_after,
             last_line: self.last_line(verdict),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tpurun_protocol::board::{self, Mark};
 
 use super::WATCH_EVERY;
+use super::origin::Origin;
 use super::world::World;
 use crate::flight::dump;
-use crate::front::Origin;
 use crate::job::Job;
 use crate::ranks::Rank;
 use crate::timings::cost::{self, Cost, Measuring};
