@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::{error_record, nodes, proc_stat, server_events};
+use crate::nodes;
+use crate::observe::error_record;
+use crate::processes::proc_stat;
+use crate::ranks::server_events;
 
 fn smoke(target: &str, survives: fn(&[u8])) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
@@ -37,7 +40,7 @@ fn smoke(target: &str, survives: fn(&[u8])) {
 /// The targets take parsers in as files: these can name nothing of the launcher, and have no modules below.
 #[test]
 fn what_the_targets_take_in_stands_alone() {
-    for name in ["error_record", "nodes/frame", "proc_stat", "server_events"] {
+    for name in ["observe/error_record", "nodes/frame", "processes/proc_stat", "ranks/server_events"] {
         let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src").join(name).with_extension("rs");
         let source = fs::read_to_string(source).unwrap();
         for line in source.lines() {

@@ -2,68 +2,21 @@
 
 #![forbid(unsafe_code)]
 
-mod addresses;
 mod agent;
-mod alone;
-mod assignment;
-mod cgroup;
-mod cli;
-mod cluster;
-mod company;
-mod control_server;
-mod cpus;
-mod decide;
-mod doctor;
-mod dry_run;
-mod environment;
-mod error_record;
-mod exchange;
-mod flight;
-mod foreign;
-mod fork_server;
-mod front;
+mod base;
+mod command_line;
+mod commands;
+mod control;
 #[cfg(test)]
 mod fuzz_smoke;
-mod heard;
-mod hosts;
-mod identities;
 mod job;
-mod job_file;
-mod kill;
-mod labels;
-mod last_words;
-mod losses;
+mod judge;
 mod nodes;
-mod op_text;
+mod observe;
 mod output;
-mod perfetto;
-mod policy;
-mod private;
-mod proc_stat;
+mod place;
 mod processes;
-mod program;
-mod rank_set;
 mod ranks;
-mod remote;
-mod report;
-mod run_dir;
-mod schedulers;
-mod screen;
-mod server_events;
-mod signals;
-mod ssh_hosts;
-mod stacks;
-mod status;
-mod supervisor;
-mod suspects;
-mod target;
-mod timings;
-mod trace;
-mod values;
-mod verdict;
-mod wait_graph;
-mod warm;
-mod watch;
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -73,10 +26,13 @@ use clap::CommandFactory;
 use tpurun_protocol::board::now_ns;
 
 use agent::Origin;
-use cli::words::CommandLine;
-use cli::{Bench, Cli, Command};
-use doctor::DoctorOptions;
-use job::Job;
+use command_line::definition::{Bench, Cli, Command};
+use command_line::{CommandLine, decide, words};
+use commands::doctor::{self, DoctorOptions};
+use commands::{dry_run, front, ssh, status, tasks_on_node, trace};
+use job::{Job, target, values};
+use place::{cluster, schedulers};
+use ranks::warm;
 
 fn main() -> ExitCode {
     main_code().unwrap_or_else(|error| {
@@ -89,15 +45,15 @@ fn main_code() -> Result<ExitCode, String> {
     let mut begun_ns = now_ns();
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next().unwrap_or_default();
-    if first == remote::FOLLOW {
-        return remote::follow().map(exit_code);
+    if first == ssh::FOLLOW {
+        return ssh::follow().map(exit_code);
     }
     if first == agent::AGENT {
         let origin = arguments.next().and_then(|word| Origin::parse(&word));
         let origin = origin.ok_or("expected to be started by tpurun itself")?;
-        return Ok(exit_code(agent::run(decide::job(&cli::words::parse(arguments))?, origin)?));
+        return Ok(exit_code(agent::run(decide::job(&words::parse(arguments))?, origin)?));
     }
-    let cli = cli::words::parse(std::env::args_os().skip(1));
+    let cli = words::parse(std::env::args_os().skip(1));
     match &cli.command {
         Some(Command::Completions { shell }) => print(&completions(*shell)),
         Some(Command::Man) => print(&manual()?),
@@ -171,12 +127,12 @@ fn hand_over(cli: &CommandLine) -> Result<(), String> {
 /// As one of several tasks of a scheduler on this node, only the first one runs anything.
 fn run(job: &Job, more: &[String], begun_ns: u64) -> Result<i32, String> {
     if let Some(remote) = &job.remote {
-        return remote::conduct(job, remote, more);
+        return ssh::conduct(job, remote, more);
     }
     match &job.cluster {
-        Some(cluster) if cluster.task > 0 => company::follow(cluster),
+        Some(cluster) if cluster.task > 0 => tasks_on_node::follow(cluster),
         Some(cluster) => {
-            let followers = company::lead(cluster)?;
+            let followers = tasks_on_node::lead(cluster)?;
             let code = front::run(job, more, begun_ns);
             followers.dismiss(code.as_ref().copied().unwrap_or(2));
             code

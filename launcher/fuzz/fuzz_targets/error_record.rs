@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../src/error_record.rs"]
+#[path = "../../src/observe/error_record.rs"]
 mod error_record;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| error_record::survives(bytes));

@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../src/proc_stat.rs"]
+#[path = "../../src/processes/proc_stat.rs"]
 mod proc_stat;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| proc_stat::survives(bytes));

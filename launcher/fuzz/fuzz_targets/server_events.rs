@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../src/server_events.rs"]
+#[path = "../../src/ranks/server_events.rs"]
 mod server_events;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| server_events::survives(bytes));

@@ -5,13 +5,13 @@ use std::time::Instant;
 use tpurun_protocol::board;
 
 use super::world::World;
-use crate::control_server::ControlServer;
-use crate::heard::Heard;
-use crate::kill;
-use crate::losses::{self, Losses};
-use crate::policy::{Census, Tolerance};
+use crate::control::control_server::ControlServer;
+use crate::job::policy::{Census, Tolerance};
+use crate::judge::heard::Heard;
+use crate::judge::losses::{self, Losses};
+use crate::judge::verdict::{self, Failure, Verdict};
+use crate::processes::kill;
 use crate::ranks::Ending;
-use crate::verdict::{self, Failure, Verdict};
 
 /// The losses of one world.
 #[derive(Debug, Default)]

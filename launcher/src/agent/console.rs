@@ -5,9 +5,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::LOST_OUTPUT;
+use crate::output::writer::Screen;
 use crate::output::{Output, Stream};
 use crate::ranks::Chunk;
-use crate::screen::Screen;
 
 /// Everything that is shown, in one order.
 pub(super) struct Console {

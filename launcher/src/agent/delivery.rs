@@ -9,9 +9,9 @@ use tpurun_protocol::board::RankView;
 
 use super::console::Console;
 use super::world::World;
+use crate::judge::wait_graph::{self, Deadlock, Names};
 use crate::nodes::Proof;
 use crate::ranks::Rank;
-use crate::wait_graph::{self, Deadlock, Names};
 
 /// What is to be told to the ranks, and what may be soon.
 #[derive(Debug, Default)]

@@ -8,8 +8,8 @@ use super::command::{Command, Scope};
 use super::phase::{Phase, Stopping, Why};
 use super::starter::Starter;
 use super::world::World;
-use crate::kill;
-use crate::rank_set::RankSet;
+use crate::base::rank_set::RankSet;
+use crate::processes::kill;
 
 impl World {
     /// The ranks have been asked to end, and are killed after `grace`. Returns the processes that run.

@@ -7,10 +7,10 @@ use serde_json::json;
 use super::console::DRAIN;
 use super::phase::{Phase, Stopping, Why, signal_word};
 use super::{Agent, Asked, LOST_OUTPUT, Receivers};
-use crate::kill;
+use crate::base::signals::Signals;
+use crate::judge::report;
+use crate::processes::kill;
 use crate::ranks::Ending;
-use crate::report;
-use crate::signals::Signals;
 
 impl Agent {
     /// Returns the exit code of the job.

@@ -14,11 +14,11 @@ use super::observation::{self, Observation};
 use super::phase::Phase;
 use super::world::World;
 use crate::job::Job;
+use crate::judge::verdict::Verdict;
 use crate::nodes::Proof;
+use crate::observe::run_dir::RunDir;
+use crate::observe::stacks::Class;
 use crate::ranks::Ending;
-use crate::run_dir::RunDir;
-use crate::stacks::Class;
-use crate::verdict::Verdict;
 
 /// What is known of the failures of one world, and of those that may come.
 pub(super) struct Judge {

@@ -8,8 +8,8 @@ use tpurun_protocol::board;
 
 use super::phase::Phase;
 use super::world::World;
+use crate::judge::verdict::{self, Waiting};
 use crate::ranks::Ending;
-use crate::verdict::{self, Waiting};
 
 /// The ranks of one world that linger.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 //! While ranks of any node have waited for a while, node 0 asks all nodes what their ranks do, passes the answers on,
 //! and says when they are complete; then all agents judge the same picture. Node 0 asks again only after that. Ranks
 //! that two looks in a row have seen in the very same wait have all waited at one moment between the looks, although
-//! no two clocks agree. A proof of deadlock takes just that (`wait_graph.rs`).
+//! no two clocks agree. A proof of deadlock takes just that (`judge/wait_graph/`).
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use tpurun_protocol::board::{self, RankView};
 
 use super::command::Command;
 use super::world::World;
+use crate::judge::verdict;
 use crate::nodes::{Frame, Nodes, RankSays, Said};
-use crate::verdict;
 
 /// The views of all ranks at the last complete look, and the state of the next one.
 #[derive(Debug)]

@@ -15,14 +15,14 @@ use super::looks::Looks;
 use super::turn::Turn;
 use super::watchers::Watchers;
 use super::world::World;
-use crate::cluster;
-use crate::hosts::{self, Hosts};
+use crate::control::supervisor::Spread;
 use crate::job::Job;
 use crate::nodes::{Frame, Nodes, Proof, RankSays, Told};
+use crate::observe::run_dir::RunDir;
+use crate::place::cluster;
+use crate::place::hosts::{self, Hosts};
+use crate::place::schedulers;
 use crate::ranks::Ending;
-use crate::run_dir::RunDir;
-use crate::schedulers;
-use crate::supervisor::Spread;
 
 /// The other nodes, as this one knows them.
 #[derive(Debug)]

@@ -5,14 +5,14 @@ use std::time::Instant;
 use tpurun_protocol::board::{self, RankView};
 
 use super::world::World;
-use crate::foreign::Sleepers;
 use crate::job::Job;
+use crate::judge::foreign::Sleepers;
+use crate::judge::suspects::{self, Notice, Suspects};
+use crate::judge::verdict::Verdict;
+use crate::judge::watch::Watch;
+use crate::observe::run_dir::RunDir;
+use crate::observe::stacks::Class;
 use crate::ranks::Rank;
-use crate::run_dir::RunDir;
-use crate::stacks::Class;
-use crate::suspects::{self, Notice, Suspects};
-use crate::verdict::Verdict;
-use crate::watch::Watch;
 
 /// What is noticed of ranks that run.
 pub(super) struct Observation {

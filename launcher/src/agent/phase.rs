@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::verdict::Verdict;
+use crate::judge::verdict::Verdict;
 
 /// The state of a world, from its start to its end.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use super::world::World;
-use crate::flight::Flight;
-use crate::flight::capture::{self, Known};
-use crate::flight::dump::Writing;
-use crate::flight::notice::{NodeRanks, Notice};
-use crate::flight::processes::RankStory;
+use crate::base::rank_set::RankSet;
 use crate::nodes::Nodes;
-use crate::rank_set::RankSet;
+use crate::observe::flight::Flight;
+use crate::observe::flight::capture::{self, Known};
+use crate::observe::flight::dump::Writing;
+use crate::observe::flight::notice::{NodeRanks, Notice};
+use crate::observe::flight::processes::RankStory;
 use crate::ranks::{Ending, Rank};
 
 /// The agent's own state for the flight recorder.

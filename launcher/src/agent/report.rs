@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use super::judge::Judge;
 use super::phase::Stopping;
 use super::world::World;
-use crate::cgroup;
-use crate::foreign;
+use crate::base::rank_set::RankSet;
+use crate::job::policy::Tolerance;
+use crate::judge::foreign;
+use crate::judge::report::{self, Facts};
+use crate::judge::verdict::{self, Cause, Verdict};
 use crate::nodes::Told;
-use crate::policy::Tolerance;
-use crate::rank_set::RankSet;
+use crate::processes::cgroup;
 use crate::ranks::Rank;
-use crate::report::{self, Facts};
-use crate::verdict::{self, Cause, Verdict};
 
 /// A look at all that the report is made of.
 pub(super) struct Reporter<'a> {

@@ -1,5 +1,5 @@
 //! The way from one world to the next: the failures that the job goes on with, and the ranks that follow those that
-//! failed. The decisions themselves are in `policy.rs`.
+//! failed. The decisions themselves are in `job/policy.rs`.
 
 use std::io;
 use std::time::Instant;
@@ -14,10 +14,10 @@ use super::nodes::{self, Others};
 use super::phase::{Clearing, Phase, Stopping, Why, signal_word};
 use super::start::{QUEUED_CHUNKS, new_output, queued_answers};
 use super::{Agent, Receivers};
-use crate::kill;
-use crate::policy::Tolerance;
+use crate::job::policy::Tolerance;
+use crate::judge::verdict::{Cause, Verdict};
+use crate::processes::kill;
 use crate::ranks::Rank;
-use crate::verdict::{Cause, Verdict};
 
 impl Agent {
     /// Decides once every failure that belongs to those seen has been seen, too.

@@ -6,8 +6,8 @@ use std::time::Instant;
 use tpurun_protocol::board::RankView;
 
 use crate::job::Job;
+use crate::judge::verdict::Failure;
 use crate::ranks::{Ending, Rank};
-use crate::verdict::Failure;
 
 /// All ranks of the job, those on other nodes included.
 #[derive(Debug)]

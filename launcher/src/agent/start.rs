@@ -23,22 +23,22 @@ use super::starter::Starter;
 use super::timings::Watching;
 use super::world::World;
 use super::{Agent, Asked, FRONT_DIED, Receivers, Senders};
-use crate::cgroup;
-use crate::control_server::{ControlEvent, ControlServer};
-use crate::fork_server::ServerEvent;
-use crate::identities::Identities;
+use crate::base::signals::Signals;
+use crate::control::control_server::{ControlEvent, ControlServer};
+use crate::control::identities::Identities;
 use crate::job::Job;
-use crate::labels::Labels;
+use crate::job::program::Program;
+use crate::judge::report;
+use crate::judge::verdict;
 use crate::nodes::Nodes;
+use crate::observe::run_dir::{self, RunDir};
+use crate::observe::timings::Step;
+use crate::output::labels::Labels;
+use crate::output::writer::Screen;
 use crate::output::{Output, OutputConfig, Victim, VictimLookup};
-use crate::program::Program;
+use crate::processes::cgroup;
 use crate::ranks::Chunk;
-use crate::report;
-use crate::run_dir::{self, RunDir};
-use crate::screen::Screen;
-use crate::signals::Signals;
-use crate::timings::Step;
-use crate::verdict;
+use crate::ranks::fork_server::ServerEvent;
 
 /// Runs the job for the front, which waits for us, and returns its exit code.
 ///

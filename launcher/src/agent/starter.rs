@@ -17,14 +17,14 @@ use super::helpers::{Helper, Helpers};
 use super::phase::Phase;
 use super::timings::Watching;
 use super::world::World;
-use crate::cgroup::JobCgroup;
-use crate::environment::{self, Variables};
-use crate::fork_server::ForkServer;
+use crate::job::environment::{self, Variables};
+use crate::job::program::Start;
 use crate::nodes::Nodes;
+use crate::observe::timings::Step;
+use crate::processes::cgroup::JobCgroup;
 use crate::processes::{self, Process};
-use crate::program::Start;
+use crate::ranks::fork_server::ForkServer;
 use crate::ranks::{self, Rank, RankEnds};
-use crate::timings::Step;
 
 /// The processes that start ranks, and the ranks that wait for it.
 pub(super) struct Starter {

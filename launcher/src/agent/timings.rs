@@ -10,11 +10,11 @@ use tpurun_protocol::board::{self, Mark};
 use super::WATCH_EVERY;
 use super::origin::Origin;
 use super::world::World;
-use crate::flight::dump;
 use crate::job::Job;
+use crate::observe::flight::dump;
+use crate::observe::timings::cost::{self, Cost, Measuring};
+use crate::observe::timings::{self, Moments, Step};
 use crate::ranks::Rank;
-use crate::timings::cost::{self, Cost, Measuring};
-use crate::timings::{self, Moments, Step};
 
 /// The moments that are noted until they are told.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tpurun_protocol::board;
 
 use super::world::World;
-use crate::flight::Flight;
-use crate::flight::elsewhere::{self, Writing};
 use crate::nodes::{Frame, Nodes};
+use crate::observe::flight::Flight;
+use crate::observe::flight::elsewhere::{self, Writing};
 
 /// The agent's own state for those who look at the job.
 #[derive(Debug, Default)]

@@ -12,18 +12,18 @@ use tpurun_protocol::board::{self, Board, RankView};
 use super::console::Console;
 use super::phase::Phase;
 use super::roster::Roster;
-use crate::alone;
-use crate::control_server::ControlServer;
+use crate::control::control_server::ControlServer;
+use crate::control::supervisor::Spread;
 use crate::job::Job;
-use crate::kill;
-use crate::labels::Labels;
-use crate::last_words::{self, Loss};
+use crate::judge::alone;
+use crate::judge::last_words::{self, Loss};
+use crate::judge::verdict::Cause;
 use crate::nodes::RankSays;
+use crate::observe::run_dir::RunDir;
 use crate::output::Output;
+use crate::output::labels::Labels;
+use crate::processes::kill;
 use crate::ranks::{Ending, Rank};
-use crate::run_dir::RunDir;
-use crate::supervisor::Spread;
-use crate::verdict::Cause;
 
 /// One world, on this host.
 pub(super) struct World {
@@ -92,7 +92,7 @@ impl World {
 
     /// The view of every rank on the board; ranks on other nodes have only the view that they have left behind.
     pub(super) fn views(&self) -> Vec<RankView> {
-        let mut views = crate::watch::views(&self.board);
+        let mut views = crate::judge::watch::views(&self.board);
         self.add_views_elsewhere(&mut views);
         views
     }

@@ -16,7 +16,7 @@ use super::frame::{Frame, Node};
 use super::link::{self, Link, MOST, MOST_BEFORE};
 use super::token::{End, Token};
 use super::{NodeEvent, Nodes, Plan, Store, resolve, shown, tunnel, unique};
-use crate::rank_set::RankSet;
+use crate::base::rank_set::RankSet;
 
 /// A node that has shown that it is of this job.
 struct Guest {

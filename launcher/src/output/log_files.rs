@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use crate::labels::Labels;
-use crate::private;
+use crate::base::private;
+use crate::output::labels::Labels;
 
 /// Files open at a time: the launcher also needs descriptors for pipes and sockets of every rank.
 const MAX_OPEN_FILES: usize = 64;

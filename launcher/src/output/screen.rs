@@ -8,8 +8,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::Stream;
-use crate::labels::Labels;
-use crate::rank_set::RankSet;
+use crate::base::rank_set::RankSet;
+use crate::output::labels::Labels;
 
 /// A bar is redrawn at most this often.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);

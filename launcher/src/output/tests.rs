@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
 use super::*;
-use crate::program::{Given, Programs, Start};
+use crate::job::program::{Given, Programs, Start};
 
 const MS: Duration = Duration::from_millis(1);
 

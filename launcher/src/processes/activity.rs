@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::proc_stat::{Schedstat, Stat};
+use crate::processes::proc_stat::{Schedstat, Stat};
 
 /// One look. All times count from the start of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]

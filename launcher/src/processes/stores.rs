@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 
-use crate::rank_set::RankSet;
+use crate::base::rank_set::RankSet;
 
 /// Whether a process holds a store: torch gives the thread that serves it such a name.
 pub(crate) fn holds_store(pid: i32) -> bool {
