@@ -20,7 +20,7 @@ pub(super) struct Account {
     pub(super) losses: Losses,
     /// The verdict that the world would have been stopped for.
     forgiven: Option<Verdict>,
-    /// What each rank may have known of the failures of others.
+    /// The knowledge that each rank may have had of the failures of others.
     heard: Heard,
 }
 

@@ -1,4 +1,4 @@
-//! What a service of the agent asks of the loop, because it concerns the other services, too.
+//! The requests of a service of the agent to the loop, because it concerns the other services, too.
 
 use std::time::Instant;
 

@@ -13,7 +13,7 @@ use crate::judge::wait_graph::{self, Deadlock, Names};
 use crate::nodes::Proof;
 use crate::ranks::Rank;
 
-/// What is to be told to the ranks, and what may be soon.
+/// The failures that are to be told to the ranks now, or may be soon.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
     /// Lost ranks that the others do not know of yet.

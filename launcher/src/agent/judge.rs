@@ -1,5 +1,5 @@
-//! The judge of the ranks: what follows from what they do, and how they hear of it. Whether the world ends for it is the
-//! loop's to say.
+//! The judge of the ranks: what follows from what they do, and how they hear of it. Whether the world ends for it is
+//! the loop's to say.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::observe::run_dir::RunDir;
 use crate::observe::stacks::Class;
 use crate::ranks::Ending;
 
-/// What is known of the failures of one world, and of those that may come.
+/// The knowledge of the failures of one world, and of those that may come.
 pub(super) struct Judge {
     pub(super) account: Account,
     delivery: Delivery,

@@ -88,7 +88,7 @@ struct Receivers {
     signals: Signals<Asked>,
 }
 
-/// What a signal asks of the agent.
+/// The request that a signal is to the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     /// INT, TERM, HUP or QUIT: end the job.
@@ -155,7 +155,7 @@ impl Agent {
             self.next_watch = now + WATCH_EVERY;
             let before = processor_time();
             self.look_around(now);
-            // What takes longer, of hundreds of ranks, is done less often: they need the processor themselves.
+            // A look that takes longer, at hundreds of ranks, is done less often: they need the processor themselves.
             self.next_watch += (processor_time() - before) * PAUSE_PER_LOOK;
         }
         match &self.world.phase {
@@ -170,7 +170,7 @@ impl Agent {
         }
     }
 
-    /// What other nodes wait for, or this one from them.
+    /// Does what other nodes wait for, and takes what has come from them.
     fn look_at_others(&mut self, now: Instant) {
         if let Some(command) = self.others.as_mut().and_then(|others| others.take_proposal(now)) {
             self.execute(command);

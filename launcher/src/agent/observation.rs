@@ -14,7 +14,7 @@ use crate::observe::run_dir::RunDir;
 use crate::observe::stacks::Class;
 use crate::ranks::Rank;
 
-/// What is noticed of ranks that run.
+/// The remarkable things about ranks that run.
 pub(super) struct Observation {
     watch: Watch,
     suspects: Suspects,

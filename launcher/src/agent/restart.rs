@@ -54,7 +54,7 @@ impl Agent {
         }
     }
 
-    /// Ends the world, and the job unless another world may follow. Of several nodes, node 0 says why.
+    /// Ends the world, and the job unless another world may follow. Where there are several nodes, node 0 says why.
     pub(super) fn fail(&mut self, verdict: Verdict) {
         if self.world.phase.is_ending() {
             return;

@@ -1,7 +1,7 @@
 //! Starts the ranks, and the fork server and the store that they need, one after another.
 //!
-//! What the ranks share is made while the fork server imports, then they start. Every step answers at once; the fork
-//! server says later how it went, which the loop tells in turn.
+//! All that the ranks share is made while the fork server imports, then they start. Every step answers at once; the
+//! fork server says later how it went, which the loop tells in turn.
 
 use std::collections::VecDeque;
 use std::io;
@@ -253,7 +253,8 @@ impl Starter {
         server.start_rank(world.job.programs.of(rank), rank, &variables, ends, &world.board_fd).await
     }
 
-    /// A server that can not fork can still hold the store, if torch is there. The reason is none where nobody needs it.
+    /// A server that can not fork can still hold the store, if torch is there. The reason is none where nobody needs
+    /// it.
     pub(super) async fn on_refusal(
         &mut self,
         world: &mut World,

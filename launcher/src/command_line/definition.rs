@@ -1,4 +1,4 @@
-//! The command line as people type it. What it means is decided in `decide/`.
+//! The command line as people type it. Its meaning is decided in `decide/`.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub(crate) enum Command {
     Man,
 }
 
-/// What `tpurun status` shows.
+/// The options of `tpurun status`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StatusOptions {
     /// A run directory, its name, or the beginning or end of it [default: the newest that runs]
@@ -81,7 +81,7 @@ pub(crate) struct StatusOptions {
     pub(crate) watch: Option<String>,
 }
 
-/// What `tpurun warm` does.
+/// The options of `tpurun warm`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct WarmOptions {
     /// Show them, which is what it does unless told otherwise
@@ -92,7 +92,7 @@ pub(crate) struct WarmOptions {
     pub(crate) stop: bool,
 }
 
-/// What `tpurun trace` writes.
+/// The options of `tpurun trace`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TraceOptions {
     /// A run directory, its name, or the beginning or end of it [default: the newest that runs]
@@ -101,8 +101,7 @@ pub(crate) struct TraceOptions {
     /// File, - for stdout, or with --format torch a new directory [default: in RUN/flight]
     #[arg(short = 'o', long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// What to write
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(help = "What to write", long, value_enum, default_value_t)]
     pub(crate) format: TraceFormat,
 }
 
@@ -114,11 +113,11 @@ pub(crate) enum TraceFormat {
     Perfetto,
     /// The document itself
     Json,
-    /// Of PyTorch's flight recorder, for torchfrtrace
+    #[value(help = "Of PyTorch's flight recorder, for torchfrtrace")]
     Torch,
 }
 
-/// What `tpurun bench` measures; all but the ranks go to `python -m tpurun.bench` as they are.
+/// The options of `tpurun bench`; all but the ranks go to `python -m tpurun.bench` as they are.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Bench {
     /// Numbers of ranks, one job after the other [default: 2,8]
@@ -136,8 +135,7 @@ pub(crate) struct Bench {
     /// Where tensors are: staged (copied through shared memory), mapped (of tpurun.empty) [default: staged]
     #[arg(long, value_name = "KINDS")]
     pub(crate) memory: Option<String>,
-    /// What to measure [default: tpu_dist]
-    #[arg(long, value_name = "BACKEND")]
+    #[arg(help = "What to measure [default: tpu_dist]", long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
     /// Measure the same on this backend in turn, and print the ratio
     #[arg(long, value_name = "BACKEND")]
@@ -272,17 +270,30 @@ pub(crate) struct Options {
     /// Run the ranks on these hosts, by ssh; a number: pretend that they are on so many
     #[arg(long, value_name = "N0,N1|N", conflicts_with = "nnodes")]
     pub(crate) hosts: Option<String>,
-    /// What stands before the name of a host instead of `ssh` and our options for it
-    #[arg(long, value_name = "ssh -p 2222")]
+    #[arg(
+        help = "What stands before the name of a host instead of `ssh` and our options for it",
+        long,
+        value_name = "ssh -p 2222"
+    )]
     pub(crate) ssh: Option<String>,
-    /// What the network between hosts does to what this one sends: delay, jitter, loss, duplicate, rate
-    #[arg(long, env = "TPURUN_LINK", hide_env = true, value_name = "delay=2ms,loss=1%")]
+    #[arg(
+        help = "What the network between hosts does to what this one sends: delay, jitter, loss, duplicate, rate",
+        long,
+        env = "TPURUN_LINK",
+        hide_env = true,
+        value_name = "delay=2ms,loss=1%"
+    )]
     pub(crate) link: Option<String>,
     /// Connections between each two hosts, each with a thread at both ends [default: up to 4, by the cores]
     #[arg(long, env = "TPURUN_CONNECTIONS", hide_env = true, value_name = "4")]
     pub(crate) connections: Option<String>,
-    /// What large tensors go over between hosts: TLS over TCP, or QUIC as all else, where TCP is closed [default: tcp]
-    #[arg(long, env = "TPURUN_BULK", hide_env = true, value_name = "tcp|quic")]
+    #[arg(
+        help = "What large tensors go over between hosts: TLS over TCP, or QUIC as all else, where TCP is closed [default: tcp]",
+        long,
+        env = "TPURUN_BULK",
+        hide_env = true,
+        value_name = "tcp|quic"
+    )]
     pub(crate) bulk: Option<String>,
     /// When a rank fails: stop the job, or leave the others alone (docs/failures.md) [default: stop]
     #[arg(long, value_name = "stop|continue", conflicts_with = "elastic")]
@@ -300,7 +311,7 @@ pub(crate) struct Options {
     pub(crate) torchrun: TorchrunOptions,
 }
 
-/// What torchrun takes and means the same, or nothing, on one host.
+/// The options that torchrun takes, too, and that mean the same here, or nothing on one host.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TorchrunOptions {
     /// Hosts of the job, each with a tpurun of its own; -n counts the ranks of this one [default: 1]
@@ -385,7 +396,7 @@ fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
     matches.try_contains_id(id).ok().and_then(|_| matches.value_source(id))
 }
 
-/// What clap says of a wrong command line, in one line.
+/// The error of clap about a wrong command line, in one line.
 pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let mut parts = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));

@@ -194,7 +194,7 @@ fn known(table: &Table, names: &[&str]) -> Result<(), String> {
     }
 }
 
-/// What a value is, as a phrase.
+/// The kind of a value, as a phrase.
 fn a(value: &Value) -> String {
     match value {
         Value::Array(list) if list.is_empty() => "an empty list".into(),

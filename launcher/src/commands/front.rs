@@ -1,4 +1,4 @@
-//! What the user started: it starts the agent, passes signals on to it and returns its exit code. When the
+//! The process that the user started: it starts the agent, passes signals on to it and returns its exit code. When the
 //! agent is killed, everything that it leaves behind comes to this process and ends here.
 
 use std::fs;

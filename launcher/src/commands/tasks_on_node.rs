@@ -102,7 +102,7 @@ pub(crate) fn follow(cluster: &Cluster) -> Result<i32, String> {
             Err(_) => std::thread::sleep(AGAIN),
         }
     };
-    // What a stranger says of the end of the job is nothing.
+    // A stranger's word about the end of the job counts for nothing.
     check_peer(&stream, getuid()).map_err(failed)?;
     let mine = sched_getaffinity(None).map_err(|errno| failed(errno.into()))?;
     let mut mask = [0; MASK_BYTES];

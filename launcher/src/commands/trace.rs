@@ -49,7 +49,7 @@ pub(crate) fn run(options: &TraceOptions, python: Option<&str>) -> Result<ExitCo
     }
 }
 
-/// Of a running job what it does now, else the dump.
+/// The document says what a running job does now; for another job it is the dump.
 fn flight(run: &Run) -> Result<Flight, String> {
     if run.is_running() {
         match Live::open(run) {

@@ -40,7 +40,7 @@ pub(crate) struct ControlServer {
     identities: Identities,
 }
 
-/// What comes of the promise of a rank to make a segment.
+/// The outcome of the promise of a rank to make a segment.
 #[derive(Debug)]
 enum Offered {
     Segment(OwnedFd),
@@ -366,7 +366,7 @@ mod tests {
             (child.id() as i32, own + 1, own, own == 0),
             (child.id() as i32, 1000, 1001, false),
             (child.id() as i32, 1000, 0, true),
-            // Of the same user, but nobody's of this job.
+            // The process is of the same user, but of no rank of this job.
             (rustix::process::getppid().unwrap().as_raw_nonzero().get(), own, own, false),
             (1, own, own, false),
             (0, own, own, false),

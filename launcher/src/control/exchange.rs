@@ -173,7 +173,7 @@ impl<S> Default for Key<S> {
 
 const MAX_HELD: usize = 4096;
 const MAX_KEYS: usize = 1 << 16;
-/// Of one rank: each of them is a thread of its that waits, or has waited.
+/// A bound for one rank: each of them is a thread of its that waits, or has waited.
 const MAX_WAITING: usize = 1 << 14;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What ranks show to other hosts: certificates of the job's authority.
+//! The identities that ranks show to other hosts: certificates of the job's authority.
 
 use std::collections::HashMap;
 
 use tpurun_memory::Failure;
 use tpurun_protocol::authority::{Authority, Credentials, RankKey};
 
-/// Who has them.
+/// The holder of the identities.
 #[derive(Debug, Default)]
 pub(crate) struct Identities {
     /// By rank, from node 0, if there are other nodes.

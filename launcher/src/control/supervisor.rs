@@ -18,7 +18,7 @@ use crate::nodes::{Crossing, GroupSays};
 pub(crate) struct Supervisor {
     groups: HashMap<u64, Vec<Supervised>>,
     lives: usize,
-    /// Of address space, of all lives.
+    /// The bytes of address space that the segments of all lives take.
     bytes: usize,
     /// Ranks of the job: no group has more.
     ranks: u32,
@@ -119,7 +119,7 @@ impl Supervisor {
             let is_here = |rank: u32| self.elsewhere.spread.is_here(members[rank as usize]);
             let size = members.len() as u32;
             for here in (0..size).filter(|rank| is_here(*rank)) {
-                // Of two that are here, the sender.
+                // If both ranks are here, the sender's host speaks.
                 let pairs = (0..size).flat_map(|other| [(here, other), (other, here)]);
                 for (from, to) in pairs.filter(|(from, _)| *from == here || !is_here(*from)) {
                     let between = between(lives, from, to);
@@ -146,7 +146,7 @@ impl Supervisor {
         self.elsewhere.told = told.map(|(comm_id, _)| comm_id).collect();
     }
 
-    /// What a node says at a look.
+    /// Takes in what a node says at a look.
     pub(crate) fn hear(&mut self, node: u32, groups: Vec<GroupSays>, messages: &[Crossing]) {
         let elsewhere = &mut self.elsewhere;
         for GroupSays { comm_id, members, has_failed } in groups {
@@ -186,7 +186,7 @@ impl Spread {
     }
 }
 
-/// What agents of other nodes have said.
+/// The words of agents of other nodes.
 #[derive(Debug, Default)]
 struct Elsewhere {
     spread: Spread,
@@ -224,7 +224,7 @@ impl Groups for Supervisor {
             return None;
         }
         if !self.elsewhere.is_told(comm_id) {
-            // What is not known may be on its way.
+            // A message that is not known may be on its way.
             return Some(Between { sends: 1, receives: 1, any_receives: 0, in_flight: true });
         }
         let here = lives.map(|lives| between(lives, from, to)).unwrap_or_default();

@@ -13,10 +13,10 @@ use crate::place::assignment::PLACE;
 /// Variables and their values, to be added to the launcher's own.
 pub(crate) type Variables = Vec<(String, String)>;
 
-/// What the launcher is told and no rank inherits.
+/// The variables that the launcher is told and no rank inherits.
 pub(crate) const PRIVATE: [&str; 2] = [TOKEN, PLACE];
 
-/// What is the same for all ranks of a world that was started again so many times.
+/// The variables that are the same for all ranks of a world that was started again so many times.
 pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     let mut variables = vec![
         ("WORLD_SIZE", job.ranks.to_string()),
@@ -42,14 +42,15 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     named(variables)
 }
 
-/// What modules of `--preload` may read that are imported before there is a job, for all that are like this one.
+/// The variables that modules of `--preload` may read that are imported before there is a job, for all that are like
+/// this one.
 pub(crate) fn of_preload(job: &Job) -> Variables {
     let of_one = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TPURUN_RESTART"];
     let all = if job.preload.is_empty() { Vec::new() } else { of_job(job, "", 0) };
     all.into_iter().filter(|(name, _)| !of_one.contains(&name.as_str())).collect()
 }
 
-/// What the start of the job has decided.
+/// The variables that the start of the job has decided.
 pub(crate) fn of_run(run_dir: &Path) -> Variables {
     let terminal = terminal().map(|path| path.display().to_string()).unwrap_or_default();
     named(vec![("TPURUN_RUN_DIR", run_dir.display().to_string()), ("TPURUN_TERMINAL", terminal)])
@@ -83,7 +84,7 @@ pub(crate) fn of_place(job: &Job, rank: u32, id: &str) -> Variables {
     named(vec![("TPURUN_JOB", format!("{rank}/{} {id}", job.ranks))])
 }
 
-/// What a forked rank must set again, because its server was started with [`SERVER_THREADS`].
+/// The variables that a forked rank must set again, because its server was started with [`SERVER_THREADS`].
 pub(crate) fn of_threads(job: &Job) -> Variables {
     let users = |name: &str| std::env::var(name).ok().map(|value| (name.to_owned(), value));
     let ours = job.threads.map(|threads| ("OMP_NUM_THREADS".to_owned(), threads.to_string()));
@@ -104,7 +105,7 @@ pub(crate) fn of_store(port: u16, is_agents: bool) -> Variables {
     ])
 }
 
-/// What tells one rank from the others, and one program from the others.
+/// The variables that tell one rank from the others, and one program from the others.
 pub(crate) fn of_rank(job: &Job, rank: u32, error_file: &Path) -> Variables {
     let program = job.programs.of(rank);
     let host = job.hosts.of(rank);
@@ -190,7 +191,7 @@ mod tests {
         let others: Vec<String> =
             all.into_iter().map(|(name, _)| name).filter(|name| !is_ours(name)).collect();
         assert!(others.iter().all(|name| name == "OMP_NUM_THREADS"), "{others:?}");
-        // What ranks do not inherit no program can give them, and the launcher counts on their signal.
+        // No program can give ranks what they do not inherit, and the launcher counts on their signal.
         assert!([TOKEN, PLACE, STACK_SIGNAL_VAR].into_iter().all(is_ours));
         let value = |name: &str| &of_rank.iter().find(|(own, _)| own == name).unwrap().1;
         assert_eq!((value("RANK").as_str(), value("ROLE_RANK").as_str()), ("2", "1"));

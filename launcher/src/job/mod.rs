@@ -24,16 +24,16 @@ use crate::place::hosts::Hosts;
 use crate::place::ssh_hosts::Remote;
 use crate::processes::addresses;
 
-/// What will run and how.
+/// The decided job: its programs, and how they run.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
-    /// Of all hosts.
+    /// The number of ranks on all hosts.
     pub(crate) ranks: u32,
     /// Those that this tpurun runs.
     pub(crate) here: Range<u32>,
     /// Where the ranks are, or are pretended to be.
     pub(crate) hosts: Hosts,
-    /// What the network between them is to do to what ranks here send.
+    /// The faults that the network between them is to have for what ranks here send.
     pub(crate) link: Option<Link>,
     pub(crate) connections: Option<usize>,
     pub(crate) bulk: Option<Bulk>,
@@ -48,7 +48,7 @@ pub(crate) struct Job {
     pub(crate) python: Option<PathBuf>,
     /// The fork server is needed: for ranks to fork, or for a store that outlives every rank.
     ///
-    /// Of several programs the one of rank 0 may hold no store, or be done long before the others.
+    /// If there are several programs, the one of rank 0 may hold no store, or be done long before the others.
     pub(crate) wants_server: bool,
     pub(crate) preload: Vec<String>,
     /// Whether the fork server is that of a process which stays for the next job.
@@ -83,7 +83,7 @@ pub(crate) struct Job {
     /// Bytes of device memory of each rank.
     pub(crate) hbm: Option<u64>,
     pub(crate) timeout: Option<Duration>,
-    /// What happens when a rank fails.
+    /// The policy for ranks that fail.
     pub(crate) policy: Policy,
     /// Between SIGTERM and SIGKILL after a failure.
     pub(crate) failure_grace: Duration,
@@ -95,7 +95,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// What can be checked only when it is known how many ranks the other nodes have.
+    /// Checks what can be checked only when it is known how many ranks the other nodes have.
     pub(crate) fn check_size(&self) -> Result<(), String> {
         match &self.topology {
             Some(topology) if topology.torus().live_chips() != self.ranks => Err(format!(

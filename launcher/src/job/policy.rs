@@ -1,5 +1,5 @@
-//! What a job does when a rank fails: go on without it, start the world again, or end. Pure: numbers in, a
-//! decision out; `agent/restart.rs` acts on it. The words for people are in docs/failures.md.
+//! The policy of a job for a rank that fails: to go on without it, to start the world again, or to end. Pure: numbers
+//! in, a decision out; `agent/restart.rs` acts on it. The words for people are in docs/failures.md.
 
 /// As asked for on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -106,7 +106,7 @@ impl Programs {
         &self.0[after - 1]
     }
 
-    /// Of all programs together.
+    /// The number of ranks of all programs together.
     pub(crate) fn ranks(&self) -> u32 {
         self.0.iter().map(|program| program.ranks).sum()
     }
@@ -180,7 +180,7 @@ fn name_of(given: &Given) -> String {
     if name.is_empty() { UNNAMED.into() } else { name }
 }
 
-/// What the interpreter, the loader or torch looks at once, when it starts: too late in a forked rank.
+/// The variables that the interpreter, the loader or torch looks at once, when it starts: too late in a forked rank.
 fn is_read_at_start(name: &str) -> bool {
     READ_AT_START.iter().any(|prefix| name.starts_with(prefix)) && name != "OMP_NUM_THREADS"
 }
@@ -201,7 +201,7 @@ const READ_AT_START: [&str; 12] = [
 ];
 const MAX_RANKS: u32 = tpurun_protocol::board::MAX_RANKS;
 const DEFAULT_ROLE: &str = "default";
-/// Of `tpurun .` and the like.
+/// A name for `tpurun .` and the like.
 const UNNAMED: &str = "main";
 const MAX_NAME_CHARS: usize = 64;
 /// A variable of the environment holds 128 KiB; escapes at worst make six bytes of one.

@@ -1,4 +1,4 @@
-//! What to run: a Python script, a Python module, or any other program; and which interpreter.
+//! The target of a program: a Python script, a Python module, or any other program; and which interpreter.
 
 use std::env;
 use std::fs::File;
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Executable,
 }
 
-/// What each rank of a program runs.
+/// The target that each rank of a program runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `python script args`.
@@ -73,7 +73,7 @@ impl Target {
     }
 }
 
-/// What a text for `python -c` of ours begins with.
+/// The beginning of each text of ours for `python -c`.
 ///
 /// The interpreter puts the directory that it is started in on the path of such a text, where a `json.py` would
 /// be imported in the place of the library's. The directory is taken off before anything is imported.

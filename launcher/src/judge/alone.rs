@@ -1,4 +1,4 @@
-//! What is said of ranks that all ended well and of which none made a process group.
+//! The words about ranks that all ended well and of which none made a process group.
 
 use std::collections::BTreeSet;
 

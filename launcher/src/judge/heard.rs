@@ -1,5 +1,6 @@
-//! What ranks have heard from the engine before they ended. A program may wrap the error of a collective, log it
-//! and exit, or abort: the engine's failure then still is why it ended. Pure, but for the look at the segments.
+//! The failures that ranks have heard of from the engine before they ended. A program may wrap the error of a
+//! collective, log it and exit, or abort: the engine's failure then still is why it ended. Pure, but for the look at
+//! the segments.
 
 use std::time::Duration;
 

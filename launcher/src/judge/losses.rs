@@ -8,10 +8,10 @@ use crate::job::policy::Census;
 use crate::judge::report;
 use crate::judge::verdict::{self, Failure};
 
-/// What a world has lost so far.
+/// The losses of a world so far.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
-    /// Of the failures that were seen, how many are accounted for here.
+    /// The number of seen failures that are accounted for here.
     judged: usize,
     /// By how they failed.
     lost: Vec<(RankSet, String)>,
@@ -58,7 +58,7 @@ impl Losses {
         Census { ranks, lost: lost.len() as u32, followed: self.followed.len() as u32, done }
     }
 
-    /// Who was lost, but for the one that the report is about.
+    /// The ranks that were lost, but for the one that the report is about.
     pub(crate) fn besides(&self, culprit: Option<u32>) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for (ranks, how) in &self.lost {

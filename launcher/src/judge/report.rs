@@ -11,18 +11,18 @@ use crate::observe::run_dir::ErrorRecord;
 use crate::observe::stacks::{self, Class};
 use crate::ranks::Ending;
 
-/// What the report is made from, besides the verdict.
+/// The facts that the report is made from, besides the verdict.
 #[derive(Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) ranks: u32,
     pub(crate) ran_for: Duration,
     pub(crate) run_dir: &'a Path,
     pub(crate) host: &'a str,
-    /// Of the culprit, when the job has several.
+    /// The program of the culprit, when the job has several.
     pub(crate) program: Option<&'a str>,
-    /// Of the culprit.
+    /// The process of the culprit.
     pub(crate) pid: Option<i32>,
-    /// Of the culprit, on the torus.
+    /// The place of the culprit on the torus.
     pub(crate) coordinates: Option<String>,
     /// Ranks that were running when the verdict was reached, without the culprit.
     pub(crate) victims: RankSet,
@@ -31,7 +31,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) last_line: Option<&'a str>,
     /// The culprit's, when it wrote one.
     pub(crate) log_file: Option<&'a Path>,
-    /// What the ranks had posted lies in the run directory.
+    /// Whether what the ranks had posted lies in the run directory.
     pub(crate) has_flight: bool,
     /// Groups of other backends, of which nothing is known.
     pub(crate) foreign: Option<String>,
@@ -90,7 +90,7 @@ fn next(facts: &Facts<'_>) -> Vec<String> {
     log.into_iter().chain(flight).collect()
 }
 
-/// Who failed and how, in one line.
+/// The rank that failed and how, in one line.
 pub(crate) fn headline(verdict: &Verdict, facts: &Facts<'_>) -> String {
     let first = culprit(verdict, facts).into_iter().next().unwrap_or_default();
     clip(&first.replacen("  ", " ", 1))
@@ -112,7 +112,7 @@ pub(crate) fn in_one_line(ending: Ending, error: Option<&ErrorRecord>) -> String
     }
 }
 
-/// What stands for the traceback of a rank that failed only because another one did.
+/// The line that stands for the traceback of a rank that failed only because another one did.
 pub(crate) fn of_victim(error: &ErrorRecord) -> String {
     let what = raised("", error).into_iter().next().unwrap_or_default();
     let place = match error.file.as_str() {
@@ -182,7 +182,7 @@ fn raised(lead: &str, error: &ErrorRecord) -> Vec<String> {
     lines
 }
 
-/// What the culprit did, why, and the last that it wrote, for other nodes.
+/// The deed of the culprit, the reason, and the last that it wrote, for other nodes.
 pub(crate) fn told(verdict: &Verdict, facts: &Facts<'_>) -> (Vec<String>, Vec<String>, Option<String>) {
     let clipped = |lines: Vec<String>| lines.iter().map(|line| clip(line)).collect();
     let (who, why) = (clipped(culprit(verdict, facts)), clipped(why(verdict, facts)));

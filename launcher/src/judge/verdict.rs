@@ -1,4 +1,4 @@
-//! Who is to blame: pure decisions from how ranks ended, what they left in writing, and the board.
+//! The rank that is to blame: pure decisions from how ranks ended, what they left in writing, and the board.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ pub(crate) struct Verdict {
     /// None when no rank is.
     pub(crate) culprit: Option<u32>,
     pub(crate) cause: Cause,
-    /// Who waited for the culprit.
+    /// The ranks that waited for the culprit.
     pub(crate) waiting: Option<Waiting>,
     /// Ranks that the store does not answer, if the culprit holds it.
     pub(crate) asking: RankSet,
     pub(crate) at: Instant,
 }
 
-/// What the culprit did.
+/// The deed of the culprit.
 #[derive(Clone, Debug)]
 pub(crate) enum Cause {
     /// It ended; with an exception if it left word of one.
@@ -49,7 +49,7 @@ pub(crate) enum Cause {
 pub(crate) struct Waiting {
     pub(crate) ranks: RankSet,
     pub(crate) group: String,
-    /// What one of them waits in; None when its record was torn.
+    /// The operation that one of them waits in; None when its record was torn.
     pub(crate) op: Option<OpView>,
 }
 
@@ -88,7 +88,7 @@ impl Verdict {
         }
     }
 
-    /// Of a failure that is nobody's whose board could tell more.
+    /// A verdict on a failure of which the board tells nothing more.
     pub(crate) fn plain(culprit: Option<u32>, cause: Cause, at: Instant) -> Verdict {
         Verdict { culprit, cause, waiting: None, asking: RankSet::default(), at }
     }
@@ -184,7 +184,7 @@ pub(crate) fn is_victim(rank: u32, error: &ErrorRecord) -> bool {
 /// An error that says only that somebody else is gone.
 pub(crate) fn is_echo(failure: &Failure) -> bool {
     let Some(error) = &failure.error else { return false };
-    // Who waited for a rank that left says so with this kind, as does a rank in a circle.
+    // A rank that waited for one that left says so with this kind, as does a rank in a circle.
     let blames_others = !error.ranks.is_empty() && !error.ranks.contains(&failure.rank);
     if error.kind == "DeadlockError" && blames_others {
         return true;
@@ -275,7 +275,7 @@ pub(crate) const NOTICED_AFTER: Duration = Duration::from_millis(100);
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
 const HANG_KINDS: [&str; 2] = ["CollectiveTimeoutError", "DeadlockError"];
 const ECHO_KINDS: [&str; 2] = ["RankLostError", "AbortedError"];
-/// Of Gloo and of sockets.
+/// The words of Gloo and of sockets.
 const ECHO_TEXTS: [&str; 3] = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"];
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::ranks::Rank;
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     stopped_since: HashMap<u32, Instant>,
-    /// Who asks the store that a stopped rank holds, and since when somebody does.
+    /// The ranks that ask the store which a stopped rank holds, and since when.
     asking: BTreeMap<u32, (RankSet, Instant)>,
     looked: Option<Instant>,
 }
@@ -54,7 +54,7 @@ impl Watch {
         let pids = || alive().filter_map(|(rank, state)| Some((rank, state.pid()?)));
         let held = pids()
             .filter(|(rank, pid)| self.stopped_since.contains_key(rank) && processes::holds_store(*pid));
-        // Who is stopped, too, waits for nothing.
+        // A rank that is stopped, too, waits for nothing.
         let others = || pids().filter(|(rank, _)| !self.stopped_since.contains_key(rank));
         let asked = held.map(|(rank, pid)| (rank, processes::waiting_for(pid, others())));
         let asked: Vec<(u32, RankSet)> = asked.filter(|(_, asking)| !asking.is_empty()).collect();
@@ -81,7 +81,7 @@ impl Watch {
 /// How often ranks are looked at while none waits in the engine: each look reads a file for every rank.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What all ranks say of themselves.
+/// The views of all ranks, as they say of themselves.
 pub(crate) fn views(board: &Board) -> Vec<RankView> {
     (0..board.world()).map(|rank| board.read(rank)).collect()
 }

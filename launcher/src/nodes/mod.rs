@@ -32,7 +32,7 @@ pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
 
 use link::Link;
 
-/// What the command line says of the nodes.
+/// The words of the command line about the nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) count: u32,
@@ -64,9 +64,9 @@ pub(crate) struct Nodes {
     pub(crate) node: u32,
     /// By number.
     pub(crate) table: Vec<Node>,
-    /// Of the job.
+    /// The name of the job.
     pub(crate) id: String,
-    /// Of the ranks here, by their rank in the world.
+    /// The keys of the ranks here, by their rank in the world.
     credentials: HashMap<u32, Credentials>,
     /// To the nodes this one is connected to.
     links: HashMap<u32, Link>,
@@ -122,12 +122,12 @@ impl Nodes {
         first..first + self.table[node as usize].ranks
     }
 
-    /// Of all nodes.
+    /// The number of ranks on all nodes.
     pub(crate) fn ranks(&self) -> u32 {
         self.table.iter().map(|node| node.ranks).sum()
     }
 
-    /// What the host of a node is called.
+    /// The name of the host of a node.
     pub(crate) fn host(&self, node: u32) -> &str {
         &self.table[node as usize].host
     }
@@ -180,7 +180,7 @@ impl Nodes {
         }
     }
 
-    /// What comes from other nodes.
+    /// The events from other nodes.
     ///
     /// # Panics
     /// At the second time.

@@ -66,7 +66,7 @@ impl ErrorRecord {
 /// Milliseconds after which an exception raised in a handler is the handler's own.
 const HANDLED_AFTER_MS: u64 = 10_000;
 
-/// Whatever is in the file, it is a record or it is not.
+/// Any content of the file is a record or it is not.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(file: &[u8]) {
     if let Some(record) = ErrorRecord::parse(file) {

@@ -27,7 +27,7 @@ impl Labels {
         ranks.iter().all(|rank| self.program(*rank) == Some(name)).then(|| shorten(name))
     }
 
-    /// Of the longest of the short names and the space behind it; 0 when there are none.
+    /// The width of the longest of the short names and the space behind it; 0 when there are none.
     pub(crate) fn width(&self) -> usize {
         self.0.iter().map(|(_, name)| name.len().min(MAX_SHORT_CHARS) + 1).max().unwrap_or(0)
     }
@@ -44,7 +44,7 @@ impl Labels {
 fn shorten(name: &str) -> String {
     match name.char_indices().nth(MAX_SHORT_CHARS) {
         None => name.into(),
-        // What makes similar names different stands at their ends.
+        // The difference of similar names stands at their ends.
         Some(_) => {
             let tail = name.len() - (MAX_SHORT_CHARS - HEAD_CHARS - 1);
             format!("{}~{}", &name[..HEAD_CHARS], &name[tail..])

@@ -48,7 +48,7 @@ pub(crate) enum Stream {
     Err,
 }
 
-/// What is shown of the ranks' output, and how.
+/// The choice of the ranks' output that is shown, and how.
 #[derive(Debug, Clone)]
 pub(crate) struct OutputConfig {
     /// How many ranks write. A single rank's bytes pass through as they are.
@@ -63,7 +63,7 @@ pub(crate) struct OutputConfig {
     pub(crate) reader: u32,
     /// Show identical lines of several ranks once. Needs `prefix`, which says whose they were.
     pub(crate) fold: bool,
-    /// Who is a victim of another rank; where this is known, a victim's traceback is one line. Needs `prefix`.
+    /// The victims of another rank; where this is known, a victim's traceback is one line. Needs `prefix`.
     pub(crate) victims: Option<VictimLookup>,
     /// Where `rank-0007.log` and its siblings go.
     pub(crate) log_dir: Option<PathBuf>,
@@ -90,12 +90,12 @@ pub(crate) struct Output {
     bar_changed: bool,
 }
 
-/// What one rank has written so far.
+/// The output that one rank has written so far.
 #[derive(Debug, Default)]
 struct Source {
     lines: [LineBuffer; 2],
     last_bytes_at: [Option<Instant>; 2],
-    /// Of each stream, the last line that has text.
+    /// By stream: the last line that has text.
     last_lines: [String; 2],
     last_stream: Option<Stream>,
     is_finished: bool,
@@ -225,7 +225,7 @@ impl Output {
     /// Writes everything that is ready, in order.
     ///
     /// # Errors
-    /// The first failure to write. What could not be written is gone: a closed pipe stays closed.
+    /// The first failure to write. Text that could not be written is gone: a closed pipe stays closed.
     pub(crate) fn drain(&mut self, out: &mut dyn io::Write, err: &mut dyn io::Write) -> io::Result<()> {
         self.screen.drain(out, err)
     }

@@ -25,7 +25,7 @@ pub(crate) struct Screen {
 #[derive(Debug, Default)]
 struct State {
     queued_bytes: AtomicUsize,
-    /// Of each stream: nothing more can be written.
+    /// By stream: nothing more can be written.
     is_broken: [AtomicBool; 2],
     /// The first reason that is not that a reader has left.
     error: OnceLock<(Stream, io::Error)>,

@@ -1,4 +1,4 @@
-//! What a node is told of its place in a job by the command that has had it started by ssh.
+//! The place in a job that a node is told by the command that has had it started by ssh.
 
 use crate::place::cluster::{Cluster, Lookup};
 

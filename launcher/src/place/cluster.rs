@@ -24,7 +24,7 @@ pub(crate) struct Cluster {
     pub(crate) task: u32,
     /// How many ranks this node has, where that is said.
     pub(crate) ranks: Option<u32>,
-    /// What tells the job from all others of the scheduler.
+    /// The name that tells the job from all others of the scheduler.
     pub(crate) job: String,
     /// Where nodes find the token when nobody gives it: a file system that they share.
     pub(crate) token_file: Option<PathBuf>,

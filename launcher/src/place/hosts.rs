@@ -27,7 +27,8 @@ impl Hosts {
         Hosts(parts.into_iter().map(host).collect())
     }
 
-    /// So many that are only pretended, of `ranks` ranks on this one. Each has an address of its own on the loopback.
+    /// This number of hosts that are only pretended, with `ranks` ranks on this one. Each has an address of its own on
+    /// the loopback.
     pub(crate) fn pretended(count: u32, ranks: u32) -> Hosts {
         let part = |(host, own): (u32, u32)| {
             let [high, low] = ((host + 1) as u16).to_be_bytes();
@@ -53,7 +54,7 @@ impl Hosts {
     }
 }
 
-/// What this machine calls itself.
+/// The name that this machine calls itself.
 pub(crate) fn own_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

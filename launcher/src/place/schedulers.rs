@@ -1,4 +1,4 @@
-//! What schedulers tell their tasks in the environment: how many nodes a job has, and which one this is.
+//! The variables of schedulers for their tasks: how many nodes a job has, and which one this is.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ pub(crate) fn node_rank(lookup: Lookup<'_>) -> Option<(&'static str, String)> {
     ["JOB_COMPLETION_INDEX", "TPU_WORKER_ID"].into_iter().find_map(|name| Some((name, lookup(name)?)))
 }
 
-/// What a scheduler calls this host, which may be one of several on a machine.
+/// The name that a scheduler has for this host, which may be one of several on a machine.
 pub(crate) fn host_name(lookup: Lookup<'_>) -> Option<String> {
     lookup("SLURMD_NODENAME")
 }
@@ -116,7 +116,7 @@ fn expected(name: &str, what: &str, given: &str) -> String {
     format!("{name}: expected {what}, given {given}{OTHERWISE}")
 }
 
-/// Of `4(x2),3`, how many node 2 has: 3.
+/// The number of tasks on a node: `4(x2),3` says that node 2 has 3.
 fn tasks_on(counts: &str, node: u32) -> Option<u32> {
     let mut before = 0_u32;
     for part in counts.split(',') {
@@ -132,7 +132,7 @@ fn tasks_on(counts: &str, node: u32) -> Option<u32> {
     None
 }
 
-/// Of `rack[03-07,9]n1,m5`: `rack03n1`.
+/// The first host of a list: `rack03n1` in `rack[03-07,9]n1,m5`.
 fn first_host(list: &str) -> Option<String> {
     let Some((prefix, rest)) = list.split_once('[').filter(|(prefix, _)| !prefix.contains(',')) else {
         return list.split(',').next().filter(|host| is_host(host)).map(str::to_owned);
@@ -152,7 +152,7 @@ fn is_host(text: &str) -> bool {
 /// Two jobs on the same first node rarely want the same one; below what systems give out by themselves.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u32 = 10_000;
-/// What a person can do who did not mean the scheduler's nodes.
+/// The advice for a person who did not mean the scheduler's nodes.
 pub(crate) const OTHERWISE: &str = " (--standalone: this host alone)";
 const GKE_PORT: u16 = 29_400;
 

@@ -39,7 +39,7 @@ pub(crate) fn are_named(text: &str) -> bool {
     !text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Of `n0,user@n1` or `n0:4,n1:2`; `ranks` is how many they have together, if that is said.
+/// Reads hosts such as `n0,user@n1` or `n0:4,n1:2`; `ranks` is how many they have together, if that is said.
 ///
 /// # Errors
 /// One line: what is no host, or numbers that do not fit.

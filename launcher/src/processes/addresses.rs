@@ -1,6 +1,6 @@
 //! Where what a rank executes is loaded: at random addresses of its own (ASLR), or where it is in all ranks.
 //!
-//! Forked ranks share the addresses of the fork server. Of programs that each rank executes for itself, every branch
+//! Forked ranks share the addresses of the fork server. In programs that each rank executes for itself, every branch
 //! is at another address in every rank, and a core that goes through many ranks has predicted none of them when it
 //! comes back: 8 B on 64 ranks and 2 cores take 220 us from a C program, and 125 us at the same addresses.
 
@@ -27,7 +27,7 @@ impl SameAddresses {
 
 impl Drop for SameAddresses {
     fn drop(&mut self) {
-        // What it could set before it can set again.
+        // A process can set again what it could set before.
         let _ = personality::set(self.before);
     }
 }

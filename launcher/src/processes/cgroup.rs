@@ -56,7 +56,7 @@ impl Drop for JobCgroup {
     }
 }
 
-/// What is left of the group of a job whose agent died.
+/// Ends what is left of the group of a job whose agent died.
 pub(crate) fn kill_left_over(front: i32) {
     if let Some(path) = own_group().map(|home| home.join(group_name(front))).filter(|path| path.exists()) {
         let _ = fs::write(path.join("cgroup.kill"), "1");

@@ -11,8 +11,8 @@ use rustix::process::{
 use crate::processes::cgroup::JobCgroup;
 use crate::processes::{Process, ours};
 
-/// Asks ranks to end, also those that are stopped. What a rank has started, such as the workers of a data loader, is
-/// its own to end; but a shell only waits for the program, so all that it has started is asked.
+/// Asks ranks to end, also those that are stopped. The processes that a rank has started, such as the workers of a data
+/// loader, are its own to end; but a shell only waits for the program, so all that it has started is asked.
 ///
 /// One after the other without anything between: the first one may end at once, and the others should learn that they
 /// are to end before they learn of its loss. They are not stopped meanwhile, because any thread may take a signal that

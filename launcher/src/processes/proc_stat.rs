@@ -43,7 +43,7 @@ fn ticks(user: u64, system: u64) -> Duration {
 /// The unit of the file: USER_HZ, which is 100 on every architecture that tpurun runs on.
 const TICK_MS: u64 = 10;
 
-/// Of one thread, finer than ticks, where the kernel counts it.
+/// The times of one thread, finer than ticks, where the kernel counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Schedstat {
     pub(crate) on_cpu: Duration,
@@ -58,7 +58,7 @@ impl Schedstat {
     }
 }
 
-/// Whatever the line is, it is read or it is not.
+/// Any line is read or it is not.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(line: &[u8]) {
     let _ = Schedstat::parse(&String::from_utf8_lossy(line));

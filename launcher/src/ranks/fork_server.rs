@@ -69,7 +69,7 @@ impl ForkServer {
             .envs(SERVER_THREADS)
             .process_group(0)
             .stdin(Stdio::null())
-            // What an import prints is said once, where it does not mix with what the ranks compute.
+            // The output of an import is said once, where it does not mix with what the ranks compute.
             .stdout(io::stderr().as_fd().try_clone_to_owned()?);
         for name in PRIVATE {
             command.env_remove(name);
@@ -94,7 +94,7 @@ impl ForkServer {
         let (warm, patience) = warm::connect(socket)?;
         let cwd = std::env::current_dir()?;
         let limit = getrlimit(Resource::Nofile);
-        // What none is, is the most that there can be.
+        // A limit that is none is the most that there can be.
         let files = [limit.current, limit.maximum].map(|files| files.map_or(-1, |files| files as i64));
         let targets: Vec<PathBuf> = scripts(&job.programs).iter().map(|path| cwd.join(path)).collect();
         let request = json!({

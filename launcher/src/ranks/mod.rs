@@ -51,7 +51,7 @@ pub(crate) enum Ending {
     Signal(i32),
 }
 
-/// What a rank inherits.
+/// The descriptors that a rank inherits.
 #[derive(Debug)]
 pub(crate) struct RankEnds {
     pub(crate) stdin: OwnedFd,
@@ -92,7 +92,7 @@ impl Ending {
         status.exit_status().map(Ending::Exit).or_else(|| status.terminating_signal().map(Ending::Signal))
     }
 
-    /// What the fork server says of a child: the signal is 0 when it exited.
+    /// The ending that the fork server says of a child: the signal is 0 when it exited.
     pub(crate) fn told(code: i32, signal: i32) -> Ending {
         if signal == 0 { Ending::Exit(code) } else { Ending::Signal(signal) }
     }

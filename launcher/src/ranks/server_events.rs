@@ -1,4 +1,4 @@
-//! What the fork server says: one JSON object per line.
+//! The events of the fork server: one JSON object per line.
 
 use serde::Deserialize;
 
@@ -39,7 +39,7 @@ pub(crate) enum ServerEvent {
     NotForked { reason: String },
 }
 
-/// Takes the complete lines out of `pending`. What is no event comes from no server of ours.
+/// Takes the complete lines out of `pending`. A line that is no event comes from no server of ours.
 pub(crate) fn take_events(pending: &mut Vec<u8>) -> Vec<ServerEvent> {
     let Some(end) = pending.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
     let rest = pending.split_off(end + 1);

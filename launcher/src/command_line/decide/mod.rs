@@ -121,7 +121,7 @@ fn decide(cli: &CommandLine) -> Result<Job, String> {
     let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
     let cores = usable_cpus();
     let master_port = parse_port(options.torchrun.master_port.as_deref())?;
-    // Of several nodes they say where these meet; the store is reached on the loopback of each.
+    // For several nodes these options say where the nodes meet; the store is reached on the loopback of each.
     let master_addr = options.torchrun.master_addr.clone().filter(|_| nodes.is_none());
     let stop_grace =
         options.shutdown_timeout.as_deref().map(|text| parse_duration("--shutdown-timeout", text));

@@ -74,7 +74,7 @@ pub(super) fn parse_nodes(
     }))
 }
 
-/// What does not work on several hosts yet.
+/// Refuses the options that do not work on several hosts yet.
 fn refuse_recovery(options: &Options, given: &str) -> Result<(), String> {
     for (is_given, flag) in [
         (options.elastic.is_some(), "--elastic"),
@@ -117,7 +117,7 @@ pub(super) fn rendezvous(torchrun: &TorchrunOptions, cluster: Option<&Cluster>) 
     let at =
         given.or(master).or(placed).ok_or("--rdzv: expected where node 0 is, as HOST:PORT, given none")?;
     match at.rsplit_once(':') {
-        // Of an IPv6 address without brackets the end is no port.
+        // The end of an IPv6 address without brackets is no port.
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => match port.parse::<u16>() {
             Ok(1..) => Ok(at),
             _ => Err(format!("--rdzv: expected HOST:PORT with a port from 1 to 65535, given {at}")),
@@ -138,7 +138,7 @@ pub(super) fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
     Ok(if count == 1 { Hosts::default() } else { Hosts::pretended(count, ranks) })
 }
 
-/// What is said of the network between hosts.
+/// The options about the network between hosts.
 #[derive(Default)]
 pub(super) struct BetweenHosts {
     pub(super) link: Option<Link>,

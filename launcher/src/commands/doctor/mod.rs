@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde::Serialize;
 
-/// What `tpurun doctor` was asked.
+/// The questions to `tpurun doctor`.
 #[derive(Debug, Clone)]
 pub(crate) struct DoctorOptions {
     /// How many ranks the machine shall run.
@@ -93,7 +93,7 @@ pub(crate) enum Level {
     Fail,
 }
 
-/// What one check found, and what to do about it.
+/// The result of one check, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     level: Level,

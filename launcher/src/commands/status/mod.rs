@@ -70,7 +70,7 @@ fn show_ended(run: &Run, screen: &mut Screen<'_>) -> Result<(), String> {
     screen.show(&Picture::of_ended(run, story, dump)).map(drop)
 }
 
-/// What is shown at one moment. The keys of its JSON are described in docs/flight-recorder.md.
+/// The state that is shown at one moment. The keys of its JSON are described in docs/flight-recorder.md.
 #[derive(Debug, Serialize)]
 struct Picture<'a> {
     format: u32,
@@ -78,7 +78,7 @@ struct Picture<'a> {
     #[serde(skip)]
     hosts: usize,
     is_running: bool,
-    /// Of the job; null while it runs, and when its agent was killed.
+    /// The exit code of the job; null while it runs, and when its agent was killed.
     exit: Option<i64>,
     ran_ms: u64,
     /// Those of other nodes that do not say what their ranks do.
@@ -148,7 +148,7 @@ impl<'a> Picture<'a> {
         report::clip(&format!("{run}  {what}  {ranks} rank{plural} on {place}: {}", command.join(" ")))
     }
 
-    /// What the table is, where that is not now.
+    /// The moment that the table is of, where that is not now.
     fn note(&self) -> Option<String> {
         let after_ms = (self.taken_unix_ns / 1_000_000).saturating_sub(self.job.started_unix_ms);
         let after = report::clock(Duration::from_millis(after_ms));

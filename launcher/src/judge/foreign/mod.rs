@@ -22,7 +22,7 @@ pub(crate) struct Group {
     pub(crate) ranks: String,
 }
 
-/// What one rank has written of one group.
+/// The facts that one rank has written of one group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 struct Told {
     name: String,
@@ -49,7 +49,7 @@ pub(crate) fn groups(run: &Path, ranks: u32) -> Vec<Group> {
     all.into_iter().map(group).collect()
 }
 
-/// What a person should know of them, in one line; None when there are none.
+/// The line that a person should read about them; None when there are none.
 pub(crate) fn line(groups: &[Group]) -> Option<String> {
     if groups.is_empty() {
         return None;
@@ -68,7 +68,7 @@ pub(crate) fn line(groups: &[Group]) -> Option<String> {
     Some(format!("not of tpurun: {noun} {}{more}: {advice}", named.join(", ")))
 }
 
-/// What tpurun cannot do for groups of these backends, and what can be done about it.
+/// Says what tpurun cannot do for groups of these backends, and what can be done about it.
 fn advice<'a>(mut backends: impl Iterator<Item = &'a str>) -> String {
     let what = "tpurun sees nothing of what happens there, no check and no verdict";
     match backends.any(|backend| backend.split(", ").any(|one| one == "gloo")) {
@@ -98,9 +98,9 @@ fn clean(text: &str) -> String {
 }
 
 const MOST_NAMED: usize = 3;
-/// Of the file of one rank; about 600 groups.
+/// Most bytes of the file of one rank: about 600 groups.
 const MAX_BYTES: u64 = 1 << 16;
-/// Of a name.
+/// Most characters of a name.
 const MAX_CHARS: usize = 80;
 
 #[cfg(test)]

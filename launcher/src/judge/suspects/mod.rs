@@ -35,7 +35,7 @@ pub(crate) struct Suspects {
     /// Suspects that have been asked for their stacks.
     asked: Option<(Case, Inquiry)>,
     cleared: Vec<Cleared>,
-    /// What is known of those that are suspected now.
+    /// The ledger of the ranks that are suspected now.
     findings: Vec<Finding>,
     has_news: bool,
     next_line: Option<Instant>,
@@ -45,7 +45,7 @@ pub(crate) struct Suspects {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Notice {
     pub(crate) line: String,
-    /// Of events.jsonl.
+    /// The name of an event in events.jsonl.
     pub(crate) event: &'static str,
     pub(crate) details: Value,
 }
@@ -107,7 +107,7 @@ impl Suspects {
         None
     }
 
-    /// What can be said of each rank that is suspected now.
+    /// The line about each rank that is suspected now.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (u32, String)> {
         self.findings.iter().map(|finding| (finding.suspect.rank, text::finding(finding)))
     }

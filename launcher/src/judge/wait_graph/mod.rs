@@ -1,11 +1,11 @@
-//! Who waits for whom, and the proof that nobody of them can ever go on.
+//! The graph of the ranks that wait for each other, and the proof that none of them can ever go on.
 //!
 //! A rank is *stuck* when every thread of it that runs Python waits in the engine, and each of these waits,
 //! and each of its operations in flight, needs a rank that is stuck itself or has finished. The largest such
 //! set is found by taking away every rank that could still go on, until none is left to take away (the
 //! greatest fixpoint; Knapp, "Deadlock Detection in Distributed Databases", 1987, for the AND/OR model).
-//! What can not be seen (a thread in user code, a lock, another backend, a lane that is not on the board)
-//! counts as "could still go on": there is no false alarm, and some deadlocks end by timeout only.
+//! Things that can not be seen (a thread in user code, a lock, another backend, a lane that is not on the board)
+//! count as "could still go on": there is no false alarm, and some deadlocks end by timeout only.
 //!
 //! Ranks are not read all at once. A set is proven only when the same set was found twice, with every rank in
 //! the very same waits: then all of them waited together at the time between, when the first was judged.
@@ -23,7 +23,7 @@ use tpurun_protocol::supervise::Between;
 
 pub(crate) use text::{Names, describe};
 
-/// What is known of communicators beside the board.
+/// The facts about communicators that are not on the board.
 pub(crate) trait Groups {
     /// The ranks of a communicator by their rank in the world; `None` when it is not known.
     fn members(&self, comm_id: u64) -> Option<&[u32]>;
@@ -58,13 +58,13 @@ struct Evidence {
     lanes: Vec<(u64, u64, u64)>,
 }
 
-/// What `rank` waits for, and those of the ranks it needs that are stuck or finished.
+/// The operation that `rank` waits for, and those of the ranks it needs that are stuck or finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edge {
     pub(crate) rank: u32,
     pub(crate) comm_id: u64,
     pub(crate) kind: WaitKind,
-    /// Of the thread that waits; 0 for a collective that is in flight anyway.
+    /// The token of the thread that waits; 0 for a collective that is in flight anyway.
     token: u64,
     /// Ranks of the world.
     pub(crate) needs: BTreeSet<u32>,
@@ -73,7 +73,7 @@ pub(crate) struct Edge {
 /// Operations that can never complete.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Deadlock {
-    /// Who waits for whom, sorted by rank.
+    /// The edges of the graph, sorted by rank.
     pub(crate) edges: Vec<Edge>,
     /// Finished ranks that are waited for; empty for a circle.
     pub(crate) finished: BTreeSet<u32>,
@@ -99,7 +99,8 @@ impl Deadlock {
         }
     }
 
-    /// Who is to blame: the finished, else the fewest of a circle that did it another way than all others of it.
+    /// The ranks that are to blame: the finished, else the fewest of a circle that did it another way than all others
+    /// of it.
     pub(crate) fn guilty(&self) -> Vec<u32> {
         if !self.finished.is_empty() {
             return self.finished.iter().copied().collect();
@@ -118,7 +119,7 @@ impl Deadlock {
     }
 }
 
-/// What a wait needs to end.
+/// The condition for a wait to end.
 enum Needs {
     /// Each of these ranks; none when it will end by itself.
     All(BTreeSet<u32>),
@@ -222,8 +223,8 @@ impl World<'_> {
         };
         let view = &self.views[rank as usize];
         let mut waits = view.waits.iter().map(|view| (view.wait.comm_id, view.wait.kind));
-        // What is in flight could end, and what runs then could post. Asked last: it takes a look at every other rank
-        // of each group, and while many ranks begin, none of them is doomed.
+        // An operation in flight could end, and the code that runs then could post. Asked last: it takes a look at
+        // every other rank of each group, and while many ranks begin, none of them is doomed.
         waits.all(never_ends) && self.pending(view).into_iter().all(never_ends)
     }
 
@@ -321,7 +322,7 @@ impl World<'_> {
         self.ended.get(rank as usize).copied().unwrap_or(false)
     }
 
-    /// Whether `rank` will never do its part in what others of this communicator wait for. Who has destroyed a
+    /// Whether `rank` will never do its part in what others of this communicator wait for. A rank that has destroyed a
     /// group may come to create the next one of that name.
     fn is_out(&self, rank: u32, comm_id: u64, kind: WaitKind) -> bool {
         let has_left = || self.lane(rank, comm_id).is_some_and(|lane| lane.closed);
@@ -360,7 +361,7 @@ fn seq(kind: WaitKind) -> Option<u64> {
     }
 }
 
-/// Of each strongly connected component the first edge is closed by the shortest way back.
+/// The first edge of each strongly connected component is closed by the shortest way back.
 fn shortest_circle(graph: &DiGraphMap<u32, ()>) -> Option<BTreeSet<u32>> {
     let components = tarjan_scc(graph);
     let circles = components.iter().filter_map(|component| {

@@ -36,7 +36,7 @@ pub(crate) struct Flight {
     pub(crate) ranks: Vec<RankFlight>,
 }
 
-/// What does not change while a job runs.
+/// The facts that do not change while a job runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JobFacts {
     /// The name of the run directory.
@@ -72,7 +72,7 @@ pub(crate) struct RankFlight {
     pub(crate) ending: Option<String>,
     /// User and system time of the process so far.
     pub(crate) cpu_ms: Option<u64>,
-    /// Of one core, since the sample before this one; null in a dump.
+    /// The share of one core, since the sample before this one; null in a dump.
     pub(crate) cpu_percent: Option<f64>,
     pub(crate) rss_bytes: Option<u64>,
     /// State of the process as in `ps`.
@@ -85,7 +85,7 @@ pub(crate) struct RankFlight {
     pub(crate) lanes: Vec<LaneFlight>,
 }
 
-/// What a rank is doing, as far as the board and the kernel tell.
+/// The state of a rank, as far as the board and the kernel tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RankState {
@@ -106,19 +106,19 @@ pub(crate) enum RankState {
 pub(crate) struct Wait {
     /// Index into `communicators`; null for one that the rank has no lane of.
     pub(crate) communicator: Option<usize>,
-    /// What for: `collective #11`, `recv from rank 2`, ..
+    /// The operation that is waited for: `collective #11`, `recv from rank 2`, ..
     pub(crate) text: String,
-    /// Of the collective.
+    /// The number of the collective.
     pub(crate) seq: Option<u64>,
     pub(crate) since_ns: u64,
 }
 
-/// What a rank does now, or did last.
+/// The operation that a rank does now, or did last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Doing<'a> {
     pub(crate) lane: Option<&'a LaneFlight>,
     pub(crate) record: Option<&'a Record>,
-    /// What for, where there is no record.
+    /// The thing that is waited for, where there is no record.
     pub(crate) wait: Option<&'a Wait>,
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct Record {
     pub(crate) outcome: Outcome,
 }
 
-/// What became of an operation.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
@@ -204,7 +204,7 @@ impl Flight {
         &self.communicators[lane.communicator]
     }
 
-    /// What `earlier` did not know: the CPU that each rank has used since.
+    /// Adds what `earlier` did not know: the CPU that each rank has used since.
     pub(crate) fn measure_since(&mut self, earlier: &Flight) {
         let elapsed_ns = self.taken_ns.saturating_sub(earlier.taken_ns);
         let before: BTreeMap<(u32, Option<i32>), Option<u64>> =
@@ -220,7 +220,7 @@ impl Flight {
 }
 
 impl RankFlight {
-    /// What says most: the longest wait, else the oldest operation in flight, else the last one.
+    /// The record that says most: the longest wait, else the oldest operation in flight, else the last one.
     pub(crate) fn doing(&self) -> Option<Doing<'_>> {
         self.waited_for().or_else(|| self.in_flight()).or_else(|| self.last())
     }
@@ -256,7 +256,7 @@ impl RankFlight {
         let rate: f64 = self.lanes.iter().map(|lane| lane.ops_per_second(now_ns)).sum();
         let records = self.lanes.iter().flat_map(|lane| &lane.records);
         let last = records.filter_map(|record| record.done_ns).max().unwrap_or(0);
-        // Who was fast and hangs is not fast.
+        // A rank that was fast and hangs is not fast.
         match now_ns.saturating_sub(last) {
             idle_ns if idle_ns > IDLE_NS => rate.min(1e9 / idle_ns as f64),
             _ => rate,

@@ -32,7 +32,7 @@ pub(crate) struct RunDir {
     started: SystemTime,
     /// Why something could not be written, at first.
     error: OnceCell<io::Error>,
-    /// What there is to say of an earlier run in it.
+    /// The remark on an earlier run in it.
     remark: Option<String>,
     _claim: Claim,
 }
@@ -94,7 +94,7 @@ impl RunDir {
         self.path.join(STACKS_FILE)
     }
 
-    /// What a rank wrote into its error file; ranks write what they like there.
+    /// The record that a rank wrote into its error file; ranks write what they like there.
     pub(crate) fn error_of(&self, rank: u32) -> Option<ErrorRecord> {
         error_in(&self.path, rank)
     }
@@ -152,7 +152,7 @@ impl RunDir {
     }
 }
 
-/// What a rank wrote into its error file in this run directory.
+/// The record that a rank wrote into its error file in this run directory.
 pub(crate) fn error_in(run: &Path, rank: u32) -> Option<ErrorRecord> {
     let path = error_file(run, rank);
     let found = path.symlink_metadata().ok()?;
@@ -252,7 +252,7 @@ fn contents(dir: &Path) -> io::Result<impl Iterator<Item = PathBuf>> {
 
 fn remove_contents(dir: &Path) -> io::Result<()> {
     for path in contents(dir)? {
-        // Of a link, the link.
+        // If the entry is a link, the link itself is meant.
         if path.symlink_metadata()?.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
     Ok(())
@@ -270,7 +270,7 @@ fn set_aside(dir: &Path, held: &[u8], started: SystemTime) -> io::Result<PathBuf
     Ok(aside)
 }
 
-/// What the marker says before it is taken.
+/// The text of the marker before it is taken.
 fn holder_text(dir: &Path) -> Vec<u8> {
     use io::Read;
     let mut text = Vec::new();
@@ -361,7 +361,7 @@ const ERRORS: &str = "errors";
 const REPORT: &str = "report";
 const STACKS: &str = "stacks";
 const STACKS_FILE: &str = "stacks.txt";
-/// What begins the name of a directory with what an earlier run has left in a named one.
+/// The beginning of the name of a directory with what an earlier run has left in a named one.
 const ASIDE: &str = "earlier-";
 const KEPT_RUNS: usize = 20;
 /// So long a run is kept whose report a person may still follow.
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(fs::read_to_string(dir.path().join(&aside).join("report.txt")).unwrap(), "look there");
         assert!(!dir.path().join("report.txt").exists());
         drop(second);
-        // Of an agent on another host, nobody knows.
+        // Nobody knows of an agent on another host.
         let marker = dir.path().join(MARKER);
         let text = fs::read_to_string(&marker).unwrap().replace(ENDED_LINE, "");
         let boot = crate::observe::flight::notice::boot_id();

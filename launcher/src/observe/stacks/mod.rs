@@ -32,7 +32,7 @@ pub(crate) struct Asker {
     signal: Option<Signal>,
 }
 
-/// What one rank has answered.
+/// The answer of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RankStack {
     pub(crate) rank: u32,
@@ -157,7 +157,7 @@ impl Inquiry {
         is_over || now >= self.until
     }
 
-    /// What has been answered so far.
+    /// The answers so far.
     pub(crate) fn answers(self) -> Vec<RankStack> {
         self.ranks
             .into_iter()

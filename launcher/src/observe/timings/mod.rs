@@ -20,7 +20,7 @@ pub(crate) enum Step {
     TorchImported,
     ServerReady,
     StoreReady,
-    /// Of each rank from here on: the moment before its process was made.
+    /// The steps of each rank begin here. This one is the moment before its process was made.
     RankStarted,
     ScriptEntered,
     GroupCreated,
@@ -32,7 +32,7 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
     begun_ns: u64,
-    /// Of the job as a whole; one for each of [`Step::OF_JOB`].
+    /// The moments of the job as a whole; one for each of [`Step::OF_JOB`].
     job: [Option<u64>; Step::OF_JOB.len()],
     /// By rank; one for each of [`Step::OF_RANKS`].
     ranks: Vec<[Option<u64>; Step::OF_RANKS.len()]>,
@@ -166,7 +166,7 @@ fn seconds<S: Serializer>(ns: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
 
 /// In the run directory.
 pub(crate) const FILE: &str = "timings.json";
-/// Of the document; a later one may have more fields.
+/// The version of the document; a later one may have more fields.
 const FORMAT: u32 = 1;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! imported. `python/tpurun/warm_server.py` is one.
 //!
 //! The front looks for the server of its job with [`find`], which starts one where there is none; the agent then
-//! asks it for a fork ([`connect`], `fork_server.rs`). Whatever is wrong with a server, the job starts without it.
+//! asks it for a fork ([`connect`], `fork_server.rs`). If anything is wrong with a server, the job starts without it.
 
 mod circumstances;
 mod commands;
@@ -32,7 +32,7 @@ use crate::processes::proc_stat::Stat;
 
 pub(crate) use commands::run;
 
-/// What a server says, a line each.
+/// The answers of a server, a line each.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(crate) enum Answer {
@@ -70,7 +70,7 @@ pub(crate) fn find(job: &Job) -> Option<PathBuf> {
 /// Where the server of jobs like this one listens.
 struct WarmServer {
     socket: PathBuf,
-    /// What all of its jobs have in common.
+    /// The circumstances that all of its jobs have in common.
     circumstances: String,
 }
 
