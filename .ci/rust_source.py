@@ -248,7 +248,9 @@ class Reader:
             if name == "*":
                 module.globs.append(Import(segments[:-1], public))
             else:
-                module.imports[name] = Import(segments, public)
+                # Traits that are imported for their methods alone have no names of their own.
+                key = name if name != "_" else "_ " + "::".join(segments)
+                module.imports[key] = Import(segments, public)
 
     def child(self, module: Module, item: re.Match[str], code: str, folder: Path) -> int:
         """Reads a child module; the offset after it."""
@@ -270,7 +272,7 @@ class Reader:
 
     def item(self, module: Module, item: re.Match[str], code: str) -> None:
         name = item["fn"] or item["name"] or item["macro"]
-        if not name:
+        if not name or name == "_":
             return
         module.items.add(name)
         if item["kind"] in ("struct", "enum", "union", "trait", "type"):

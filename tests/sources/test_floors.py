@@ -42,12 +42,15 @@ def test_imports_of_every_form(tmp_path: Path):
         tmp_path,
         lib="mod a; mod b; mod c;",
         a="use crate::{b::{First, Second as Other}, c};\n"
+        "use crate::b::{Fifth as _, Sixth as _};\n"
         "fn f() { c::inner::deep(); crate::b::third(); let x = super::b::FOURTH; }",
-        b="pub struct First; pub struct Second; pub fn third() {} pub const FOURTH: u8 = 0;",
+        b="pub struct First; pub struct Second; pub fn third() {} pub const FOURTH: u8 = 0;\n"
+        "pub trait Fifth {} pub trait Sixth {} const _: () = ();",
         c="pub mod inner;",
         c__inner="pub fn deep() { use self::here::Near; } mod here { pub struct Near; }",
     )
-    assert found == {("a", "b"): {"First", "Second", "third", "FOURTH"}, ("a", "c/inner"): {"deep"}}
+    of_b = {"First", "Second", "third", "FOURTH", "Fifth", "Sixth"}
+    assert found == {("a", "b"): of_b, ("a", "c/inner"): {"deep"}}
 
 
 def test_a_name_that_is_passed_on_leads_to_its_own_file(tmp_path: Path):

@@ -30,13 +30,13 @@ STILL_EMPTY = """
     tpurun-launcher nodes/said/archived Said
     tpurun-launcher output/victims Told
     tpurun-launcher warm Place
-    tpurun-protocol segment/crossing Place
+    tpurun-protocol segment/remote Place
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
     Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Given Header Hosts Job
     Kind Lane Lookup Memory Mode Network Notice Outcome Owner Patience Place Placement Progress Proof RankSet
-    Run Screen Shared Site Source Status Sum Traffic Variables Wait Waiting Watch Writing
+    Remote Run Screen Shared Site Source Status Sum Traffic Variables Wait Waiting Watch Writing
 """
 
 

@@ -31,7 +31,7 @@ use crate::hosts::bridge::{Bridge, Shares};
 use driver::{Added, Commands, Driver, Over, Protocol};
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
-use heard::Rings;
+use heard::BellRings;
 use invitation::Invitation;
 use mesh::Mesh;
 use tcp_sessions::TcpSessions;
@@ -268,7 +268,7 @@ impl Running {
             }
         };
         let each: Vec<Vec<Address>> = addresses.iter().map(|addresses| addresses.each().collect()).collect();
-        let mut heard = Some(Rings::new(ears, segment.clone()));
+        let mut heard = Some(BellRings::new(ears, segment.clone()));
         let mut ways = vec![];
         for (index, (bridge, (driver, carrier))) in
             Bridge::all(segment, shares).into_iter().zip(at).enumerate()

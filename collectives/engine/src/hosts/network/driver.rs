@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::Address;
 use super::emulated_link::InFlight;
-use super::heard::Rings;
+use super::heard::BellRings;
 use super::mesh::Mesh;
 use super::tcp_sessions::{SESSIONS, TcpSessions};
 use crate::hosts::bridge::Bridge;
@@ -57,7 +57,7 @@ pub(super) struct Added {
     pub(super) carrier: Protocol,
     pub(super) bridge: Bridge,
     /// The rings of the ranks here, if they ring for this driver.
-    pub(super) heard: Option<Rings>,
+    pub(super) heard: Option<BellRings>,
     /// Addresses of the other hosts' first ranks, by host.
     pub(super) addresses: Vec<Address>,
     /// Drivers of this host's other bridges that have to know what this one gets or has cut into pieces.
@@ -182,7 +182,7 @@ struct Datagram {
 }
 
 struct Driven {
-    heard: Option<Rings>,
+    heard: Option<BellRings>,
     calls: Vec<Arc<Commands>>,
     over: Arc<Over>,
 }

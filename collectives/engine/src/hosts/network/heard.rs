@@ -6,14 +6,14 @@ use std::sync::Arc;
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::bell::Ears;
 
-/// Rings as they come.
+/// The rings of a bell, as they come.
 #[derive(Debug)]
-pub(crate) struct Rings {
+pub(crate) struct BellRings {
     ears: Ears,
     segment: Arc<Segment>,
 }
 
-impl Rings {
+impl BellRings {
     pub(crate) fn new(ears: Ears, segment: Arc<Segment>) -> Self {
         Self { ears, segment }
     }
@@ -25,7 +25,7 @@ impl Rings {
 }
 
 /// The descriptor can be read when a ring comes.
-impl AsFd for Rings {
+impl AsFd for BellRings {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ears.as_fd()
     }
