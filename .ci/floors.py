@@ -154,7 +154,7 @@ def upwards(graph: Graph, nodes: list[str]) -> set[tuple[str, str]]:
 
 
 def at_level(graph: Graph) -> dict[str, Graph]:
-    """What the rooms of each folder import from each other: by folder, by room. Nodes are paths."""
+    """The names that the rooms of each folder import from each other: by folder, by room. Nodes are paths."""
     levels: dict[str, Graph] = {}
     for node in graph:
         parts = node.split("/")
@@ -166,7 +166,7 @@ def at_level(graph: Graph) -> dict[str, Graph]:
             common = 0
             while common < min(len(here), len(there)) and here[common] == there[common]:
                 common += 1
-            # Of a module and its child, the one is the room of the other.
+            # A module is the room of its children.
             if common < min(len(here), len(there)):
                 level = levels["/".join(here[:common])]
                 room, neighbour = "/".join(here[: common + 1]), "/".join(there[: common + 1])

@@ -64,7 +64,7 @@ def closes(code: str, opening: int) -> int:
 
 
 def condition(text: str) -> bool | None:
-    """What a ``cfg`` predicate is in the build that ships; None where that depends on the machine."""
+    """The value of a ``cfg`` predicate in the build that ships; None where that depends on the machine."""
     text = text.strip()
     match = re.fullmatch(r"(all|any|not)\s*\((.*)\)", text, re.S)
     if not match:

@@ -1,8 +1,8 @@
 //! This process's end of the network: a UDP socket, QUIC connections to other processes over it, a stream for each
 //! communicator on them. One thread drives all of it (`driver.rs`); it exists while there are communicators that need
-//! it, and the last one of them joins it. What it says and hears is decided without a socket and a clock (`mesh.rs`, `connections.rs`). What is
-//! large goes over TCP beside that (`lanes.rs`), or over QUIC, too. Where a thread may be too slow there are several,
-//! each with all of that: several connections to every other process.
+//! it, and the last one of them joins it. Code without a socket and a clock decides what is said and heard (`mesh.rs`,
+//! `connections.rs`). Large pieces go over TCP beside that (`tcp_sessions.rs`), or over QUIC, too. Where one thread may
+//! be too slow there are several. Each has all of that, so there are several connections to every other process.
 
 mod connections;
 mod driver;
@@ -143,9 +143,10 @@ impl Addresses {
 /// The network of one process; nothing happens before it is needed.
 #[derive(Debug)]
 pub struct Network {
-    /// Of the process that opened it: one that it forks begins anew. Communicators have it, and this only finds it.
+    /// The running network and the process that opened it: a fork begins anew. Communicators own it; this finds it.
     running: Mutex<Option<(Owner, Weak<Running>)>>,
-    /// How many to each other process, and what they are for, where that does not depend on the environment.
+    /// How many connections there are to each other process, and what carries large rounds, where the environment does
+    /// not decide that.
     given: Option<(usize, Bulk)>,
 }
 

@@ -42,7 +42,7 @@ const SOCKET: u64 = 0;
 const COMMANDS: u64 = 1;
 const FIRST_BELL: u64 = 2;
 
-/// What a bridge sends over.
+/// The transport of what a bridge sends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Protocol {
     /// Everything, or pieces of what is large.
@@ -71,7 +71,7 @@ pub(super) struct Commands {
     wake: OwnedFd,
 }
 
-/// What the thread has been told, and has not done yet. It keeps what is to be done, and not who asked for it how often:
+/// The commands that the thread has not carried out yet. A command that is given again and again is kept once, so
 /// there is at most one of each for each communicator. Their order among each other does not matter, since a
 /// communicator is added before anything else is said of it.
 #[derive(Default)]
@@ -276,7 +276,7 @@ impl Driver {
         while self.mesh.has_more_to_send() && self.unsent.is_none() {
             self.send(now);
         }
-        // What was still to be said is not, and nobody waits for that.
+        // Nobody waits for what was still to be said.
         self.communicators.drain().for_each(|(_, known)| known.over.say());
     }
 
@@ -462,7 +462,7 @@ mod tests {
         rustix::io::read(&commands.wake, &mut [0_u8; 8]).is_ok()
     }
 
-    /// What is asked for again and again is kept once: the thread may be busy for long.
+    /// A request that comes again and again is kept once: the thread may be busy for long.
     #[test]
     fn what_is_asked_for_twice_is_kept_once() {
         let commands = Commands::new().unwrap();
