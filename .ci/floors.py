@@ -51,16 +51,11 @@ LIMITS = Limits(
     circles_of_files={
         "tpurun 1": 10,
         "tpurun-engine 1": 8,
-        "tpurun-launcher 1": 11,
-        "tpurun-launcher 2": 7,
     },
     circles_of_folders=[
-        "tpurun-launcher cli cluster environment job job_file remote",
-        "tpurun-launcher flight perfetto",
+        "tpurun backend device fork_server launch run_rank",
     ],
-    many_methods={
-        "tpurun-launcher Agent": 135,
-    },
+    many_methods={},
     long_functions={
         "tpurun-engine bridge Bridge::take": 60,
         "tpurun-engine flat Flat::run": 75,
@@ -73,17 +68,14 @@ LIMITS = Limits(
         "tpurun-kernels tile Fold::each_line": 65,
         "tpurun-launcher door open": 60,
         "tpurun-launcher dry_run describe": 85,
-        "tpurun-launcher job Job::decide": 140,
-        "tpurun-launcher nodes Agent::on_frame": 65,
-        "tpurun-launcher start Agent::new": 65,
+        "tpurun-launcher decide decide": 140,
+        "tpurun-launcher frames Others::on_frame": 70,
         "tpurun-memory staging Spans::fold_on": 65,
     },
     long_files={
         "tpurun-engine bridge": 720,
         "tpurun-engine ffi": 740,
         "tpurun-engine tcp_sessions": 700,
-        "tpurun-launcher agent": 720,
-        "tpurun-launcher job": 620,
     },
 )
 

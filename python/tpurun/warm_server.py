@@ -4,8 +4,8 @@ The launcher starts an interpreter that calls :func:`main` with one argument, ``
 process listens there until nobody has come for ten minutes. Each job that comes gets a fork of it that
 becomes its fork server, as if an interpreter had just been started for it: with the environment, directory,
 streams and limits of that job. A process cannot change everything about itself. The launcher compares the
-rest, which decides the server that a job may use (``launcher/src/ranks/warm/mod.rs``). This process looks whether a
-file has changed.
+rest, which decides the server that a job may use (``launcher/src/ranks/warm/mod.rs``). This process looks
+whether a file has changed.
 
 Both sides speak lines of JSON, each of these requests over a connection of its own::
 

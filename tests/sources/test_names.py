@@ -19,23 +19,11 @@ import floors  # noqa: E402
 EMPTY = {"Known", "Place", "Said", "Told", "Use", "Way"}
 # Types that still have such a name, by crate and module.
 STILL_EMPTY = """
-    tpurun-engine execute/execution/program Place
-    tpurun-engine execute/mapped Told
-    tpurun-engine hosts/bridge Known
-    tpurun-engine join/bootstrap Place
-    tpurun-engine plan/trial Way
-    tpurun-launcher flight/capture Known
-    tpurun-launcher foreign Told
-    tpurun-launcher nodes/frame/archived Told
-    tpurun-launcher nodes/said/archived Said
-    tpurun-launcher output/victims Told
-    tpurun-launcher warm Place
-    tpurun-protocol segment/remote Place
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
     Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Given Header Hosts Job
-    Kind Lane Lookup Memory Mode Network Notice Outcome Owner Patience Place Placement Progress Proof RankSet
+    Kind Lane Lookup Memory Mode Network Notice Outcome Owner Patience Placement Progress Proof RankSet
     Remote Run Screen Shared Site Source Status Sum Traffic Variables Wait Waiting Watch Writing
 """
 

@@ -74,8 +74,6 @@ def test_headless_sentences_are_found():
     ]
 
 
-
-
 def test_sentences_of_comments_have_a_subject():
     found = []
     for path in files(".rs", ".cpp", ".h", ".py"):

@@ -5,13 +5,13 @@ use std::time::Instant;
 use rustix::process::Signal;
 use tpurun_protocol::board::RankView;
 
-use crate::nodes::{Proof, Told};
+use crate::nodes::{JobFailure, Proof};
 
 /// One thing to do; the loop does it in [`Agent::execute`](super::Agent::execute).
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum Instruction {
     /// To end the world for the reason that node 0 says, or that stands without it.
-    Obey { told: Told, may_restart: MayRestart },
+    Obey { told: JobFailure, may_restart: MayRestart },
     /// To judge who waits for whom, in a picture that all nodes have.
     JudgeTogether(Vec<RankView>),
     /// To look around at this time, if not before.

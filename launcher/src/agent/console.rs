@@ -4,10 +4,12 @@ use std::cell::RefCell;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::LOST_OUTPUT;
 use crate::output::writer::Screen;
 use crate::output::{Output, Stream};
 use crate::ranks::Chunk;
+
+/// Exit code of a job that has ended well, but whose output or logs could not be written.
+pub(super) const LOST_OUTPUT: i32 = 1;
 
 /// Everything that is shown, in one order.
 pub(super) struct Console {

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::WATCH_EVERY;
-use super::command::{Command, Scope};
-use super::phase::{Phase, Stopping, Why};
+use super::command::{Instruction, Scope};
+use super::phase::{Stopping, Why, WorldPhase};
 use super::starter::Starter;
+use super::timings::WATCH_EVERY;
 use super::world::World;
 use crate::base::rank_set::RankSet;
 use crate::processes::kill;
@@ -18,7 +18,7 @@ impl World {
         let running = self.roster.running();
         let mut victims: Vec<u32> = running.values().copied().collect();
         victims.sort_unstable();
-        self.phase = Phase::Stopping(Stopping {
+        self.phase = WorldPhase::Stopping(Stopping {
             why,
             asked_at: now,
             kill_at: now + grace,
@@ -32,8 +32,8 @@ impl World {
 
     /// The ranks had their time to end. Ranks whose programs have ended are left alone as long as ranks are that were
     /// asked to end: what their processes do still, such as their exit handlers, is theirs to end.
-    pub(super) fn kill_or_spare(&mut self, starter: &Starter, now: Instant) -> Option<Command> {
-        let Phase::Stopping(stopping) = &self.phase else { return None };
+    pub(super) fn kill_or_spare(&mut self, starter: &Starter, now: Instant) -> Option<Instruction> {
+        let WorldPhase::Stopping(stopping) = &self.phase else { return None };
         let may_finish = !stopping.is_hurried && now < stopping.asked_at + self.job.stop_grace;
         let finishing = if may_finish { self.ended_programs() } else { HashMap::new() };
         if finishing.is_empty() {
@@ -44,7 +44,7 @@ impl World {
     }
 
     fn spare(&mut self, finishing: HashMap<i32, u32>, now: Instant) {
-        let Phase::Stopping(stopping) = &mut self.phase else { return };
+        let WorldPhase::Stopping(stopping) = &mut self.phase else { return };
         stopping.kill_at = now + WATCH_EVERY;
         let is_news = !std::mem::replace(&mut stopping.has_spared, true);
         let running = self.roster.running().into_keys();
@@ -55,8 +55,8 @@ impl World {
     }
 
     /// Returns what follows when the ranks stand in the way of another world.
-    fn kill_what_is_left(&mut self, starter: &Starter, now: Instant) -> Option<Command> {
-        let Phase::Stopping(stopping) = &mut self.phase else { return None };
+    fn kill_what_is_left(&mut self, starter: &Starter, now: Instant) -> Option<Instruction> {
+        let WorldPhase::Stopping(stopping) = &mut self.phase else { return None };
         let is_first = stopping.killing_since.is_none();
         let since = *stopping.killing_since.get_or_insert(now);
         stopping.kill_at = now + KILL_EVERY;
@@ -69,7 +69,7 @@ impl World {
             self.say_who_is_killed();
         }
         let is_stuck = is_restart && now >= since + CLEARED_WITHIN;
-        is_stuck.then(|| Command::CallOff { why: self.leftover(), scope: Scope::AllNodes })
+        is_stuck.then(|| Instruction::CallOff { why: self.leftover(), scope: Scope::AllNodes })
     }
 
     fn say_who_finishes(&mut self, ranks: RankSet) {
@@ -84,7 +84,7 @@ impl World {
 
     /// Names the ranks that somebody has asked to end, and that did not.
     fn say_who_is_killed(&mut self) {
-        let Phase::Stopping(Stopping { why: Why::Asked(_), is_hurried: false, .. }) = &self.phase else {
+        let WorldPhase::Stopping(Stopping { why: Why::Asked(_), is_hurried: false, .. }) = &self.phase else {
             return;
         };
         let late: RankSet = self.roster.running().into_values().collect();

@@ -5,8 +5,9 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::console::DRAIN;
-use super::phase::{Phase, Stopping, Why, signal_word};
-use super::{Agent, Asked, LOST_OUTPUT, Receivers};
+use super::console::LOST_OUTPUT;
+use super::phase::{Stopping, Why, WorldPhase, signal_word};
+use super::{Agent, Asked, Receivers};
 use crate::base::signals::Signals;
 use crate::judge::report;
 use crate::processes::kill;
@@ -21,14 +22,16 @@ impl Agent {
         if !are_gone {
             self.world.say("some processes of the job do not end (see ps; they wait for a device)");
         }
-        if let (Some(_), Phase::Stopping(stopping)) = (self.read_the_rest(rx).await, &mut self.world.phase) {
+        if let (Some(_), WorldPhase::Stopping(stopping)) =
+            (self.read_the_rest(rx).await, &mut self.world.phase)
+        {
             stopping.is_hurried = true;
         }
         self.recorder.finish(&mut self.world);
         self.starter.timings.close(&mut self.world);
-        let phase = std::mem::replace(&mut self.world.phase, Phase::Running);
+        let phase = std::mem::replace(&mut self.world.phase, WorldPhase::Running);
         let (code, is_hurried) = match phase {
-            Phase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),
+            WorldPhase::Stopping(stopping) => (self.conclude(&stopping, gone_at), stopping.is_hurried),
             _ => {
                 self.judge.account.say_what_was_survived(&mut self.world);
                 self.world.say_who_was_alone();
@@ -69,7 +72,7 @@ impl Agent {
     /// asked for meanwhile.
     pub(super) async fn read_the_rest(&mut self, rx: &mut Receivers) -> Option<Asked> {
         let deadline = tokio::time::Instant::now() + DRAIN;
-        let was_hurried = matches!(&self.world.phase, Phase::Stopping(stopping) if stopping.is_hurried);
+        let was_hurried = matches!(&self.world.phase, WorldPhase::Stopping(stopping) if stopping.is_hurried);
         let mut asked = None;
         let console = &mut self.world.console;
         while console.is_read() {

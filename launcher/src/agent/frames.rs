@@ -6,15 +6,15 @@ use rustix::process::Signal;
 use serde_json::json;
 use tpurun_memory::FailureKind;
 
-use super::command::{Command, MayRestart, Scope};
+use super::command::{Instruction, MayRestart, Scope};
 use super::nodes::Others;
 use super::world::World;
-use crate::nodes::{Frame, OVER, Told};
+use crate::nodes::{Frame, JobFailure, OVER};
 use crate::ranks::Ending;
 
 impl Others {
     /// Believes a node what it says of its own ranks, and node 0 what it says of the job.
-    pub(super) fn on_frame(&mut self, world: &mut World, node: u32, frame: Frame) -> Option<Command> {
+    pub(super) fn on_frame(&mut self, world: &mut World, node: u32, frame: Frame) -> Option<Instruction> {
         let nodes = &self.nodes;
         let is_node_0 = nodes.is_first();
         let may_speak_of =
@@ -37,31 +37,31 @@ impl Others {
                 let is_one_terminal = world.job.nodes.as_ref().is_some_and(|plan| plan.is_one_terminal);
                 self.is_said_by_node_0 = is_one_terminal && !self.stands;
                 let may_restart = if again { MayRestart::Yes } else { MayRestart::No };
-                return Some(Command::Obey { told, may_restart });
+                return Some(Instruction::Obey { told, may_restart });
             }
             Frame::Cleared if is_node_0 => self.turn.cleared(node),
             Frame::Again if !is_node_0 => self.turn.come(),
             Frame::NoRestart { why } => {
                 nodes.tell_but(&Frame::NoRestart { why: why.clone() }, Some(node));
                 let why = why.replace(char::is_control, " ");
-                return Some(Command::CallOff { why, scope: Scope::ThisNode });
+                return Some(Instruction::CallOff { why, scope: Scope::ThisNode });
             }
             Frame::Stop { signal } => {
                 nodes.tell_but(&Frame::Stop { signal }, Some(node));
                 let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
-                return Some(Command::StopAsAskedOn { node, signal });
+                return Some(Instruction::StopAsAskedOn { node, signal });
             }
-            Frame::Uneasy if is_node_0 => return Some(Command::LookBy(self.looks.want(Instant::now()))),
+            Frame::Uneasy if is_node_0 => return Some(Instruction::LookBy(self.looks.want(Instant::now()))),
             Frame::Look { number } if !is_node_0 => self.looks.say_what_ranks_do(nodes, world, number),
             Frame::Seen { number, node: of, said } if may_tell_of(of) => {
                 return self.looks.on_seen(nodes, world, number, of, said);
             }
             Frame::Complete { number } if !is_node_0 => return self.looks.on_complete(world, number),
-            Frame::Deadlock(proof) if !is_node_0 => return Some(Command::Deadlock(proof)),
+            Frame::Deadlock(proof) if !is_node_0 => return Some(Instruction::Deadlock(proof)),
             Frame::Suspects { node: of, lines } if may_tell_of(of) => {
                 nodes.tell_but(&Frame::Suspects { node: of, lines: lines.clone() }, Some(node));
                 self.looks.keep_suspects(of, lines);
-                return Some(Command::NoteSuspects);
+                return Some(Instruction::NoteSuspects);
             }
             Frame::Watched { by } if may_tell_of(by) => {
                 if is_node_0 {
@@ -84,7 +84,7 @@ impl Others {
     }
 
     /// A node from which nothing comes any more has lost all its ranks.
-    pub(super) fn on_gone(&mut self, world: &mut World, node: u32, why: &str) -> Option<Command> {
+    pub(super) fn on_gone(&mut self, world: &mut World, node: u32, why: &str) -> Option<Instruction> {
         let is_restarting = world.phase.is_restarting();
         self.looks.expect_no_answer(node);
         self.turn.node_is_gone();
@@ -97,17 +97,23 @@ impl Others {
         let text = format!("host {} (node {node}) is gone: {why}", self.nodes.host(node));
         if is_restarting {
             let scope = if self.is_node_0() { Scope::AllNodes } else { Scope::ThisNode };
-            return Some(Command::CallOff { why: text, scope });
+            return Some(Instruction::CallOff { why: text, scope });
         }
         if was_done || world.phase.is_ending() {
             return None;
         }
         let culprit = self.lose_ranks_of(world, node, &text);
-        let told =
-            Told { culprit, exit_code: 1, is_echo: false, who: vec![text], why: vec![], last_line: None };
+        let told = JobFailure {
+            culprit,
+            exit_code: 1,
+            is_echo: false,
+            who: vec![text],
+            why: vec![],
+            last_line: None,
+        };
         match self.is_node_0() {
             true => self.consider(told),
-            false => Some(Command::Obey { told, may_restart: MayRestart::No }),
+            false => Some(Instruction::Obey { told, may_restart: MayRestart::No }),
         }
     }
 

@@ -11,7 +11,7 @@ use super::delivery::{self, Delivery, SECOND_LOOK};
 use super::lingering::Lingering;
 use super::nodes::Others;
 use super::observation::{self, Observation};
-use super::phase::Phase;
+use super::phase::WorldPhase;
 use super::world::World;
 use crate::job::Job;
 use crate::judge::verdict::Verdict;
@@ -65,8 +65,8 @@ impl Judge {
         self.delivery.mourn(rank, now);
         let failure = self.account.explain(world, rank, ending, now);
         world.roster.failures.push(failure);
-        if matches!(world.phase, Phase::Running | Phase::Starting) {
-            world.phase = Phase::Settling { until: now + SETTLE };
+        if matches!(world.phase, WorldPhase::Running | WorldPhase::Starting) {
+            world.phase = WorldPhase::Settling { until: now + SETTLE };
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tpurun_protocol::board;
 
-use super::phase::Phase;
+use super::phase::WorldPhase;
 use super::world::World;
 use crate::judge::verdict::{self, Waiting};
 use crate::ranks::Ending;
@@ -23,7 +23,7 @@ impl Lingering {
     /// A program that has failed is over, also while a thread that it has left keeps its process. Returns the ranks
     /// whose programs have failed so.
     pub(super) fn look(&mut self, world: &mut World, now: Instant) -> Vec<(u32, Ending)> {
-        if !matches!(world.phase, Phase::Running | Phase::Settling { .. }) {
+        if !matches!(world.phase, WorldPhase::Running | WorldPhase::Settling { .. }) {
             return Vec::new();
         }
         let running = world.roster.running().into_values().filter(|rank| !world.roster.has_failed(*rank));

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use tpurun_protocol::board::{self, RankView};
 
-use super::command::Command;
+use super::command::Instruction;
 use super::world::World;
 use crate::judge::verdict;
-use crate::nodes::{Frame, Nodes, RankSays, Said};
+use crate::nodes::{Frame, LookAnswer, Nodes, RankSays};
 
 /// The views of all ranks at the last complete look, and the state of the next one.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl Looks {
         self.number = number;
         let told = &mut self.told_groups;
         groups.retain(|group| told.insert(group.comm_id, group.has_failed) != Some(group.has_failed));
-        let mut said = Said { ranks: vec![], groups, messages };
+        let mut said = LookAnswer { ranks: vec![], groups, messages };
         for (rank, view) in world.views_here() {
             let before = &mut self.views[rank as usize];
             if *before != view {
@@ -121,8 +121,8 @@ impl Looks {
         world: &mut World,
         number: u64,
         node: u32,
-        said: Said,
-    ) -> Option<Command> {
+        said: LookAnswer,
+    ) -> Option<Instruction> {
         let now_ns = board::now_ns();
         let is_of_node = |rank: u32| nodes.ranks_of(node).contains(&rank);
         let is_known = |rank: &u32| *rank < nodes.ranks();
@@ -150,14 +150,14 @@ impl Looks {
     }
 
     /// All agents have the same picture now.
-    pub(super) fn on_complete(&mut self, world: &mut World, number: u64) -> Option<Command> {
+    pub(super) fn on_complete(&mut self, world: &mut World, number: u64) -> Option<Instruction> {
         if self.number != number {
             return None;
         }
         world.control.supervisor_mut().end_look();
         let mut views = self.views.clone();
         world.add_views_elsewhere(&mut views);
-        Some(Command::JudgeTogether(views))
+        Some(Instruction::JudgeTogether(views))
     }
 }
 

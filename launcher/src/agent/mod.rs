@@ -2,9 +2,10 @@
 //! and leaves no process behind. One thread, one loop; what it decides is in `judge/verdict.rs`.
 //!
 //! The loop ([`Agent`]) hands every event to the service that it concerns. Each service has state of its own, and is
-//! given the [`World`] that runs now. A service that wants something of another one returns a [`Command`].
+//! given the [`World`] that runs now. A service that wants something of another one returns a [`Instruction`].
 
 mod account;
+mod all_ranks;
 mod command;
 mod console;
 mod delivery;
@@ -22,7 +23,6 @@ mod phase;
 mod recorder;
 mod report;
 mod restart;
-mod roster;
 mod start;
 mod starter;
 mod timings;
@@ -41,20 +41,21 @@ use tpurun_protocol::board::RankView;
 use crate::base::signals::Signals;
 use crate::control::control_server::ControlEvent;
 use crate::judge::verdict::{Cause, Verdict};
-use crate::nodes::{Frame, NodeEvent, Nodes, Told};
+use crate::nodes::{Frame, JobFailure, NodeEvent, Nodes};
 use crate::processes::kill;
 use crate::ranks::fork_server::ServerEvent;
 use crate::ranks::{Chunk, Ending, Rank};
 
-use command::{Command, MayRestart};
+use command::{Instruction, MayRestart};
 use delivery::SECOND_LOOK;
 use helpers::Helper;
 use judge::Judge;
 use nodes::Others;
-use phase::{Phase, Stopping, Why, signal_word};
+use phase::{Stopping, Why, WorldPhase, signal_word};
 use recorder::Recorder;
 use report::Reporter;
 use starter::{NotStarted, Starter};
+use timings::WATCH_EVERY;
 use world::World;
 
 pub(crate) use origin::{AGENT, Origin};
@@ -71,13 +72,6 @@ struct Agent {
     next_watch: Instant,
     /// The kills for want of memory on this host before the job began.
     oom_kills_before: u64,
-}
-
-/// The sending ends of what the tasks tell the loop.
-struct Senders {
-    chunks: mpsc::Sender<Chunk>,
-    control: mpsc::Sender<ControlEvent>,
-    server: mpsc::Sender<ServerEvent>,
 }
 
 struct Receivers {
@@ -126,11 +120,11 @@ impl Agent {
 
     fn is_over(&self) -> bool {
         match &self.world.phase {
-            Phase::Stopping(Stopping { why: Why::Restart(..), .. }) => false,
-            Phase::Running if self.others.as_ref().is_some_and(|others| !others.is_over) => false,
-            Phase::Running | Phase::Stopping(_) => !self.world.roster.is_anybody_alive(),
+            WorldPhase::Stopping(Stopping { why: Why::Restart(..), .. }) => false,
+            WorldPhase::Running if self.others.as_ref().is_some_and(|others| !others.is_over) => false,
+            WorldPhase::Running | WorldPhase::Stopping(_) => !self.world.roster.is_anybody_alive(),
             // Settling is decided first.
-            Phase::Starting | Phase::Settling { .. } | Phase::Clearing(_) => false,
+            WorldPhase::Starting | WorldPhase::Settling { .. } | WorldPhase::Clearing(_) => false,
         }
     }
 
@@ -159,10 +153,10 @@ impl Agent {
             self.next_watch += (processor_time() - before) * PAUSE_PER_LOOK;
         }
         match &self.world.phase {
-            Phase::Settling { until } if now >= *until || !self.world.roster.is_anybody_alive() => {
+            WorldPhase::Settling { until } if now >= *until || !self.world.roster.is_anybody_alive() => {
                 self.decide()
             }
-            Phase::Stopping(stopping) if now >= stopping.kill_at => {
+            WorldPhase::Stopping(stopping) if now >= stopping.kill_at => {
                 let command = self.world.kill_or_spare(&self.starter, now);
                 command.into_iter().for_each(|command| self.execute(command));
             }
@@ -228,10 +222,10 @@ impl Agent {
     }
 
     /// Does what a service has asked for.
-    fn execute(&mut self, command: Command) {
+    fn execute(&mut self, command: Instruction) {
         match command {
-            Command::Obey { told, may_restart } => self.obey(told, may_restart),
-            Command::JudgeTogether(views) => {
+            Instruction::Obey { told, may_restart } => self.obey(told, may_restart),
+            Instruction::JudgeTogether(views) => {
                 let now = Instant::now();
                 self.judge_waits(&views, now);
                 // Only node 0 is ever suspicious, and begins the next look.
@@ -239,11 +233,11 @@ impl Agent {
                 self.others.iter_mut().for_each(|others| others.looks.pause_until(next));
                 self.next_watch = self.next_watch.min(next);
             }
-            Command::LookBy(at) => self.next_watch = self.next_watch.min(at),
-            Command::Deadlock(proof) => self.judge.hear_of_deadlock(&mut self.world, &proof),
-            Command::NoteSuspects => self.judge.note_suspects(&self.world, self.others.as_ref()),
-            Command::CallOff { why, scope } => self.call_off(&why, scope),
-            Command::StopAsAskedOn { node, signal } => self.on_stop_elsewhere(node, signal),
+            Instruction::LookBy(at) => self.next_watch = self.next_watch.min(at),
+            Instruction::Deadlock(proof) => self.judge.hear_of_deadlock(&mut self.world, &proof),
+            Instruction::NoteSuspects => self.judge.note_suspects(&self.world, self.others.as_ref()),
+            Instruction::CallOff { why, scope } => self.call_off(&why, scope),
+            Instruction::StopAsAskedOn { node, signal } => self.on_stop_elsewhere(node, signal),
         }
     }
 
@@ -260,7 +254,7 @@ impl Agent {
                 self.others.iter().for_each(|others| others.tell_stop(signal))
             }
             Asked::Stop(signal) => match &mut self.world.phase {
-                Phase::Stopping(stopping) => {
+                WorldPhase::Stopping(stopping) => {
                     stopping.kill_at = Instant::now();
                     stopping.is_hurried = true;
                 }
@@ -294,12 +288,12 @@ impl Agent {
     }
 
     /// Ends the world for this reason; node 0 tells the others. Another one may follow if node 0 says so.
-    fn obey(&mut self, told: Told, may_restart: MayRestart) {
+    fn obey(&mut self, told: JobFailure, may_restart: MayRestart) {
         if !self.others.as_mut().is_some_and(Others::settle) {
             return;
         }
         let culprit = told.culprit.filter(|rank| (*rank as usize) < self.world.roster.ranks.len());
-        let verdict = Box::new(Verdict::plain(culprit, Cause::Told(told.clone()), Instant::now()));
+        let verdict = Box::new(Verdict::plain(culprit, Cause::JobFailure(told.clone()), Instant::now()));
         let next_world = self
             .judge
             .next_world(&self.world, self.others.as_ref(), &verdict)
@@ -403,12 +397,12 @@ impl Agent {
         self.starter.helpers.forget_all();
         let is_over = self.world.phase.is_stopping() || !self.world.roster.is_anybody_alive();
         match self.world.phase {
-            Phase::Starting => {
+            WorldPhase::Starting => {
                 self.world.say("no fork server (it ended): starting an interpreter for each rank");
                 let started = self.starter.fall_back(&mut self.world, nodes_of(&self.others));
                 self.unless_started(started);
             }
-            Phase::Clearing(_) => self.end_world(),
+            WorldPhase::Clearing(_) => self.end_world(),
             _ if is_over => {}
             _ => self.fail(Verdict::plain(None, Cause::ForkServerDied, Instant::now())),
         }
@@ -463,7 +457,7 @@ impl Agent {
     fn stop(&mut self, why: Why, grace: Duration) {
         let now = Instant::now();
         let is_urgent = matches!(why, Why::FrontDied);
-        if let Phase::Stopping(stopping) = &mut self.world.phase {
+        if let WorldPhase::Stopping(stopping) = &mut self.world.phase {
             if is_urgent {
                 stopping.kill_at = now;
                 stopping.why = why;
@@ -508,8 +502,5 @@ fn processor_time() -> Duration {
 
 /// Sent to the agent by the kernel when the front dies; nobody else uses it.
 const FRONT_DIED: Signal = Signal::POWER;
-const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// Looks take a tenth of a processor at most.
 const PAUSE_PER_LOOK: u32 = 9;
-/// Exit code of a job that has ended well, but whose output or logs could not be written.
-const LOST_OUTPUT: i32 = 1;

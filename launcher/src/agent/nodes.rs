@@ -10,14 +10,14 @@ use rustix::process::Signal;
 use tpurun_memory::FailureKind;
 use tpurun_protocol::board::{self, RankView};
 
-use super::command::{Command, MayRestart};
+use super::command::{Instruction, MayRestart};
 use super::looks::Looks;
 use super::turn::Turn;
 use super::watchers::Watchers;
 use super::world::World;
 use crate::control::supervisor::Spread;
 use crate::job::Job;
-use crate::nodes::{Frame, Nodes, Proof, RankSays, Told};
+use crate::nodes::{Frame, JobFailure, Nodes, Proof, RankSays};
 use crate::observe::run_dir::RunDir;
 use crate::place::cluster;
 use crate::place::hosts::{self, Hosts};
@@ -31,7 +31,7 @@ pub(super) struct Others {
     pub(super) looks: Looks,
     pub(super) watchers: Watchers,
     /// A proposal that waits until then for a better one, or for the word of node 0.
-    proposal: Option<(Told, Instant)>,
+    proposal: Option<(JobFailure, Instant)>,
     /// A proven deadlock, and the time at which the ranks here hear of it.
     proven: Option<(Proof, Instant)>,
     pub(super) turn: Turn,
@@ -171,7 +171,7 @@ impl Others {
     }
 
     /// Has node 0 say why the job fails; this node knows it as `told`.
-    pub(super) fn propose(&mut self, told: Told) -> Option<Command> {
+    pub(super) fn propose(&mut self, told: JobFailure) -> Option<Instruction> {
         if self.is_node_0() {
             return self.consider(told);
         }
@@ -184,19 +184,19 @@ impl Others {
     }
 
     /// On node 0, a proposal that is no echo stands at once.
-    pub(super) fn consider(&mut self, told: Told) -> Option<Command> {
+    pub(super) fn consider(&mut self, told: JobFailure) -> Option<Instruction> {
         if !told.is_echo {
-            return Some(Command::Obey { told, may_restart: MayRestart::Yes });
+            return Some(Instruction::Obey { told, may_restart: MayRestart::Yes });
         }
         self.proposal.get_or_insert((told, Instant::now() + BETTER));
         None
     }
 
     /// The proposal stands when its time is over and neither a better one nor the word of node 0 has come.
-    pub(super) fn take_proposal(&mut self, now: Instant) -> Option<Command> {
+    pub(super) fn take_proposal(&mut self, now: Instant) -> Option<Instruction> {
         let (told, _) = self.proposal.take_if(|(_, until)| now >= *until)?;
         let may_restart = if self.is_node_0() { MayRestart::Yes } else { MayRestart::No };
-        Some(Command::Obey { told, may_restart })
+        Some(Instruction::Obey { told, may_restart })
     }
 
     /// The reason why the job has failed stands from now on; false when one has stood before.

@@ -9,7 +9,7 @@ use crate::judge::verdict::Verdict;
 
 /// The state of a world, from its start to its end.
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum WorldPhase {
     /// The fork server imports, or the store comes up.
     Starting,
     Running,
@@ -53,36 +53,36 @@ pub(super) enum Why {
     FrontDied,
 }
 
-impl Phase {
+impl WorldPhase {
     /// The signal for ranks that are asked to end: KeyboardInterrupt is what Python programs expect of Ctrl-C.
     pub(super) fn signal(&self) -> Signal {
         match self {
-            Phase::Stopping(Stopping { why: Why::Asked(Signal::INT), .. }) => Signal::INT,
+            WorldPhase::Stopping(Stopping { why: Why::Asked(Signal::INT), .. }) => Signal::INT,
             _ => Signal::TERM,
         }
     }
 
     pub(super) fn is_starting(&self) -> bool {
-        matches!(self, Phase::Starting)
+        matches!(self, WorldPhase::Starting)
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(self, Phase::Running)
+        matches!(self, WorldPhase::Running)
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        matches!(self, Phase::Stopping(_))
+        matches!(self, WorldPhase::Stopping(_))
     }
 
     /// Whether the ranks have been asked to end, or have ended.
     pub(super) fn is_ending(&self) -> bool {
-        matches!(self, Phase::Stopping(_) | Phase::Clearing(_))
+        matches!(self, WorldPhase::Stopping(_) | WorldPhase::Clearing(_))
     }
 
     /// Whether the world that is being ended is to be followed by another one.
     pub(super) fn is_restarting(&self) -> bool {
         match self {
-            Phase::Clearing(Clearing { stopping, .. }) | Phase::Stopping(stopping) => {
+            WorldPhase::Clearing(Clearing { stopping, .. }) | WorldPhase::Stopping(stopping) => {
                 matches!(stopping.why, Why::Restart(..))
             }
             _ => false,
@@ -92,11 +92,11 @@ impl Phase {
     /// The time until which nothing has to be done, if the phase has one.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         match self {
-            Phase::Settling { until } => Some(*until),
-            Phase::Stopping(stopping) => Some(stopping.kill_at),
-            Phase::Clearing(clearing) if !clearing.is_clear => Some(clearing.until),
+            WorldPhase::Settling { until } => Some(*until),
+            WorldPhase::Stopping(stopping) => Some(stopping.kill_at),
+            WorldPhase::Clearing(clearing) if !clearing.is_clear => Some(clearing.until),
             // A world that is gone from here is known by word when it is gone from everywhere.
-            Phase::Starting | Phase::Running | Phase::Clearing(_) => None,
+            WorldPhase::Starting | WorldPhase::Running | WorldPhase::Clearing(_) => None,
         }
     }
 
@@ -105,11 +105,11 @@ impl Phase {
         if !self.is_restarting() {
             return None;
         }
-        *self = match std::mem::replace(self, Phase::Starting) {
-            Phase::Clearing(Clearing { stopping, .. }) => Phase::Stopping(stopping),
+        *self = match std::mem::replace(self, WorldPhase::Starting) {
+            WorldPhase::Clearing(Clearing { stopping, .. }) => WorldPhase::Stopping(stopping),
             phase => phase,
         };
-        let Phase::Stopping(stopping) = self else { return None };
+        let WorldPhase::Stopping(stopping) = self else { return None };
         if let Why::Restart(verdict, _) = &stopping.why {
             stopping.why = Why::Failed(verdict.clone());
         }

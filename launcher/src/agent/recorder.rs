@@ -7,7 +7,7 @@ use super::world::World;
 use crate::base::rank_set::RankSet;
 use crate::nodes::Nodes;
 use crate::observe::flight::Flight;
-use crate::observe::flight::capture::{self, Known};
+use crate::observe::flight::capture::{self, JobContext};
 use crate::observe::flight::dump::Writing;
 use crate::observe::flight::notice::{NodeRanks, Notice};
 use crate::observe::flight::processes::RankStory;
@@ -59,7 +59,7 @@ impl Recorder {
         let notice = self.notice.as_ref()?;
         let stories: Vec<RankStory> = world.roster.ranks.iter().map(story).collect();
         let parents: Vec<i32> = server.into_iter().chain([notice.job.agent_pid]).collect();
-        let known = Known { notice, stories: &stories, parents: &parents };
+        let known = JobContext { notice, stories: &stories, parents: &parents };
         Some(capture::take(&world.board, &known, reason))
     }
 

@@ -10,7 +10,7 @@ use crate::job::policy::Tolerance;
 use crate::judge::foreign;
 use crate::judge::report::{self, Facts};
 use crate::judge::verdict::{self, Cause, Verdict};
-use crate::nodes::Told;
+use crate::nodes::JobFailure;
 use crate::processes::cgroup;
 use crate::ranks::Rank;
 
@@ -38,11 +38,11 @@ impl Reporter<'_> {
     }
 
     /// The verdict as other nodes are told of it.
-    pub(super) fn told(&self, verdict: &Verdict) -> Told {
+    pub(super) fn told(&self, verdict: &Verdict) -> JobFailure {
         let (who, why, last_line) = self.with_words(verdict, |facts| report::told(verdict, facts));
         let failures = &self.world.roster.failures;
         let is_echo = !failures.is_empty() && failures.iter().all(verdict::is_echo);
-        Told { culprit: verdict.culprit, exit_code: verdict.exit_code(), is_echo, who, why, last_line }
+        JobFailure { culprit: verdict.culprit, exit_code: verdict.exit_code(), is_echo, who, why, last_line }
     }
 
     /// Words of the report at a time when no rank has been stopped for the failure yet.
@@ -89,7 +89,7 @@ impl Reporter<'_> {
 
     /// The last line of the rank that is to blame.
     fn last_line<'b>(&'b self, verdict: &'b Verdict) -> Option<&'b str> {
-        if let Cause::Told(told) = &verdict.cause {
+        if let Cause::JobFailure(told) = &verdict.cause {
             return told.last_line.as_deref();
         }
         let output = &self.world.console.output;

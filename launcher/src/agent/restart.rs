@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::command::Scope;
 use super::ending::CLEARED_WITHIN;
 use super::nodes::{self, Others};
-use super::phase::{Clearing, Phase, Stopping, Why, signal_word};
+use super::phase::{Clearing, Stopping, Why, WorldPhase, signal_word};
 use super::start::{QUEUED_CHUNKS, new_output, queued_answers};
 use super::{Agent, Receivers};
 use crate::job::policy::Tolerance;
@@ -28,7 +28,7 @@ impl Agent {
             return self.fail(verdict);
         }
         self.judge.account.forgive(verdict);
-        self.world.phase = Phase::Running;
+        self.world.phase = WorldPhase::Running;
         self.recorder.record(&mut self.world, self.starter.server_pid(), "failed");
         for line in lines {
             self.world.run_dir.event("rank lost", json!({"what": line}));
@@ -65,7 +65,7 @@ impl Agent {
         self.judge.account.take_losses(&self.world);
         let told = self.others.as_ref().map(|_| self.reporter().told(&verdict));
         if let (Some(others), Some(told)) = (&mut self.others, told) {
-            self.world.phase = Phase::Running;
+            self.world.phase = WorldPhase::Running;
             let command = others.propose(told);
             return command.into_iter().for_each(|command| self.execute(command));
         }
@@ -89,7 +89,7 @@ impl Agent {
         if self.world.phase.is_stopping() && self.world.phase.is_restarting() && !is_anybody_alive {
             self.clear().await;
         }
-        let Phase::Clearing(Clearing { is_clear, until, .. }) = self.world.phase else { return };
+        let WorldPhase::Clearing(Clearing { is_clear, until, .. }) = self.world.phase else { return };
         match is_clear {
             true if self.others.as_mut().is_none_or(Others::is_turn) => self.begin_again(rx).await,
             false if Instant::now() >= until => self.on_cleared(false),
@@ -99,10 +99,10 @@ impl Agent {
 
     /// Sees to it that nothing is left of the ranks, wherever it has gone.
     async fn clear(&mut self) {
-        let phase = std::mem::replace(&mut self.world.phase, Phase::Starting);
-        let Phase::Stopping(stopping) = phase else { return };
+        let phase = std::mem::replace(&mut self.world.phase, WorldPhase::Starting);
+        let WorldPhase::Stopping(stopping) = phase else { return };
         let until = Instant::now() + CLEARED_WITHIN;
-        self.world.phase = Phase::Clearing(Clearing { stopping, until, is_clear: false });
+        self.world.phase = WorldPhase::Clearing(Clearing { stopping, until, is_clear: false });
         let job = &self.world.job;
         let is_anybody_born = job.here.clone().any(|rank| *self.world.roster.of(rank) != Rank::Unborn);
         match &self.starter.server {
@@ -128,7 +128,7 @@ impl Agent {
 
     /// A process that does not end would meet the next world: then there is no next world.
     pub(super) fn on_cleared(&mut self, is_clear: bool) {
-        let Phase::Clearing(clearing) = &mut self.world.phase else { return };
+        let WorldPhase::Clearing(clearing) = &mut self.world.phase else { return };
         clearing.is_clear = is_clear;
         match is_clear {
             true => self.others.iter_mut().for_each(Others::tell_cleared),
@@ -162,8 +162,8 @@ impl Agent {
         if let Some(asked) = self.read_the_rest(rx).await {
             return self.on_signal(asked);
         }
-        let phase = std::mem::replace(&mut self.world.phase, Phase::Starting);
-        let Phase::Clearing(Clearing { stopping, .. }) = phase else { return };
+        let phase = std::mem::replace(&mut self.world.phase, WorldPhase::Starting);
+        let WorldPhase::Clearing(Clearing { stopping, .. }) = phase else { return };
         let Why::Restart(verdict, ranks) = &stopping.why else { return };
         self.recorder.finish(&mut self.world);
         self.starter.timings.close(&mut self.world);

@@ -12,17 +12,18 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tpurun_protocol::board::Board;
 
+use super::all_ranks::AllRanks;
 use super::console::Console;
 use super::judge::Judge;
 use super::nodes::{self, Others};
 use super::origin::Origin;
-use super::phase::Phase;
+use super::phase::WorldPhase;
 use super::recorder::Recorder;
-use super::roster::Roster;
+use super::starter::Senders;
 use super::starter::Starter;
 use super::timings::Watching;
 use super::world::World;
-use super::{Agent, Asked, FRONT_DIED, Receivers, Senders};
+use super::{Agent, Asked, FRONT_DIED, Receivers};
 use crate::base::signals::Signals;
 use crate::control::control_server::{ControlEvent, ControlServer};
 use crate::control::identities::Identities;
@@ -97,8 +98,8 @@ impl Agent {
                 board,
                 board_fd,
                 control: ControlServer::new(job.ranks, identities, spread),
-                roster: Roster::unborn(&job),
-                phase: Phase::Starting,
+                roster: AllRanks::unborn(&job),
+                phase: WorldPhase::Starting,
                 restarts: 0,
                 started: now,
                 job,

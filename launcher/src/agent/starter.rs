@@ -10,21 +10,29 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use serde_json::json;
+use tokio::sync::mpsc;
 use tpurun_protocol::board::{self, Mark};
 
-use super::Senders;
 use super::helpers::{Helper, Helpers};
-use super::phase::Phase;
+use super::phase::WorldPhase;
 use super::timings::Watching;
 use super::world::World;
+use crate::control::control_server::ControlEvent;
 use crate::job::environment::{self, Variables};
 use crate::job::program::Start;
 use crate::nodes::Nodes;
 use crate::observe::timings::Step;
 use crate::processes::cgroup::JobCgroup;
 use crate::processes::{self, Process};
-use crate::ranks::fork_server::ForkServer;
-use crate::ranks::{self, Rank, RankEnds};
+use crate::ranks::fork_server::{ForkServer, ServerEvent};
+use crate::ranks::{self, Chunk, Rank, RankEnds};
+
+/// The sending ends of what the tasks tell the loop.
+pub(super) struct Senders {
+    pub(super) chunks: mpsc::Sender<Chunk>,
+    pub(super) control: mpsc::Sender<ControlEvent>,
+    pub(super) server: mpsc::Sender<ServerEvent>,
+}
 
 /// The processes that start ranks, and the ranks that wait for it.
 pub(super) struct Starter {
@@ -178,7 +186,7 @@ impl Starter {
     /// The store is at this port: the ranks can start.
     pub(super) fn on_store(&mut self, world: &mut World, nodes: Option<&Nodes>, port: u16) {
         self.timings.reached(Step::StoreReady);
-        world.phase = Phase::Running;
+        world.phase = WorldPhase::Running;
         lead_to_store(nodes, port);
         let store = environment::of_store(port, true);
         let (forked, spawned): (Vec<u32>, Vec<u32>) =
@@ -281,7 +289,7 @@ impl Starter {
     }
 
     fn spawn_ranks(&mut self, world: &mut World, nodes: Option<&Nodes>) -> Outcome {
-        world.phase = Phase::Running;
+        world.phase = WorldPhase::Running;
         let port = match (nodes.and_then(Nodes::store_port), world.job.master_port) {
             (Some(port), _) => Ok(port),
             (None, 0) => free_port(),

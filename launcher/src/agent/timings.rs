@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use tpurun_protocol::board::{self, Mark};
 
-use super::WATCH_EVERY;
 use super::origin::Origin;
 use super::world::World;
 use crate::job::Job;
@@ -16,6 +15,8 @@ use crate::observe::timings::cost::{self, Cost, Measuring};
 use crate::observe::timings::{self, Moments, Step};
 use crate::ranks::Rank;
 
+/// The time between two looks of the agent at its ranks.
+pub(super) const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// The moments that are noted until they are told.
 #[derive(Debug)]
 pub(super) struct Watching {

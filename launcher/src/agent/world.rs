@@ -9,9 +9,9 @@ use serde_json::json;
 use tpurun_memory::FailureKind;
 use tpurun_protocol::board::{self, Board, RankView};
 
+use super::all_ranks::AllRanks;
 use super::console::Console;
-use super::phase::Phase;
-use super::roster::Roster;
+use super::phase::WorldPhase;
 use crate::control::control_server::ControlServer;
 use crate::control::supervisor::Spread;
 use crate::job::Job;
@@ -39,8 +39,8 @@ pub(super) struct World {
     /// The board, as the ranks inherit it.
     pub(super) board_fd: OwnedFd,
     pub(super) control: ControlServer,
-    pub(super) roster: Roster,
-    pub(super) phase: Phase,
+    pub(super) roster: AllRanks,
+    pub(super) phase: WorldPhase,
     /// The number of worlds before this one.
     pub(super) restarts: u32,
     /// The start of the job.
@@ -61,7 +61,7 @@ impl World {
         }
         self.control = ControlServer::new(ranks, self.control.take_identities(), spread);
         self.console.renew(output(&self.job, &self.run_dir), ranks);
-        self.roster = Roster::unborn(&self.job);
+        self.roster = AllRanks::unborn(&self.job);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use crate::observe::flight::Flight;
 use crate::observe::flight::dump::{self, DOCUMENT, TRACE};
 use crate::observe::flight::live::{self, Live};
 use crate::observe::flight::notice::{self, Run};
-use crate::observe::perfetto;
+use crate::observe::flight::perfetto;
 use crate::observe::run_dir;
 
 /// Writes what the options ask for, and says where.

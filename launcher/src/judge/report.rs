@@ -123,7 +123,7 @@ pub(crate) fn of_victim(error: &ErrorRecord) -> String {
 }
 
 fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
-    if let Cause::Told(told) = &verdict.cause {
+    if let Cause::JobFailure(told) = &verdict.cause {
         return told.who.clone();
     }
     if let Cause::StoreDied(ending) = &verdict.cause {
@@ -157,7 +157,7 @@ fn culprit(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
         }
         Cause::NotStarted(reason) => vec![format!("{who}  could not be started: {reason}")],
         Cause::ForkServerDied | Cause::StoreDied(_) => vec![who],
-        Cause::Told(told) => told.who.clone(),
+        Cause::JobFailure(told) => told.who.clone(),
     }
 }
 
@@ -190,7 +190,7 @@ pub(crate) fn told(verdict: &Verdict, facts: &Facts<'_>) -> (Vec<String>, Vec<St
 }
 
 fn why(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
-    if let Cause::Told(told) = &verdict.cause {
+    if let Cause::JobFailure(told) = &verdict.cause {
         return told.why.clone();
     }
     let mut lines = Vec::new();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tpurun_protocol::board::{LaneView, OpView, RankView, WaitKind, WaitView};
 
 use crate::base::rank_set::RankSet;
-use crate::nodes::Told;
+use crate::nodes::JobFailure;
 use crate::observe::run_dir::ErrorRecord;
 use crate::ranks::Ending;
 
@@ -41,7 +41,7 @@ pub(crate) enum Cause {
     /// The process of the launcher that holds the store is gone.
     StoreDied(Ending),
     /// The node that knows says it so.
-    Told(Told),
+    JobFailure(JobFailure),
 }
 
 /// Ranks that wait for the culprit in the same communicator.
@@ -67,7 +67,7 @@ impl Verdict {
     pub(crate) fn exit_code(&self) -> i32 {
         match &self.cause {
             Cause::Ended { ending, .. } | Cause::Blamed { ending, .. } => ending.exit_code().max(1),
-            Cause::Told(told) => (told.exit_code & 0xff).max(1),
+            Cause::JobFailure(told) => (told.exit_code & 0xff).max(1),
             _ => 1,
         }
     }

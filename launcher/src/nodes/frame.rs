@@ -2,7 +2,7 @@
 
 use rkyv::util::AlignedVec;
 
-pub(crate) use archived::{Frame, Node, Proof, Told};
+pub(crate) use archived::{Frame, JobFailure, Node, Proof};
 
 mod archived {
     // The derive macros write items of their own, which no comment can reach.
@@ -10,7 +10,7 @@ mod archived {
 
     use rkyv::{Archive, Deserialize, Serialize};
 
-    use super::super::said::{RankSays, Said};
+    use super::super::said::{LookAnswer, RankSays};
 
     /// A node of the job.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -41,9 +41,9 @@ mod archived {
         /// The text that ranks raise that need this rank.
         Lost { rank: u32, kind: u32, text: String },
         /// To node 0: why the job fails, as far as this node knows.
-        Proposed(Told),
+        Proposed(JobFailure),
         /// By node 0: why the job has failed, and whether all ranks are started again.
-        Stands { told: Told, again: bool },
+        Stands { told: JobFailure, again: bool },
         /// To node 0: nothing is left here of the ranks that have failed.
         Cleared,
         /// By node 0: nothing is left of them anywhere; the next world begins.
@@ -59,7 +59,7 @@ mod archived {
         /// By node 0: all nodes are to say what their ranks do.
         Look { number: u64 },
         /// The views of a node's ranks, to node 0, which passes them on.
-        Seen { number: u64, node: u32, said: Said },
+        Seen { number: u64, node: u32, said: LookAnswer },
         /// By node 0: all nodes have answered.
         Complete { number: u64 },
         /// By node 0: ranks wait in vain.
@@ -78,7 +78,7 @@ mod archived {
 
     /// Why a job has failed, in the words of the node that knows it best.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-    pub(crate) struct Told {
+    pub(crate) struct JobFailure {
         pub(crate) culprit: Option<u32>,
         pub(crate) exit_code: i32,
         /// The failure may only follow from one that another node knows.

@@ -25,9 +25,9 @@ use tpurun_protocol::authority::Credentials;
 pub(crate) use door::random_id;
 #[cfg(test)]
 pub(crate) use frame::survives;
-pub(crate) use frame::{Frame, Node, Proof, Told};
+pub(crate) use frame::{Frame, JobFailure, Node, Proof};
 pub(crate) use link::OVER;
-pub(crate) use said::{Crossing, GroupSays, RankSays, Said};
+pub(crate) use said::{Crossing, GroupSays, LookAnswer, RankSays};
 pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
 
 use link::Link;

@@ -3,7 +3,7 @@
 use tpurun_protocol::board::{LaneView, OpView, RankView, Wait, WaitKind, WaitView};
 use tpurun_protocol::supervise::Between;
 
-pub(crate) use archived::{Crossing, GroupSays, LaneSays, OpSays, RankSays, Said, WaitSays, WaitsFor};
+pub(crate) use archived::{Crossing, GroupSays, LaneSays, LookAnswer, OpSays, RankSays, WaitSays, WaitsFor};
 
 mod archived {
     // The derive macros write items of their own, which no comment can reach.
@@ -13,7 +13,7 @@ mod archived {
 
     /// The answer of a node in one look at all ranks.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-    pub(crate) struct Said {
+    pub(crate) struct LookAnswer {
         /// Ranks that are not as they were at the last look.
         pub(crate) ranks: Vec<RankSays>,
         /// Communicators that were not known at the last look, or have changed since.

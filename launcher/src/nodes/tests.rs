@@ -252,7 +252,7 @@ fn a_node_that_is_gone_is_told_of() {
 /// The frames that fuzzing starts from.
 #[test]
 fn seeds_are_frames() {
-    let told = Told {
+    let told = JobFailure {
         culprit: Some(3),
         exit_code: 1,
         is_echo: false,
@@ -265,7 +265,7 @@ fn seeds_are_frames() {
         WaitSays { token: 9, for_ns: 5, comm_id: 7, what: WaitsFor::Recv { from: 1 }, python_threads: 1 };
     let says = RankSays { rank: 3, pid: 7, waits: vec![wait], lanes: vec![] };
     let between = Between { sends: 1, receives: 2, any_receives: 0, in_flight: true };
-    let said = Said {
+    let said = LookAnswer {
         ranks: vec![says.clone()],
         groups: vec![GroupSays { comm_id: 7, members: vec![0, 3], has_failed: false }],
         messages: vec![Crossing::new(7, 0, 1, between)],

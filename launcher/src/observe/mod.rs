@@ -5,7 +5,6 @@
 pub(crate) mod error_record;
 pub(crate) mod flight;
 pub(crate) mod op_text;
-pub(crate) mod perfetto;
 pub(crate) mod run_dir;
 pub(crate) mod stacks;
 pub(crate) mod timings;

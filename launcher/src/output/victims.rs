@@ -42,7 +42,7 @@ impl fmt::Debug for VictimLookup {
 pub(super) struct Victims {
     lookup: VictimLookup,
     reading: HashMap<u32, Reading>,
-    told: Vec<Told>,
+    told: Vec<SharedLine>,
     /// The job was interrupted, so that every rank may end with KeyboardInterrupt.
     pub(super) expects_interrupts: bool,
 }
@@ -68,7 +68,7 @@ struct Reading {
 
 /// One line and the ranks that it stands for.
 #[derive(Debug)]
-struct Told {
+struct SharedLine {
     summary: String,
     ranks: Vec<u32>,
     until: Instant,
@@ -113,7 +113,7 @@ impl Victims {
     /// The next line that waits for no other rank; at the end, for `None`, any.
     pub(super) fn pop(&mut self, now: Option<Instant>) -> Option<(String, Vec<u32>)> {
         let index = self.told.iter().position(|told| now.is_none_or(|now| told.until <= now))?;
-        let Told { summary, ranks, .. } = self.told.remove(index);
+        let SharedLine { summary, ranks, .. } = self.told.remove(index);
         Some((summary, ranks))
     }
 
@@ -141,7 +141,7 @@ impl Victims {
                 told.ranks.push(rank);
                 told.until = until;
             }
-            None => self.told.push(Told { summary, ranks: vec![rank], until }),
+            None => self.told.push(SharedLine { summary, ranks: vec![rank], until }),
         }
     }
 }

@@ -18,7 +18,7 @@
 use std::ops::Range;
 
 use crate::execute::lookout::Lookout;
-use crate::plan::trial::{Trial, Way};
+use crate::plan::trial::{Method, Trial};
 use tpurun_kernels::reduce::{Copying, Reduction};
 use tpurun_memory::buffer::{Fetch, Link};
 use tpurun_memory::failure::Failure;
@@ -237,7 +237,7 @@ impl<'a> Chained<'a> {
         let is_full = bytes == full && due.is_some_and(|((_, bytes), _)| bytes == full);
         match self.link {
             Link::First if is_full => trial.run(|way| {
-                fold(if way == Way::Usual { Copying::Loading } else { Copying::Streaming });
+                fold(if way == Method::Usual { Copying::Loading } else { Copying::Streaming });
             }),
             _ => fold(self.copying.0),
         }

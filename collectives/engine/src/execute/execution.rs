@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tpurun_topology::{Algorithm, Block, Schedule};
 
 pub use layout::Buffers;
-use program::{Act, Fold, Place, Program, Task};
+use program::{Act, BlockStart, Fold, Program, Task};
 
 use tpurun_kernels::reduce::{Copying, Reduction};
 use tpurun_memory::buffer::{Scratch, Spans};
@@ -420,11 +420,11 @@ struct Memory {
 }
 
 impl Memory {
-    fn at(&self, place: Place) -> (&Spans, usize) {
+    fn at(&self, place: BlockStart) -> (&Spans, usize) {
         match place {
-            Place::Input(offset) => (&self.buffers.input, offset),
-            Place::Output(offset) => (&self.buffers.output, offset),
-            Place::Scratch(offset) => (self.scratch.spans(), offset),
+            BlockStart::Input(offset) => (&self.buffers.input, offset),
+            BlockStart::Output(offset) => (&self.buffers.output, offset),
+            BlockStart::Scratch(offset) => (self.scratch.spans(), offset),
         }
     }
 

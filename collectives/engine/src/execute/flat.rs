@@ -19,7 +19,7 @@ use tpurun_memory::traffic::Counter;
 use tpurun_protocol::layout::{LINE, Window};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::remote::{Gathered, Place};
+use tpurun_protocol::segment::remote::{ArenaStretch, Gathered};
 
 /// Whether the last to arrive folds what all have staged, which nobody else reads then.
 pub(crate) fn folds_together(schedule: &Schedule) -> bool {
@@ -220,7 +220,7 @@ impl<'a> Flat<'a> {
     fn stage_half(
         &self,
         meetings: &Rounds,
-        place: Option<Place>,
+        place: Option<ArenaStretch>,
         offset: usize,
         turn: usize,
     ) -> Result<(), Failure> {
@@ -234,9 +234,9 @@ impl<'a> Flat<'a> {
             self.op.inputs.stage(self.copying.0, (0, offset), bytes, self.segment.region(), at);
             self.traffic.stage(bytes);
         }
-        let stretch = |whole: Place| {
+        let stretch = |whole: ArenaStretch| {
             let (offset, bytes) = (whole.offset + offset as u64, bytes as u64);
-            Place { offset, bytes, ..whole }
+            ArenaStretch { offset, bytes, ..whole }
         };
         self.segment.remote().set_place(turn % 2, place.map(stretch));
         meetings.staged_half(self.op, turn, bytes, folds_own.then_some(offset))

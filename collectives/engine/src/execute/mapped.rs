@@ -29,7 +29,7 @@ use tpurun_memory::traffic::Counter;
 use tpurun_protocol::layout::LINE;
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::remote::Place;
+use tpurun_protocol::segment::remote::ArenaStretch;
 
 /// Smaller tensors are staged, or smaller chunks that are only copied: reading where they are takes longer than
 /// copying them twice.
@@ -161,11 +161,16 @@ impl Mapping {
 /// The places that the first half of a fold between hosts reads from, without staging (`rounds/hierarchy.rs`).
 impl Mapping {
     /// Where a tensor begins that is one piece of an arena, if all ranks of this host can read it there.
-    pub(crate) fn place(&mut self, segment: &Segment, arenas: &Arenas, tensor: &Spans) -> Option<Place> {
+    pub(crate) fn place(
+        &mut self,
+        segment: &Segment,
+        arenas: &Arenas,
+        tensor: &Spans,
+    ) -> Option<ArenaStretch> {
         let place = |kind: &ArenaKind| {
             let own = arenas.get(*kind)?;
             match tensor.places(own)?[..] {
-                [(offset, bytes)] => Some((Place { kind: *kind, offset, bytes }, own)),
+                [(offset, bytes)] => Some((ArenaStretch { kind: *kind, offset, bytes }, own)),
                 _ => None,
             }
         };
@@ -186,7 +191,7 @@ impl Mapping {
         &self,
         segment: &Segment,
         rank: u32,
-        Place { kind, offset, bytes }: Place,
+        ArenaStretch { kind, offset, bytes }: ArenaStretch,
     ) -> Result<Spans, Failure> {
         let index = segment.ranks_here().iter().position(|other| *other == rank);
         let Peers::Ready(arenas) = &self.0[kind as usize] else {
@@ -402,12 +407,12 @@ struct Tensors<'a> {
 #[derive(Debug)]
 enum Chunks<'a> {
     Own(&'a Spans),
-    Told(Told<'a>),
+    ListedPieces(ListedPieces<'a>),
 }
 
 /// Pieces that another rank lists in its window, which may be anything, and something else the next time.
 #[derive(Debug)]
-struct Told<'a> {
+struct ListedPieces<'a> {
     region: &'a Region,
     arena: &'a Arc<PeerArena>,
     at: usize,
@@ -424,7 +429,8 @@ impl<'a> Tensors<'a> {
             return None;
         }
         let at = window + 8 * HEAD;
-        let told = |at, count, per_chunk| Chunks::Told(Told { region, arena, at, count, per_chunk });
+        let told =
+            |at, count, per_chunk| Chunks::ListedPieces(ListedPieces { region, arena, at, count, per_chunk });
         Some(Self { inputs: told(at, inputs, head[2]), outputs: told(at + 16 * inputs, outputs, head[3]) })
     }
 }
@@ -434,12 +440,12 @@ impl Chunks<'_> {
     fn chunk(&self, index: usize, element: usize) -> Result<Spans, &'static str> {
         match self {
             Self::Own(spans) => (index < spans.chunks()).then(|| spans.chunk(index)).ok_or(OTHER_SIZES),
-            Self::Told(told) => told.chunk(index, element),
+            Self::ListedPieces(told) => told.chunk(index, element),
         }
     }
 }
 
-impl Told<'_> {
+impl ListedPieces<'_> {
     fn chunk(&self, index: usize, element: usize) -> Result<Spans, &'static str> {
         let Self { count, per_chunk, .. } = *self;
         if !count.checked_rem(per_chunk).is_some_and(|rest| rest == 0 && index < count / per_chunk) {

@@ -12,7 +12,7 @@ use tpurun_memory::buffer::Spans;
 use tpurun_memory::traffic::Counter;
 use tpurun_protocol::op::Op;
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::segment::remote::Place;
+use tpurun_protocol::segment::remote::ArenaStretch;
 use tpurun_protocol::testing::{KINDS, chunks, op};
 
 pub(super) const TARGET: Target = Target { name: "mapped_tensors", run, seeds };
@@ -65,7 +65,7 @@ fn read_anywhere(input: &mut Input<'_>, segment: &Segment, mapping: &Mapping) {
             0xff => (input.u64(), input.u64()),
             _ => (input.u64() % (2 * ARENA_BYTES), input.u64() % (2 * ARENA_BYTES)),
         };
-        if let Ok(tensor) = mapping.read_at(segment, rank, Place { kind, offset, bytes }) {
+        if let Ok(tensor) = mapping.read_at(segment, rank, ArenaStretch { kind, offset, bytes }) {
             let is_within = offset.checked_add(bytes).is_some_and(|end| end <= ARENA_BYTES);
             assert!(kind == KIND && is_within && tensor.total() as u64 == bytes);
         }

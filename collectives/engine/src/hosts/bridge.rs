@@ -39,7 +39,7 @@ pub(crate) struct Bridge {
     /// Rounds whose pieces the other hosts have been sent.
     sent: u64,
     /// By rank.
-    ranks: Vec<Known>,
+    ranks: Vec<TellingOf>,
     /// By host.
     peers: Vec<Peer>,
     /// Rings between a rank here and one elsewhere that something has gone through, by channel, sender and receiver.
@@ -72,7 +72,7 @@ struct Carried {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct TellingOf {
     /// Was told, or heard.
     is_there: bool,
     /// As it was told, of a rank here.
@@ -105,7 +105,7 @@ impl Bridge {
 
     fn new(segment: Arc<Segment>, stripe: Stripe) -> Self {
         let hosts = segment.hosts().count() as usize;
-        let ranks = vec![Known::default(); segment.size() as usize];
+        let ranks = vec![TellingOf::default(); segment.size() as usize];
         let peers = vec![Peer::default(); hosts];
         Self {
             segment,

@@ -132,14 +132,14 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         if let Some(agent) = &self.agent {
             agent.offer(segment)?;
         }
-        let place = Place::of(segment)?;
+        let place = SegmentAddress::of(segment)?;
         self.store.set(&self.key("segment", self.host()), &place.to_string())
     }
 
     fn fetch(&self, _deadline: Instant) -> Result<OwnedFd, Failure> {
         let find = || {
             let value = self.store.get(&self.key("segment", self.host()))?;
-            given_up(&value).map_or_else(|| value.parse::<Place>(), Err)
+            given_up(&value).map_or_else(|| value.parse::<SegmentAddress>(), Err)
         };
         // A process that has given up since, and closed the segment, has said so before.
         find()?.open(self.rank).or_else(|refused| find().and(Err(refused)))
@@ -237,14 +237,14 @@ const ADDRESS: &str = "TPURUN_ADDRESS";
 
 /// Where the descriptor of a segment is: on which machine, in which process; and what the segment must begin with.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Place {
+struct SegmentAddress {
     machine: String,
     pid: u32,
     fd: i32,
     nonce: Nonce,
 }
 
-impl Place {
+impl SegmentAddress {
     /// A segment of this process.
     fn of(segment: BorrowedFd<'_>) -> Result<Self, Failure> {
         let nonce = nonce_of(segment).map_err(|error| unreadable(&error))?;
@@ -279,14 +279,14 @@ fn unreadable(error: &io::Error) -> Failure {
     Failure::new(FailureKind::Transport, format!("cannot read the shared segment: {error}"))
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for SegmentAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} {} ", self.machine, self.pid, self.fd)?;
         hex(&self.nonce, f)
     }
 }
 
-impl std::str::FromStr for Place {
+impl std::str::FromStr for SegmentAddress {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
@@ -395,7 +395,7 @@ fn refused(error: &ControlError) -> Failure {
 /// Checks that any value of the store is a place or is none.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn survives(value: &str) {
-    if let Ok(place) = value.parse::<Place>() {
+    if let Ok(place) = value.parse::<SegmentAddress>() {
         assert_eq!(place.to_string().parse(), Ok(place));
     }
     if let Some(failure) = given_up(value) {
@@ -412,16 +412,18 @@ mod tests {
     fn a_place_survives_the_store() {
         let (region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
         region.write(48, b"sixteen bytes ..");
-        let place = Place::of(memory.as_fd()).expect("memory of this process");
-        assert_eq!(place.to_string().parse::<Place>(), Ok(place.clone()));
+        let place = SegmentAddress::of(memory.as_fd()).expect("memory of this process");
+        assert_eq!(place.to_string().parse::<SegmentAddress>(), Ok(place.clone()));
         place.open(3).expect("it is there");
         // As if the store said so: of this user, of this size, and another segment.
         let (_other, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
-        let error =
-            Place { fd: memory.as_raw_fd(), ..place.clone() }.open(3).expect_err("another one").to_string();
+        let error = SegmentAddress { fd: memory.as_raw_fd(), ..place.clone() }
+            .open(3)
+            .expect_err("another one")
+            .to_string();
         assert!(error.contains("that is not its segment"), "{error}");
-        assert!("nonsense".parse::<Place>().is_err());
-        let elsewhere = Place { machine: "other".to_owned(), ..place };
+        assert!("nonsense".parse::<SegmentAddress>().is_err());
+        let elsewhere = SegmentAddress { machine: "other".to_owned(), ..place };
         let error = elsewhere.open(3).expect_err("another machine").to_string();
         assert!(error.starts_with("rank 3 of the group was told of a segment on another host"), "{error}");
     }
@@ -432,10 +434,10 @@ mod tests {
             let failure = Failure::new(FailureKind::Aborted, "no room  for\nit").blaming(ranks);
             let value = instead_of_a_place(&failure);
             assert_eq!(given_up(&value), Some(failure));
-            assert!(value.parse::<Place>().is_err());
+            assert!(value.parse::<SegmentAddress>().is_err());
         }
         let (_region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
-        let place = Place::of(memory.as_fd()).expect("memory of this process");
+        let place = SegmentAddress::of(memory.as_fd()).expect("memory of this process");
         assert_eq!(given_up(&place.to_string()), None);
     }
 }

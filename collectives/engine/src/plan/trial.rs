@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// How a piece is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     /// Preferred, since it costs others less.
     Usual,
     /// For where the usual one takes more than half as long again.
@@ -25,7 +25,7 @@ const PERIOD: u32 = 32;
 
 impl Trial {
     /// Does one piece.
-    pub(crate) fn run(&mut self, piece: impl FnOnce(Way)) {
+    pub(crate) fn run(&mut self, piece: impl FnOnce(Method)) {
         let way = self.way();
         let since = Instant::now();
         piece(way);
@@ -33,17 +33,17 @@ impl Trial {
     }
 
     /// That of the next piece.
-    fn way(&mut self) -> Way {
+    fn way(&mut self) -> Method {
         let is_trial = self.turn == 0;
         self.turn = (self.turn + 1) % PERIOD;
         let is_slow = self.usual.nanoseconds > self.other.nanoseconds + self.other.nanoseconds / 2;
-        if is_slow == is_trial { Way::Usual } else { Way::Other }
+        if is_slow == is_trial { Method::Usual } else { Method::Other }
     }
 
-    fn took(&mut self, way: Way, time: Duration) {
+    fn took(&mut self, way: Method, time: Duration) {
         match way {
-            Way::Usual => self.usual.add(time),
-            Way::Other => self.other.add(time),
+            Method::Usual => self.usual.add(time),
+            Method::Other => self.other.add(time),
         }
     }
 }
@@ -78,11 +78,11 @@ mod tests {
         let pieces = 100 * PERIOD as usize;
         let is_other = |index: usize| {
             let way = trial.way();
-            let time = if way == Way::Usual { usual } else { other };
+            let time = if way == Method::Usual { usual } else { other };
             let noise = u64::from(noise[index % noise.len()]);
             let preempted = if index.is_multiple_of(7) { 3_000_000 } else { 0 };
             trial.took(way, Duration::from_nanos(time * (1000 + noise * 100 / 255) + preempted));
-            way == Way::Other
+            way == Method::Other
         };
         (0..pieces).map(is_other).skip(pieces - PERIOD as usize).filter(|other| *other).count()
     }
@@ -115,6 +115,6 @@ mod tests {
             trial.took(way, Duration::from_micros(time));
             way
         });
-        assert_eq!(ways, [Way::Other, Way::Usual, Way::Other]);
+        assert_eq!(ways, [Method::Other, Method::Usual, Method::Other]);
     }
 }

@@ -59,7 +59,7 @@ impl Gathered {
 
 /// The place of a stretch of a tensor in an arena of its rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ArenaStretch {
     /// Which arena of the rank.
     pub kind: ArenaKind,
     /// Offset in the arena.
@@ -94,18 +94,19 @@ impl<'a> Remote<'a> {
     }
 
     /// Says where the next stretch of a fold is that this rank has: in one of its arenas, or in its window.
-    pub fn set_place(self, parity: usize, place: Option<Place>) {
-        let words = place.map_or([0; 3], |Place { kind, offset, bytes }| [kind as u64 + 1, offset, bytes]);
+    pub fn set_place(self, parity: usize, place: Option<ArenaStretch>) {
+        let words =
+            place.map_or([0; 3], |ArenaStretch { kind, offset, bytes }| [kind as u64 + 1, offset, bytes]);
         for (index, word) in words.into_iter().enumerate() {
             self.place_word(self.0.rank(), parity, index).store(word, Ordering::Relaxed);
         }
     }
 
     /// Where that is of a rank here.
-    pub fn place(self, rank: u32, parity: usize) -> Option<Place> {
+    pub fn place(self, rank: u32, parity: usize) -> Option<ArenaStretch> {
         let word = |index| self.place_word(rank, parity, index).load(Ordering::Relaxed);
         let kind = ArenaKind::ALL.into_iter().find(|kind| *kind as u64 + 1 == word(0))?;
-        Some(Place { kind, offset: word(1), bytes: word(2) })
+        Some(ArenaStretch { kind, offset: word(1), bytes: word(2) })
     }
 
     fn place_word(self, rank: u32, parity: usize, index: usize) -> &'a AtomicU64 {

@@ -24,7 +24,7 @@ pub(crate) struct Group {
 
 /// The facts that one rank has written of one group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-struct Told {
+struct GroupFacts {
     name: String,
     backend: String,
     size: u32,
@@ -32,7 +32,7 @@ struct Told {
 
 /// Those of a run of so many ranks, by their names; groups of equal names and sizes are one.
 pub(crate) fn groups(run: &Path, ranks: u32) -> Vec<Group> {
-    let mut all: Vec<(Told, Vec<u32>)> = Vec::new();
+    let mut all: Vec<(GroupFacts, Vec<u32>)> = Vec::new();
     for rank in 0..ranks {
         for told in told_by(run, rank) {
             match all.iter_mut().find(|(known, _)| *known == told) {
@@ -42,7 +42,7 @@ pub(crate) fn groups(run: &Path, ranks: u32) -> Vec<Group> {
         }
     }
     all.sort();
-    let group = |(told, members): (Told, Vec<u32>)| {
+    let group = |(told, members): (GroupFacts, Vec<u32>)| {
         let ranks = members.into_iter().collect::<RankSet>().to_string();
         Group { name: told.name, backend: told.backend, size: told.size, ranks }
     };
@@ -78,14 +78,14 @@ fn advice<'a>(mut backends: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Ranks write what they like there.
-fn told_by(run: &Path, rank: u32) -> Vec<Told> {
+fn told_by(run: &Path, rank: u32) -> Vec<GroupFacts> {
     let path = run_dir::error_file(run, rank).with_extension("json.groups");
     let is_ours = |found: fs::Metadata| found.is_file() && found.len() <= MAX_BYTES;
     if !path.symlink_metadata().is_ok_and(is_ours) {
         return Vec::new();
     }
     let text = fs::read(path).unwrap_or_default();
-    let mut told: Vec<Told> = serde_json::from_slice(&text).unwrap_or_default();
+    let mut told: Vec<GroupFacts> = serde_json::from_slice(&text).unwrap_or_default();
     for one in &mut told {
         one.name = clean(&one.name);
         one.backend = clean(&one.backend);

@@ -15,7 +15,7 @@ use crate::observe::op_text;
 
 /// Facts about a job besides its board.
 #[derive(Debug)]
-pub(crate) struct Known<'a> {
+pub(crate) struct JobContext<'a> {
     pub(crate) notice: &'a Notice,
     /// By rank.
     pub(crate) stories: &'a [RankStory],
@@ -24,7 +24,7 @@ pub(crate) struct Known<'a> {
 }
 
 /// Reads everything once. No rank is asked, held up or waited for.
-pub(crate) fn take(board: &Board, known: &Known<'_>, reason: &'static str) -> Flight {
+pub(crate) fn take(board: &Board, known: &JobContext<'_>, reason: &'static str) -> Flight {
     let world = board.world();
     let mut communicators = Communicators::default();
     let mut ranks: Vec<RankFlight> = (0..world).map(|rank| rank_of(board, known, rank)).collect();
@@ -69,7 +69,7 @@ pub(crate) fn of_stories(job: &JobFacts, stories: Vec<RankStory>) -> Flight {
     }
 }
 
-fn rank_of(board: &Board, known: &Known<'_>, rank: u32) -> RankFlight {
+fn rank_of(board: &Board, known: &JobContext<'_>, rank: u32) -> RankFlight {
     let story = known.stories.get(rank as usize).cloned().unwrap_or_default();
     // The pid on the board is the rank's own word, and nothing is done with it.
     let usage = story.pid.filter(|_| story.ending.is_none()).and_then(processes::usage);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn taken(board: &Board, stories: &[RankStory], parents: &[i32]) -> Flight {
-        take(board, &Known { notice: &notice(board.world()), stories, parents }, "asked")
+        take(board, &JobContext { notice: &notice(board.world()), stories, parents }, "asked")
     }
 
     fn op(seq: u64) -> OpRecord<'static> {

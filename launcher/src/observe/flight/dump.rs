@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
+use super::perfetto;
 use crate::base::private;
 use crate::observe::flight::Flight;
 use crate::observe::flight::notice::FLIGHT;
-use crate::observe::perfetto;
 
 /// Name of the document.
 pub(crate) const DOCUMENT: &str = "flight.json";

@@ -10,7 +10,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tpurun_protocol::board::{self, Board};
 
 use crate::observe::flight::Flight;
-use crate::observe::flight::capture::{self, Known};
+use crate::observe::flight::capture::{self, JobContext};
 use crate::observe::flight::elsewhere;
 use crate::observe::flight::notice::{NodeRanks, Run};
 use crate::observe::flight::processes;
@@ -41,7 +41,7 @@ impl<'a> Live<'a> {
         let notice = &self.run.notice;
         let mut parents = story.servers;
         parents.push(notice.job.agent_pid);
-        let known = Known { notice, stories: &story.ranks, parents: &parents };
+        let known = JobContext { notice, stories: &story.ranks, parents: &parents };
         capture::take(&self.board, &known, "asked")
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod dump;
 pub(crate) mod elsewhere;
 pub(crate) mod live;
 pub(crate) mod notice;
+pub(crate) mod perfetto;
 pub(crate) mod processes;
 #[cfg(test)]
 pub(crate) mod samples;

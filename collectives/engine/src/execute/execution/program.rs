@@ -37,11 +37,11 @@ pub(super) struct Task {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Send what lies there.
-    Send(Place),
+    Send(BlockStart),
     /// Send this input as partial results.
-    SendWidened(Place),
+    SendWidened(BlockStart),
     /// Put what arrives in place of what lies there.
-    Store(Place),
+    Store(BlockStart),
     /// Fold in what arrives.
     Fold(Fold),
 }
@@ -49,15 +49,15 @@ pub(super) enum Act {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fold {
     /// This rank's own operand, when it is not part of `partial` yet.
-    pub(super) own: Option<Place>,
-    pub(super) partial: Place,
+    pub(super) own: Option<BlockStart>,
+    pub(super) partial: BlockStart,
     /// Where the result goes, when this was the last operand.
-    pub(super) result: Option<Place>,
+    pub(super) result: Option<BlockStart>,
 }
 
 /// The first byte of a block in one of the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum BlockStart {
     Input(usize),
     Output(usize),
     Scratch(usize),
@@ -76,8 +76,8 @@ pub(super) struct Kept {
 enum Holding {
     /// The data that the rank began with: its input, or nothing.
     Untouched,
-    Partial(Place),
-    Whole(Place),
+    Partial(BlockStart),
+    Whole(BlockStart),
 }
 
 /// A block while the steps of its channel are gone through.
@@ -204,10 +204,10 @@ impl Compiler<'_> {
         let tracked = self.blocks.get(&block).expect("all blocks of the steps are tracked");
         let last = tracked.receives_left == 1;
         let output =
-            tracked.extent.output.map(|element| Place::Output(element * self.reduction.dtype().size()));
+            tracked.extent.output.map(|element| BlockStart::Output(element * self.reduction.dtype().size()));
         let (form, act, holding) = match action {
             Action::Copy => {
-                let place = output.unwrap_or(Place::Scratch(0));
+                let place = output.unwrap_or(BlockStart::Scratch(0));
                 (Form::Whole, Act::Store(place), Holding::Whole(place))
             }
             Action::Reduce if !self.schedule.collective.reduces() => {
@@ -218,7 +218,7 @@ impl Compiler<'_> {
                 let (own, partial) = match tracked.holding {
                     Holding::Partial(place) => (None, place),
                     Holding::Untouched => {
-                        let place = output.filter(|_| in_place).unwrap_or(Place::Scratch(0));
+                        let place = output.filter(|_| in_place).unwrap_or(BlockStart::Scratch(0));
                         (Some(self.input(block, tracked)?), place)
                     }
                     Holding::Whole(_) => {
@@ -241,12 +241,12 @@ impl Compiler<'_> {
         Ok(Task { rank: from, block, form, bytes, act })
     }
 
-    fn input(&self, block: Block, tracked: &Tracked) -> Result<Place, ExecutionError> {
+    fn input(&self, block: Block, tracked: &Tracked) -> Result<BlockStart, ExecutionError> {
         let missing = ExecutionError::Schedule { block, problem: "is used before this rank has it" };
         tracked
             .extent
             .input
-            .map(|element| Place::Input(element * self.reduction.dtype().size()))
+            .map(|element| BlockStart::Input(element * self.reduction.dtype().size()))
             .ok_or(missing)
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tpurun_topology::Block;
 
-use super::program::{Act, Place, Task};
+use super::program::{Act, BlockStart, Task};
 
 /// Gives every scratch place of the tasks of one channel its offset, from `base` on; returns the end.
 ///
@@ -34,9 +34,9 @@ pub(super) fn assign(tasks: &mut [Task], base: usize) -> usize {
         });
         let offset = base + slot * slot_bytes;
         match &mut task.act {
-            Act::Send(Place::Scratch(at)) | Act::Store(Place::Scratch(at)) => *at = offset,
+            Act::Send(BlockStart::Scratch(at)) | Act::Store(BlockStart::Scratch(at)) => *at = offset,
             Act::Fold(fold) => {
-                if let Place::Scratch(at) = &mut fold.partial {
+                if let BlockStart::Scratch(at) = &mut fold.partial {
                     *at = offset;
                 }
             }
@@ -68,8 +68,8 @@ fn last_uses(tasks: &[Task]) -> HashMap<Block, usize> {
 
 fn scratch_place(act: &Act) -> bool {
     match act {
-        Act::Send(place) | Act::Store(place) => matches!(place, Place::Scratch(_)),
-        Act::Fold(fold) => matches!(fold.partial, Place::Scratch(_)),
+        Act::Send(place) | Act::Store(place) => matches!(place, BlockStart::Scratch(_)),
+        Act::Fold(fold) => matches!(fold.partial, BlockStart::Scratch(_)),
         Act::SendWidened(_) => false,
     }
 }
@@ -88,20 +88,21 @@ mod tests {
 
     #[test]
     fn slots_are_used_again_one_send_later() {
-        let here = Place::Scratch(0);
+        let here = BlockStart::Scratch(0);
         let mut tasks: Vec<Task> = (0..4)
             .flat_map(|chunk| [task(0, chunk, Act::Store(here)), task(1, chunk, Act::Send(here))])
             .collect();
         assert_eq!(assign(&mut tasks, 1000), 1000 + 2 * 128);
         let places: Vec<_> = tasks.iter().map(|task| task.act.clone()).collect();
-        let (a, b) = (Place::Scratch(1000), Place::Scratch(1128));
+        let (a, b) = (BlockStart::Scratch(1000), BlockStart::Scratch(1128));
         let expected = [a, b, a, b].map(|place| [Act::Store(place), Act::Send(place)]);
         assert_eq!(places, expected.as_flattened());
     }
 
     #[test]
     fn no_scratch_needs_no_memory() {
-        let mut tasks = [task(0, 0, Act::Store(Place::Output(0))), task(1, 0, Act::Send(Place::Output(0)))];
+        let mut tasks =
+            [task(0, 0, Act::Store(BlockStart::Output(0))), task(1, 0, Act::Send(BlockStart::Output(0)))];
         assert_eq!(assign(&mut tasks, 64), 64);
     }
 }

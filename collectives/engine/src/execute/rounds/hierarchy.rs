@@ -18,7 +18,7 @@ use tpurun_protocol::match_key::{OFFER_BYTES, Slot};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::remote::Gathered;
-use tpurun_protocol::segment::remote::{Place, Written};
+use tpurun_protocol::segment::remote::{ArenaStretch, Written};
 
 use super::fold::cut;
 use super::{About, Meet, Rounds, turn_of};
@@ -122,7 +122,7 @@ impl Rounds {
     }
 
     /// Where the input of a fold can be read by the other ranks of this host, if it need not be staged for them.
-    pub(crate) fn place(&mut self, op: &Op) -> Option<Place> {
+    pub(crate) fn place(&mut self, op: &Op) -> Option<ArenaStretch> {
         let is_apart = !op.outputs.overlaps(&op.inputs) || op.outputs.is_same_memory(&op.inputs);
         let is_alike = op.reduction(self.segment.size()).widening() == 1;
         // A rank that folds has the pages of all ranks in its page table. With more ranks than cores, a

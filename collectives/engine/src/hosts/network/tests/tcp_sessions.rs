@@ -379,13 +379,13 @@ fn who_leaves_is_not_lost() {
 }
 
 /// One way between two sockets, as a stranger on it sees it.
-struct Way {
+struct Wire {
     from: TcpStream,
     to: TcpStream,
     passed: usize,
 }
 
-impl Way {
+impl Wire {
     /// Hands on at most `most` bytes; changes the one at `changed`.
     fn pass(&mut self, most: usize, changed: Option<usize>) {
         let mut bytes = vec![0; most];
@@ -478,8 +478,8 @@ proptest! {
         let mut server = TcpConnection::accept(accepted, from, &config, server.invitation()).unwrap();
         from_client.set_nonblocking(true).unwrap();
         to_line.set_nonblocking(true).unwrap();
-        let mut there = Way { from: from_client.try_clone().unwrap(), to: to_line.try_clone().unwrap(), passed: 0 };
-        let mut back = Way { from: to_line, to: from_client, passed: 0 };
+        let mut there = Wire { from: from_client.try_clone().unwrap(), to: to_line.try_clone().unwrap(), passed: 0 };
+        let mut back = Wire { from: to_line, to: from_client, passed: 0 };
         let mut chunks = VecDeque::from([Bytes::copy_from_slice(&said)]);
         let (mut heard, mut cuts) = (vec![], cuts.into_iter().cycle());
         let (mut flows, end) = ((TcpFlow::Open, TcpFlow::Open), Instant::now() + LIMIT);

@@ -11,7 +11,7 @@ use crate::ranks::{Ending, Rank};
 
 /// All ranks of the job, those on other nodes included.
 #[derive(Debug)]
-pub(super) struct Roster {
+pub(super) struct AllRanks {
     pub(super) ranks: Vec<Rank>,
     /// Ranks that have failed, in the order in which that was seen.
     pub(super) failures: Vec<Failure>,
@@ -21,11 +21,11 @@ pub(super) struct Roster {
     pub(super) views_elsewhere: HashMap<u32, RankView>,
 }
 
-impl Roster {
+impl AllRanks {
     /// The ranks before any of them is started.
-    pub(super) fn unborn(job: &Job) -> Roster {
+    pub(super) fn unborn(job: &Job) -> AllRanks {
         let here = |rank| if job.here.contains(&rank) { Rank::Unborn } else { Rank::Elsewhere };
-        Roster {
+        AllRanks {
             ranks: (0..job.ranks).map(here).collect(),
             failures: Vec::new(),
             left: Vec::new(),
