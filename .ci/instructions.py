@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KNOWN = ROOT / "collectives" / "benches" / "instructions.json"
+KNOWN = ROOT / "collectives" / "engine" / "benches" / "instructions.json"
 BUILD = [
     "cargo",
     "bench",

@@ -70,16 +70,19 @@ impl Spans {
     }
 
     /// No memory, in no chunks.
+    #[inline]
     pub fn empty() -> Self {
         Self { pieces: Pieces::Many(Arc::default()), range: 0..0, bytes: 0, per_chunk: 0 }
     }
 
     /// Bytes of all pieces.
+    #[inline]
     pub fn total(&self) -> usize {
         self.bytes
     }
 
     /// How many chunks there are.
+    #[inline]
     pub fn chunks(&self) -> usize {
         self.range.len().checked_div(self.per_chunk).unwrap_or(0)
     }
@@ -88,6 +91,7 @@ impl Spans {
     ///
     /// # Panics
     /// When there is no such chunk.
+    #[inline]
     pub fn chunk(&self, index: usize) -> Self {
         assert!(index < self.chunks(), "chunk {index} of {}", self.chunks());
         let range = self.pieces_of(index);
@@ -96,6 +100,7 @@ impl Spans {
     }
 
     /// Bytes of each piece.
+    #[inline]
     pub fn piece_bytes(&self) -> impl Iterator<Item = usize> + '_ {
         self.own().iter().map(|piece| piece.bytes)
     }
@@ -107,6 +112,7 @@ impl Spans {
     ///
     /// # Panics
     /// When the range is not within [`Spans::total`].
+    #[inline]
     pub unsafe fn copy_out(&self, offset: usize, to: *mut u8, len: usize) {
         self.each(offset, len, |at, piece, bytes| {
             // SAFETY: within the `len` bytes of the caller.
@@ -123,6 +129,7 @@ impl Spans {
     ///
     /// # Panics
     /// When the range is not within [`Spans::total`].
+    #[inline]
     pub unsafe fn copy_in(&self, offset: usize, from: *const u8, len: usize) {
         self.each(offset, len, |at, piece, bytes| {
             // SAFETY: within the `len` bytes of the caller.
@@ -133,12 +140,14 @@ impl Spans {
     }
 
     /// Fills `to` with the bytes from `offset` on.
+    #[inline]
     pub fn read(&self, offset: usize, to: &mut [u8]) {
         // SAFETY: a slice is writable for its length.
         unsafe { self.copy_out(offset, to.as_mut_ptr(), to.len()) };
     }
 
     /// Writes the bytes of `from` to `offset` on.
+    #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) {
         // SAFETY: a slice is readable for its length; `new` demands that what we write is writable.
         unsafe { self.copy_in(offset, from.as_ptr(), from.len()) };
@@ -167,6 +176,7 @@ impl Spans {
     }
 
     /// Copies `len` bytes from `offset` on to other spans.
+    #[inline]
     pub fn copy_to(&self, how: Copying, offset: usize, to: &Self, to_offset: usize, len: usize) {
         self.each_pair((offset, to, to_offset), (1, 1), len, |from, to, bytes| {
             // SAFETY: `each_pair` gives `bytes` bytes on both sides, the same memory or apart.
@@ -175,6 +185,7 @@ impl Spans {
     }
 
     /// Makes partial results in `to` of `count` elements from `offset` on.
+    #[inline]
     pub fn widen_to(&self, reduction: Reduction, offset: usize, to: &Self, to_offset: usize, count: usize) {
         let widths = (reduction.dtype().size(), reduction.wide().size());
         self.each_pair((offset, to, to_offset), widths, count, |from, to, count| {
@@ -184,6 +195,7 @@ impl Spans {
     }
 
     /// Makes results in `to` of `count` partial results from `offset` on.
+    #[inline]
     pub fn finish_to(&self, reduction: Reduction, offset: usize, to: &Self, to_offset: usize, count: usize) {
         let widths = (reduction.wide().size(), reduction.dtype().size());
         self.each_pair((offset, to, to_offset), widths, count, |from, to, count| {
@@ -305,6 +317,7 @@ impl Scratch {
     }
 
     /// The memory as one piece; not to be cloned beyond the life of the scratch.
+    #[inline]
     pub fn spans(&self) -> &Spans {
         &self.spans
     }

@@ -13,22 +13,26 @@ pub struct RankSet<'a> {
 
 impl<'a> RankSet<'a> {
     /// The set at `offset`, for a communicator of `ranks` ranks.
+    #[inline]
     pub fn new(region: &'a Region, offset: usize, ranks: u32) -> Self {
         Self { region, offset, ranks }
     }
 
     /// The word with the bits of the ranks from `64 * index` on.
+    #[inline]
     pub fn word(&self, index: usize) -> &'a AtomicU64 {
         assert!(index < self.words(), "word {index} of {}", self.words());
         self.region.at(self.offset + index * 8)
     }
 
     /// Only for the one rank that writes the set at the time.
+    #[inline]
     pub fn clear(&self) {
         (0..self.words()).for_each(|index| self.word(index).store(0, Ordering::Relaxed));
     }
 
     /// Adds ranks; several ranks may do so at once.
+    #[inline]
     pub fn add(&self, ranks: &[u32]) {
         for rank in ranks.iter().filter(|rank| **rank < self.ranks) {
             self.word(*rank as usize / 64).fetch_or(1 << (rank % 64), Ordering::AcqRel);
@@ -36,11 +40,13 @@ impl<'a> RankSet<'a> {
     }
 
     /// Whether `rank` is in it.
+    #[inline]
     pub fn has(&self, rank: u32) -> bool {
         rank < self.ranks && self.word(rank as usize / 64).load(Ordering::Acquire) & 1 << (rank % 64) != 0
     }
 
     /// The ranks in it, in order.
+    #[inline]
     pub fn ranks(&self) -> Vec<u32> {
         (0..self.ranks).filter(|rank| self.has(*rank)).collect()
     }

@@ -74,6 +74,7 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Creates a zeroed region of `bytes` that others can map through the descriptor. Its size is sealed, so
     /// that no process can cut it under the others; pages take memory only once they are touched.
+    #[inline]
     pub fn create(name: &str, bytes: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, bytes as u64)?;
@@ -102,6 +103,7 @@ impl Region {
     }
 
     /// The size of the memory behind a descriptor.
+    #[inline]
     pub fn size_of(fd: impl AsFd) -> io::Result<usize> {
         usize::try_from(rustix::fs::fstat(fd)?.st_size).map_err(io::Error::other)
     }
@@ -172,6 +174,7 @@ impl Region {
     }
 
     /// The atomic (or struct of atomics) at `offset`.
+    #[inline]
     pub fn at<T: Shared>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset, size_of::<T>()).cast::<T>();
         assert!(pointer.is_aligned(), "offset {offset} is not aligned for {}", std::any::type_name::<T>());
@@ -194,6 +197,7 @@ impl Region {
     }
 
     /// Folds so many elements at each of `sources` (offsets, in this order) into `out`, all in this region.
+    #[inline]
     pub fn fold(&self, reduction: Reduction, sources: impl Iterator<Item = usize>, out: usize, count: usize) {
         let bytes = count * reduction.dtype().size();
         let sources: Sources = sources.map(|at| self.pointer(at, bytes).cast_const()).collect();
@@ -246,6 +250,7 @@ impl Region {
     }
 
     /// Copies bytes into the region.
+    #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer(offset, bytes.len());
         // SAFETY: `to` is valid for the length (checked by `pointer`); `bytes` is ours, so they are disjoint.
@@ -266,6 +271,7 @@ impl Region {
     }
 
     /// Copies bytes out of the region.
+    #[inline]
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.pointer(offset, bytes.len());
         // SAFETY: as in `write`.
@@ -273,6 +279,7 @@ impl Region {
     }
 
     /// Bytes of the region that nobody writes while the caller needs them.
+    #[inline]
     pub fn shared(&self, offset: usize, bytes: usize) -> &[u8] {
         let from = self.pointer(offset, bytes);
         // SAFETY: valid for the length (checked by `pointer`), and as long as `self`. Bytes that a process
@@ -284,6 +291,7 @@ impl Region {
 
 /// Memory of pages that are there when they are touched: files on disk may be cut, and huge pages may run out.
 #[allow(clippy::useless_conversion, reason = "the type of f_type depends on the architecture")]
+#[inline]
 pub fn is_plain_memory(fd: BorrowedFd<'_>) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     let is_file =
@@ -337,6 +345,7 @@ impl Drop for Region {
 }
 
 /// A copy of the descriptor whose number is in this variable, which the launcher opened for us.
+#[inline]
 pub fn inherited(variable: &str) -> Option<OwnedFd> {
     let number: i32 = std::env::var(variable).ok()?.parse().ok().filter(|number| *number >= 0)?;
     // SAFETY: nobody else of us owns it. When the program has closed it or reused its number, the copy fails

@@ -49,6 +49,7 @@ mod imp {
 
     impl Word {
         /// The word as an atomic.
+        #[inline]
         pub fn atomic(&self) -> &AtomicU32 {
             &self.0
         }
@@ -74,12 +75,14 @@ mod imp {
         }
 
         /// Wakes at most `count` sleepers.
+        #[inline]
         pub fn wake(&self, count: u32) {
             let _ = futex::wake(&self.0, futex::Flags::empty(), count);
         }
     }
 
     /// Lets other threads run.
+    #[inline]
     pub fn yield_now() {
         std::thread::yield_now();
     }
@@ -100,11 +103,13 @@ mod imp {
     }
 
     impl Word {
+        #[inline]
         pub fn atomic(&self) -> &AtomicU32 {
             &self.value
         }
 
         // Deadlines do not exist in a model: a wake-up that only a timeout would repair is a deadlock there.
+        #[inline]
         pub fn sleep(&self, expected: u32, _deadline: Option<Instant>) {
             let guard = self.lock.lock().expect("the model never panics under this lock");
             if self.value.load(Ordering::SeqCst) == expected {
@@ -112,12 +117,14 @@ mod imp {
             }
         }
 
+        #[inline]
         pub fn wake(&self, count: u32) {
             let _guard = self.lock.lock().expect("the model never panics under this lock");
             if count == 1 { self.changed.notify_one() } else { self.changed.notify_all() }
         }
     }
 
+    #[inline]
     pub fn yield_now() {
         loom::thread::yield_now();
     }

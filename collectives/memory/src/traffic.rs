@@ -26,6 +26,7 @@ pub struct Counter {
 
 impl Counter {
     /// Adds what an operation has moved; one thread at a time.
+    #[inline]
     pub fn add(&self, moved: Traffic) {
         // No fetch_add: there is one writer at a time, and every small operation comes here.
         let add =
@@ -36,24 +37,28 @@ impl Counter {
     }
 
     /// A copy between a tensor and staged memory.
+    #[inline]
     pub fn stage(&self, bytes: usize) {
         let bytes = bytes as u64;
         self.add(Traffic { read: bytes, written: bytes, staged: bytes });
     }
 
     /// A fold of so many staged stretches into a tensor.
+    #[inline]
     pub fn fold_staged(&self, bytes: usize, stretches: usize) {
         let read = (bytes * stretches) as u64;
         self.add(Traffic { read, written: bytes as u64, staged: read });
     }
 
     /// From `sources` tensors to `sinks` others.
+    #[inline]
     pub fn in_place(&self, bytes: usize, sources: usize, sinks: usize) {
         let (bytes, sources, sinks) = (bytes as u64, sources as u64, sinks as u64);
         self.add(Traffic { read: bytes * sources, written: bytes * sinks, staged: 0 });
     }
 
     /// The bytes that all operations have moved so far.
+    #[inline]
     pub fn total(&self) -> Traffic {
         Traffic {
             read: self.read.load(Ordering::Relaxed),

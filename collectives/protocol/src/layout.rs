@@ -140,16 +140,19 @@ impl Layout {
     }
 
     /// Bytes of a near window.
+    #[inline]
     pub fn window_bytes(&self) -> usize {
         self.near_bytes
     }
 
     /// Bytes of a wide window.
+    #[inline]
     pub fn wide_bytes(&self) -> usize {
         self.wide_bytes
     }
 
     /// Bytes of a window of this kind.
+    #[inline]
     pub fn bytes_of(&self, window: Window) -> usize {
         match window {
             Window::Near => self.near_bytes,
@@ -158,112 +161,134 @@ impl Layout {
     }
 
     /// Bytes of one ring.
+    #[inline]
     pub fn ring_bytes(&self) -> u32 {
         self.ring_bytes as u32
     }
 
     /// Where the header is.
+    #[inline]
     pub fn header(&self) -> usize {
         0
     }
 
     /// Where the words of the rounds are.
+    #[inline]
     pub fn meeting(&self) -> usize {
         PAGE
     }
 
     /// Returns where the findings of the last to arrive are, by the parity of an operation's first round.
+    #[inline]
     pub fn agreed(&self, parity: usize) -> usize {
         self.meeting() + PAGE / 2 + parity * 64
     }
 
     /// The state and the doorbell of the agreement on who survives.
+    #[inline]
     pub fn ballot(&self) -> usize {
         self.meeting() + PAGE / 2 + 128
     }
 
     /// Where the text is that all ranks raise.
+    #[inline]
     pub fn failure(&self) -> usize {
         2 * PAGE
     }
 
     /// Returns where the failure is that the hosts have agreed on, where there are several.
+    #[inline]
     pub fn decided(&self) -> usize {
         4 * PAGE
     }
 
     /// The ranks that the failure blames.
+    #[inline]
     pub fn blamed(&self) -> usize {
         self.rank_sets()
     }
 
     /// The ranks that others have given up.
+    #[inline]
     pub fn given_up(&self) -> usize {
         self.rank_sets() + self.rank_set_bytes()
     }
 
     /// The survivors as `rank` sees them.
+    #[inline]
     pub fn survivors(&self, rank: u32) -> usize {
         self.rank_sets() + (2 + self.nth(rank)) * self.rank_set_bytes()
     }
 
     /// Words of one set of ranks, a bit for each.
+    #[inline]
     pub fn rank_set_words(&self) -> usize {
         self.ranks.div_ceil(64)
     }
 
     /// Where the record of a member is.
+    #[inline]
     pub fn member(&self, rank: u32) -> usize {
         6 * PAGE + self.nth(rank) * MEMBER_BYTES
     }
 
     /// A word that is not zero when `rank` has said where its arena of this kind is, which follows.
+    #[inline]
     pub fn export(&self, rank: u32, kind: ArenaKind) -> usize {
         self.member(rank) + EXPORT + kind as usize * EXPORT_BYTES
     }
 
     /// Where the slot of a rank is for rounds of this parity.
+    #[inline]
     pub fn slot(&self, rank: u32, parity: usize) -> usize {
         self.starts.slots + (parity * self.ranks + self.nth(rank)) * SLOT_BYTES
     }
 
     /// The keys of the operations that `rank` has queued behind the one in its slot.
+    #[inline]
     pub fn behind(&self, rank: u32, parity: usize) -> usize {
         self.starts.behind + (parity * self.ranks + self.nth(rank)) * OFFERS_BYTES
     }
 
     /// The counts of `rank`: `ranks` of its inputs, then `ranks` of its outputs, 8 bytes each.
+    #[inline]
     pub fn splits(&self, rank: u32, parity: usize) -> usize {
         self.starts.splits + (parity * self.ranks + self.nth(rank)) * self.splits_bytes()
     }
 
     /// How much `rank` has written for a round, and how much of that for each rank, 8 bytes each.
+    #[inline]
     pub fn written(&self, rank: u32, parity: usize) -> usize {
         self.starts.written + (parity * self.ranks + self.nth(rank)) * written_bytes(self.ranks)
     }
 
     /// How often ranks were done with each place of a chain, [`PLACES`] counts.
+    #[inline]
     pub fn chain_places(&self) -> usize {
         self.starts.chain
     }
 
     /// How much of chains `rank` has folded.
+    #[inline]
     pub fn chain_rank(&self, rank: u32) -> usize {
         self.chain_places() + (PLACES + self.nth(rank)) * PROGRESS_BYTES
     }
 
     /// The near window of a rank.
+    #[inline]
     pub fn window(&self, rank: u32, parity: usize) -> usize {
         self.start_of(Window::Near, rank, parity)
     }
 
     /// Returns where a window of a rank begins. The windows of all ranks of one parity are the same memory,
     /// in either way.
+    #[inline]
     pub fn start_of(&self, window: Window, rank: u32, parity: usize) -> usize {
         self.all_windows(parity).start + self.nth(rank) * self.bytes_of(window)
     }
 
     /// The windows of all ranks of one parity, as one.
+    #[inline]
     pub fn all_windows(&self, parity: usize) -> Range<usize> {
         let bytes = self.ranks * self.wide_bytes;
         let start = self.starts.windows + parity * bytes;
@@ -284,26 +309,31 @@ impl Layout {
     }
 
     /// Results, of rounds in [`TURNS`] turns; on one host of two parities.
+    #[inline]
     pub fn folded(&self, turn: usize) -> usize {
         self.starts.folded + turn % TURNS * self.wide_bytes
     }
 
     /// Returns where the partial result of all ranks of this host is, for the other hosts.
+    #[inline]
     pub fn partial(&self, turn: usize) -> usize {
         self.folded(0) + (TURNS + turn % TURNS) * self.wide_bytes
     }
 
     /// The counters of the ring from `from` to `to` on `channel`; its bytes follow at [`ring_data`](Self::ring_data).
+    #[inline]
     pub fn ring_counters(&self, channel: u32, from: u32, to: u32) -> usize {
         self.starts.rings + self.ring_index(channel, from, to) * RING_COUNTER_BYTES
     }
 
     /// Where the bytes of a ring are.
+    #[inline]
     pub fn ring_data(&self, channel: u32, from: u32, to: u32) -> usize {
         self.starts.ring_data + self.ring_index(channel, from, to) * self.ring_bytes
     }
 
     /// The size of the segment.
+    #[inline]
     pub fn total(&self) -> usize {
         self.starts.end
     }
@@ -323,12 +353,14 @@ impl Layout {
     }
 
     /// Bytes of the counts that a rank gives its peers.
+    #[inline]
     pub fn splits_bytes(&self) -> usize {
         splits_bytes(self.ranks)
     }
 
     /// Two words: sends pending from `from` to `to`, and receives of `to` pending from `from`. Where both are
     /// one rank, the second counts receives from any rank.
+    #[inline]
     pub fn ledger(&self, from: u32, to: u32) -> usize {
         self.starts.ledger + (self.nth(from) * self.ranks + self.nth(to)) * LEDGER_BYTES
     }

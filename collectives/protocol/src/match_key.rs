@@ -94,6 +94,7 @@ pub struct Slot<'a>(&'a [AtomicU64; SLOT_BYTES / 8]);
 
 impl<'a> Slot<'a> {
     /// The slot at this offset of a segment.
+    #[inline]
     pub fn new(region: &'a Region, offset: usize) -> Self {
         Self(region.at(offset))
     }
@@ -136,21 +137,25 @@ impl<'a> Slot<'a> {
     }
 
     /// How much of it is written.
+    #[inline]
     pub fn bytes(&self) -> usize {
         SITE_TEXT * 8 + (self.load(SITE_BYTES) as usize).min(SITE_TEXT_BYTES)
     }
 
     /// Rounds this rank needs; the last to arrive takes the maximum over all.
+    #[inline]
     pub fn rounds(&self) -> u32 {
         self.load(ROUNDS) as u32 & ROUND_BITS
     }
 
     /// Operations that this rank offers behind this one.
+    #[inline]
     pub fn behind(&self) -> usize {
         ((self.load(ROUNDS) as u32 >> BEHIND_SHIFT & BEHIND_BITS) as usize).min(MAX_BEHIND)
     }
 
     /// The arena where this rank's tensors are to be used.
+    #[inline]
     pub fn mapped(&self) -> Option<ArenaKind> {
         let word = self.load(ROUNDS) as u32;
         let kind = if word & IN_HOST_ARENA == 0 { ArenaKind::Device } else { ArenaKind::Host };
@@ -158,11 +163,13 @@ impl<'a> Slot<'a> {
     }
 
     /// Writes the hash of an operation's result, for the meeting that compares results.
+    #[inline]
     pub fn write_result(&self, hash: u64) {
         self.store(RESULT, hash);
     }
 
     /// The hash that [`write_result`](Self::write_result) wrote.
+    #[inline]
     pub fn result(&self) -> u64 {
         self.load(RESULT)
     }
@@ -203,12 +210,14 @@ pub struct Offer<'a>(&'a [AtomicU64; KEY_WORDS]);
 
 impl<'a> Offer<'a> {
     /// Number `index` of those at `offset`.
+    #[inline]
     pub fn new(region: &'a Region, offset: usize, index: usize) -> Self {
         assert!(index < MAX_BEHIND, "offer {index} is not one of {MAX_BEHIND}");
         Self(region.at(offset + index * OFFER_BYTES))
     }
 
     /// Writes the key of an operation.
+    #[inline]
     pub fn write(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
         for (word, value) in self.0.iter().zip(key(op, algorithm, matching)) {
             word.store(value, Ordering::Relaxed);
@@ -221,6 +230,7 @@ impl<'a> Offer<'a> {
 }
 
 /// Whether these, of all ranks, are of one operation. The difference shows when it is in the slots.
+#[inline]
 pub fn all_agree<'a>(mut offers: impl Iterator<Item = Offer<'a>>) -> bool {
     let Some(first) = offers.next().map(|offer| offer.key()) else { return true };
     offers.all(|offer| offer.key() == first)

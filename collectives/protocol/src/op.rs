@@ -44,16 +44,19 @@ impl OpKind {
     ];
 
     /// The kind with this number.
+    #[inline]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(code as usize).copied()
     }
 
     /// Whether elements of the ranks become one.
+    #[inline]
     pub fn reduces(self) -> bool {
         matches!(self, OpKind::AllReduce | OpKind::ReduceScatter | OpKind::Reduce)
     }
 
     /// Whether one rank is special.
+    #[inline]
     pub fn is_rooted(self) -> bool {
         matches!(self, OpKind::Broadcast | OpKind::Reduce | OpKind::Gather | OpKind::Scatter)
     }
@@ -106,6 +109,7 @@ pub struct Shape {
 
 impl Shape {
     /// Keeps the first dimensions of `dims`.
+    #[inline]
     pub fn new(dims: &[i64]) -> Self {
         let mut shape = Self { dims: [0; MAX_DIMS], ndim: dims.len() as u32 };
         let kept = dims.len().min(MAX_DIMS);
@@ -114,16 +118,19 @@ impl Shape {
     }
 
     /// The dimensions that were kept.
+    #[inline]
     pub fn dims(&self) -> &[i64] {
         &self.dims[..(self.ndim as usize).min(MAX_DIMS)]
     }
 
     /// Dimensions of the tensor; more than are shown count, too.
+    #[inline]
     pub fn ndim(&self) -> u32 {
         self.ndim
     }
 
     /// A shape as it was read from a slot.
+    #[inline]
     pub fn from_parts(dims: [i64; MAX_DIMS], ndim: u32) -> Self {
         Self { dims, ndim }
     }
@@ -170,6 +177,7 @@ pub struct Op {
 
 impl Op {
     /// How the elements of `ranks` ranks are folded.
+    #[inline]
     pub fn reduction(&self, ranks: u32) -> Reduction {
         if self.kind.reduces() {
             let reduction = Reduction::new(self.dtype, self.reduce_op, self.scale, ranks);
@@ -195,11 +203,13 @@ impl Op {
 
     /// Whether what so many ranks give to a fold does by itself: the same on each of them, whatever it makes of the
     /// result.
+    #[inline]
     pub fn operands_outgrow_caches(&self, ranks: usize) -> bool {
         self.inputs.total() >= CACHES / ranks
     }
 
     /// Elements that this rank has part in, the figure a message shows.
+    #[inline]
     pub fn count(&self) -> u64 {
         (self.inputs.total().max(self.outputs.total()) / self.dtype.size()) as u64
     }

@@ -79,11 +79,13 @@ impl Segment {
     }
 
     /// The same segment, of ranks on these hosts. It is left to somebody else for `grace` to say that a rank is gone.
+    #[inline]
     pub fn on(self, hosts: Hosts, grace: Duration) -> Self {
         Self(Base { hosts, grace, ..self.0 })
     }
 
     /// Makes the bell of this host, of which all its ranks learn from the segment.
+    #[inline]
     pub fn make_bell(&mut self) -> Result<Ears, Failure> {
         let (bell, ears) = Bell::new()?;
         let word = |at: usize| self.region.at::<AtomicU32>(at);
@@ -94,6 +96,7 @@ impl Segment {
     }
 
     /// Opens the bell that the first rank of this host has made.
+    #[inline]
     pub fn open_bell(&mut self) -> Result<(), Failure> {
         let word = |at: usize| self.region.at::<AtomicU32>(at).load(Ordering::Relaxed);
         self.0.bell = Some(Bell::open(word(H_BELL_PID), word(H_BELL))?);
@@ -144,12 +147,14 @@ impl Segment {
 
     /// The same, with its ranks on these hosts.
     #[cfg(any(test, fuzzing, feature = "testing"))]
+    #[inline]
     pub fn with_hosts(self, hosts: Hosts) -> Self {
         Self(Base { hosts, ..self.0 })
     }
 
     /// The same, as another rank has it.
     #[cfg(any(test, feature = "testing"))]
+    #[inline]
     pub fn of_rank(self, rank: u32) -> Self {
         Self(Base { members: Membership { rank, ..self.0.members }, ..self.0 })
     }
@@ -197,36 +202,43 @@ impl Segment {
     }
 
     /// The failure of this communicator, if it has failed: what all hosts say, which takes them a moment to agree on.
+    #[inline]
     pub fn failure(&self) -> Option<Failure> {
         self.failure_word().failure()
     }
 
     /// The ranks: who is in, how far each is, and who has left or is gone.
+    #[inline]
     pub fn roster(&self) -> Roster<'_> {
         Roster(&self.0)
     }
 
     /// Why the communicator has failed, and how to fail it.
+    #[inline]
     pub fn failure_word(&self) -> FailureWord<'_> {
         FailureWord(&self.0)
     }
 
     /// The words and stretches that ranks write for other hosts.
+    #[inline]
     pub fn remote(&self) -> Remote<'_> {
         Remote(&self.0)
     }
 
     /// The byte rings between ranks.
+    #[inline]
     pub fn rings(&self) -> Rings<'_> {
         Rings(&self.0)
     }
 
     /// The words in which survivors agree on who they are.
+    #[inline]
     pub fn roll(&self) -> &Base {
         &self.0
     }
 
     /// Tensors of other ranks that are in use.
+    #[inline]
     pub fn loans(&self) -> Loans<'_> {
         Loans(&self.0)
     }

@@ -29,6 +29,7 @@ pub struct Attendance(Word);
 
 impl Attendance {
     /// Counts one rank of `ranks`.
+    #[inline]
     pub fn count(&self, ranks: u32) {
         // Release: what the rank wrote before. Acquire pairs with it, through the chain of increments.
         let before = self.0.atomic().fetch_add(1, Ordering::AcqRel);

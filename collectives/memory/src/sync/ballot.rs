@@ -41,11 +41,13 @@ const ATTEMPTS: u64 = 0xffff << 16;
 const BY: u64 = 0xffff;
 
 /// The round that was decided last; 0 is none.
+#[inline]
 pub fn decided(roll: &impl Roll) -> u32 {
     round_of(roll.state().load(Ordering::Acquire))
 }
 
 /// Says that `me` wants `round` to be decided.
+#[inline]
 pub fn wish(roll: &impl Roll, me: u32, round: u32) {
     // Release: what I did before, above all reading the list of the round before.
     roll.wish(me).store(round, Ordering::Release);
@@ -93,6 +95,7 @@ pub fn retract(roll: &impl Roll, me: u32, round: u32) -> bool {
 }
 
 /// The list of the round decided last.
+#[inline]
 pub fn last(roll: &impl Roll) -> Count {
     read(roll, roll.state().load(Ordering::Acquire))
 }

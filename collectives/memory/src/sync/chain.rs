@@ -59,23 +59,27 @@ impl Chain<'_> {
     }
 
     /// This rank has folded a piece.
+    #[inline]
     pub fn folded(&self, piece: u64) {
         // Release: what it has left there.
         self.own.0.store(piece + 1, Ordering::Release);
     }
 
     /// Whether all ranks have folded a piece.
+    #[inline]
     pub fn is_whole(&self, piece: u64) -> bool {
         // As in `may_fold`.
         self.last.0.load(Ordering::Acquire) > piece
     }
 
     /// Whether it may soon be this rank's turn to fold a piece.
+    #[inline]
     pub fn may_fold_soon(&self, piece: u64) -> bool {
         self.is_near(self.near[0], piece)
     }
 
     /// Whether a piece may soon be whole.
+    #[inline]
     pub fn is_whole_soon(&self, piece: u64) -> bool {
         self.is_near(self.near[1], piece)
     }
@@ -86,6 +90,7 @@ impl Chain<'_> {
     }
 
     /// This rank needs a piece no more; whether it is the last one to say so, after which its place is free.
+    #[inline]
     pub fn leave(&self, piece: u64) -> bool {
         // Release: what it has read. The first rank acquires all of them through the chain of increments.
         let before = self.done(piece).0.fetch_add(1, Ordering::AcqRel);

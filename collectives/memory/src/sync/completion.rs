@@ -38,11 +38,13 @@ impl<T: Clone> Completion<T> {
     }
 
     /// Whether the operation has ended.
+    #[inline]
     pub fn is_done(&self) -> bool {
         self.state.atomic().load(Ordering::Acquire) == DONE
     }
 
     /// The result, if there is one by now.
+    #[inline]
     pub fn get(&self) -> Option<T> {
         if !self.is_done() {
             return None;

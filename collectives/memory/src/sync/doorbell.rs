@@ -21,6 +21,7 @@ pub struct Doorbell {
 
 impl Doorbell {
     /// The count to pass to [`wait`](Self::wait); read it before looking at what the doorbell announces.
+    #[inline]
     pub fn rings(&self) -> u32 {
         // Acquire pairs with the release half of `ring`: a reader that sees the count sees what it announces.
         self.word.atomic().load(Ordering::Acquire) & !SLEEPERS
@@ -38,6 +39,7 @@ impl Doorbell {
     }
 
     /// Sleeps until the count is no longer `seen` or the deadline passed; may return early.
+    #[inline]
     pub fn wait(&self, seen: u32, deadline: Option<Instant>) {
         let now = self.word.atomic().fetch_or(SLEEPERS, Ordering::AcqRel) | SLEEPERS;
         if now == seen | SLEEPERS {

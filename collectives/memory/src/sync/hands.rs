@@ -25,6 +25,7 @@ pub struct Holding<'a>(&'a Hands);
 
 impl Hands {
     /// Fills them, unless the communicator has failed. Only the rank itself may do so.
+    #[inline]
     pub fn fill(&self, has_failed: impl FnOnce() -> bool) -> Option<Holding<'_>> {
         self.0.atomic().store(FULL, Ordering::Relaxed);
         let holding = Holding(self);

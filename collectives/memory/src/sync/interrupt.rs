@@ -13,27 +13,32 @@ thread_local! {
 }
 
 /// Sets what this thread's sleeps call, and returns what they called before.
+#[inline]
 pub fn set(check: Option<Check>) -> Option<Check> {
     IS_STOPPED.set(false);
     CHECK.replace(check)
 }
 
 /// Whether there is a check.
+#[inline]
 pub fn is_set() -> bool {
     CHECK.get().is_some()
 }
 
 /// The check wants the thread to wait no longer for a communicator to be made, which it cannot abort yet.
+#[inline]
 pub fn stop() {
     IS_STOPPED.set(true);
 }
 
 /// Whether it does.
+#[inline]
 pub fn is_stopped() -> bool {
     IS_STOPPED.get()
 }
 
 /// Until when this thread may sleep: a signal that comes between two sleeps is found after [`PERIOD`].
+#[inline]
 pub fn bound(deadline: Option<Instant>) -> Option<Instant> {
     if CHECK.get().is_none() {
         return deadline;
@@ -43,6 +48,7 @@ pub fn bound(deadline: Option<Instant>) -> Option<Instant> {
 }
 
 /// Runs the check, if there is one. A sleep of the check itself runs none.
+#[inline]
 pub fn check() {
     if let Some((function, argument)) = CHECK.take() {
         function(argument);

@@ -81,6 +81,7 @@ pub enum Opened {
 
 impl Meeting {
     /// Announces that this rank's slot and window of the current round are complete.
+    #[inline]
     pub fn arrive(&self, ranks: u32) -> Arrival {
         // Release: my slot and window. Acquire (of the last): everybody's, through the chain of increments.
         let before = self.arrivals.0.fetch_add(1, Ordering::AcqRel);
@@ -103,6 +104,7 @@ impl Meeting {
     }
 
     /// Whether somebody is yet to do what the last to arrive does.
+    #[inline]
     pub fn has_duty(&self) -> bool {
         self.opened.0.atomic().load(Ordering::Acquire) & DUTY != 0
     }
@@ -129,6 +131,7 @@ impl Meeting {
     }
 
     /// The nudges so far; read them before looking at what a nudge announces.
+    #[inline]
     pub fn nudges(&self) -> u32 {
         // Acquire pairs with `nudge`: a rank that sees it sees what it announces.
         self.opened.0.atomic().load(Ordering::Acquire) & NUDGES
@@ -224,6 +227,7 @@ impl Meeting {
     }
 
     /// Reports a claimed piece as folded; the rank that reports the last one opens the round.
+    #[inline]
     pub fn piece_done(&self, of: u32) {
         // AcqRel chain: the opener has seen every folder's writes, and publishes them by opening.
         let before = self.folded.0.fetch_add(1, Ordering::AcqRel);
@@ -233,18 +237,21 @@ impl Meeting {
     }
 
     /// Whether round `round` (counted from 0) is over.
+    #[inline]
     pub fn is_open(&self, round: u32) -> bool {
         // Acquire pairs with the release in `open`, as in `wait`.
         self.opened.0.atomic().load(Ordering::Acquire) >> ROUND_SHIFT != round & ROUND_MASK
     }
 
     /// Fails every present and future wait.
+    #[inline]
     pub fn poison(&self) {
         self.poison_quietly();
         self.opened.0.wake(EVERYBODY);
     }
 
     /// As [`poison`](Self::poison), but wakes nobody: a sleeper learns of it when somebody does.
+    #[inline]
     pub fn poison_quietly(&self) {
         self.opened.0.atomic().fetch_or(POISONED, Ordering::AcqRel);
     }
@@ -267,6 +274,7 @@ impl Meeting {
     }
 
     /// Whether no round will open any more.
+    #[inline]
     pub fn is_poisoned(&self) -> bool {
         self.opened.0.atomic().load(Ordering::Acquire) & POISONED != 0
     }

@@ -36,6 +36,7 @@ impl Patience {
     }
 
     /// Begins a wait.
+    #[inline]
     pub fn begin(self) -> Waiting {
         Waiting { left: self }
     }

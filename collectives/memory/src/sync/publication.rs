@@ -120,6 +120,7 @@ impl Publication {
     }
 
     /// The first step of publishing; a writer that dies after it is spoken for.
+    #[inline]
     pub fn claims(&self, writer: u32) -> bool {
         self.swap(NONE, WRITING | writer << WRITER_SHIFT)
     }

@@ -80,6 +80,7 @@ impl<T> OpQueue<T> {
     }
 
     /// Wakes the threads that wait for items.
+    #[inline]
     pub fn announce(&self) {
         self.pushed.ring();
     }
@@ -107,12 +108,14 @@ impl<T> OpQueue<T> {
     }
 
     /// The consuming end, unless somebody has it.
+    #[inline]
     pub fn try_consume(&self) -> Option<Consumer<'_, T>> {
         let rx = self.rx.try_lock().ok()?;
         Some(Consumer { queue: self, rx })
     }
 
     /// Refuses further pushes and lets the consumer run dry.
+    #[inline]
     pub fn close(&self) {
         {
             let _tx = self.tx.lock().expect("pushing does not panic");
@@ -137,6 +140,7 @@ impl<T> Consumer<'_, T> {
     }
 
     /// Takes the oldest item.
+    #[inline]
     pub fn pop(&mut self) -> Option<T> {
         self.front(1);
         self.rx.ahead.pop_front()
@@ -151,18 +155,21 @@ mod lane {
     pub(super) struct Tx<T>(HeapProd<T>);
     pub(super) struct Rx<T>(HeapCons<T>);
 
+    #[inline]
     pub(super) fn new<T>(capacity: usize) -> (Tx<T>, Rx<T>) {
         let (tx, rx) = HeapRb::new(capacity).split();
         (Tx(tx), Rx(rx))
     }
 
     impl<T> Tx<T> {
+        #[inline]
         pub(super) fn try_push(&mut self, item: T) -> Result<(), T> {
             self.0.try_push(item)
         }
     }
 
     impl<T> Rx<T> {
+        #[inline]
         pub(super) fn try_pop(&mut self) -> Option<T> {
             self.0.try_pop()
         }
@@ -193,12 +200,14 @@ mod lane {
     #[derive(Debug)]
     pub(super) struct Rx<T>(Arc<Mutex<VecDeque<T>>>);
 
+    #[inline]
     pub(super) fn new<T>(capacity: usize) -> (Tx<T>, Rx<T>) {
         let items = Arc::new(Mutex::new(VecDeque::new()));
         (Tx(items.clone(), capacity), Rx(items))
     }
 
     impl<T> Tx<T> {
+        #[inline]
         pub(super) fn try_push(&mut self, item: T) -> Result<(), T> {
             let mut items = self.0.lock().expect("the model never panics under this lock");
             if items.len() == self.1 {
@@ -210,6 +219,7 @@ mod lane {
     }
 
     impl<T> Rx<T> {
+        #[inline]
         pub(super) fn try_pop(&mut self) -> Option<T> {
             self.0.lock().expect("the model never panics under this lock").pop_front()
         }

@@ -43,17 +43,20 @@ pub struct Run {
 
 impl Run {
     /// The first `bytes` of this run.
+    #[inline]
     pub fn first(self, bytes: u32) -> Run {
         Run { bytes: self.bytes.min(bytes), ..self }
     }
 
     /// Returns the bytes that follow the first `bytes`.
+    #[inline]
     pub fn after(self, bytes: u32) -> Run {
         let bytes = bytes.min(self.bytes);
         Run { offset: (self.offset + bytes) % self.capacity, bytes: self.bytes - bytes, ..self }
     }
 
     /// The contiguous pieces, as (offset in the ring, bytes); the second may be empty.
+    #[inline]
     pub fn pieces(self) -> [(u32, u32); 2] {
         let first = self.bytes.min(self.capacity - self.offset);
         [(self.offset, first), (0, self.bytes - first)]
@@ -62,12 +65,14 @@ impl Run {
 
 impl<'a> Ring<'a> {
     /// A ring of `capacity` bytes whose counters lie elsewhere.
+    #[inline]
     pub fn new(counters: &'a RingCounters, capacity: u32) -> Self {
         debug_assert!(capacity > 0);
         Self { counters, capacity }
     }
 
     /// Producer: the free run.
+    #[inline]
     pub fn writable(&self) -> Result<Run, RingError> {
         let tail = self.counters.tail.load(Ordering::Relaxed);
         // Acquire pairs with `consume`: the consumer has read what is to be overwritten.
@@ -77,6 +82,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Producer: the first `bytes` of the writable run are written.
+    #[inline]
     pub fn publish(&self, bytes: u32) {
         let tail = self.counters.tail.load(Ordering::Relaxed);
         // A peer may have put it anywhere; past the end it fits no ring, which is an error and no panic.
@@ -84,6 +90,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Consumer: the filled run.
+    #[inline]
     pub fn readable(&self) -> Result<Run, RingError> {
         let head = self.counters.head.load(Ordering::Relaxed);
         // Acquire pairs with `publish`: the bytes are there.
@@ -93,6 +100,7 @@ impl<'a> Ring<'a> {
     }
 
     /// Consumer: the first `bytes` of the readable run are not needed any more.
+    #[inline]
     pub fn consume(&self, bytes: u32) {
         let head = self.counters.head.load(Ordering::Relaxed);
         self.counters.head.store(head.wrapping_add(u64::from(bytes)), Ordering::Release);

@@ -51,11 +51,13 @@ pub struct LaneView {
 
 impl LaneView {
     /// Number of the collective that has not completed and comes first, if there is one.
+    #[inline]
     pub fn in_flight(&self) -> Option<u64> {
         (self.posted > self.completed).then_some(self.completed)
     }
 
     /// As above, if anything could come of its end.
+    #[inline]
     pub fn awaited(&self) -> Option<u64> {
         self.in_flight().filter(|seq| *seq < self.attended)
     }
@@ -103,27 +105,32 @@ impl RankWriter {
 
 impl Lane {
     /// The collective in flight waits for others from now on.
+    #[inline]
     pub fn blocked(&self) {
         self.word(BLOCKED_SINCE).store(now_ns().max(1), Ordering::Relaxed);
     }
 
     /// It does no longer.
+    #[inline]
     pub fn unblocked(&self) {
         self.word(BLOCKED_SINCE).store(0, Ordering::Relaxed);
     }
 
     /// Collective number `seq` has succeeded on this rank.
+    #[inline]
     pub fn completed(&self, seq: u64) {
         self.word(COMPLETED).fetch_max(seq.saturating_add(1), Ordering::Relaxed);
         self.mark_first(Mark::FirstDone, now_ns);
     }
 
     /// Somebody sees to collective number `seq` and those before it.
+    #[inline]
     pub fn attended(&self, seq: u64) {
         self.word(ATTENDED).fetch_max(seq.saturating_add(1), Ordering::Relaxed);
     }
 
     /// The communicator was destroyed; its counts stay readable. Dropping the lane does the same.
+    #[inline]
     pub fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.unblocked();
@@ -131,10 +138,12 @@ impl Lane {
         }
     }
 
+    #[inline]
     pub(super) fn count_posted(&self, posted: u64) {
         self.word(POSTED).fetch_max(posted, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(super) fn next_record(&self) -> u64 {
         self.word(NEXT_RECORD).fetch_add(1, Ordering::Relaxed)
     }
@@ -178,6 +187,7 @@ impl Board {
         Some(view)
     }
 
+    #[inline]
     pub(super) fn written_records(&self, lane: usize) -> u64 {
         self.load(lane + NEXT_RECORD)
     }

@@ -20,6 +20,7 @@ pub enum Mark {
 
 impl Board {
     /// When a rank reached a step, CLOCK_MONOTONIC and unchecked; `None` while it has not.
+    #[inline]
     pub fn mark(&self, rank: u32, mark: Mark) -> Option<u64> {
         let at = (rank < self.world).then(|| at(slot_at(rank), mark))?;
         Some(self.load(at)).filter(|ns| *ns != 0)
@@ -29,6 +30,7 @@ impl Board {
     ///
     /// # Panics
     /// When `rank` is not in the world.
+    #[inline]
     pub fn offset_of_mark(&self, rank: u32, mark: Mark) -> usize {
         assert!(rank < self.world, "rank {rank} of {}", self.world);
         at(slot_at(rank), mark) * 8
@@ -37,6 +39,7 @@ impl Board {
 
 impl Lane {
     /// Two threads that are first at the same time both write, and what they write is nearly the same.
+    #[inline]
     pub(super) fn mark_first(&self, mark: Mark, now_ns: impl FnOnce() -> u64) {
         let at = at(self.slot, mark);
         if self.board.load(at) == 0 {

@@ -89,6 +89,7 @@ pub struct OpView {
 
 impl OpView {
     /// A send or receive.
+    #[inline]
     pub fn is_message(&self) -> bool {
         is_message(self.collective)
     }
@@ -148,6 +149,7 @@ impl Lane {
     }
 
     /// A message has met its other end.
+    #[inline]
     pub fn matched(&self, recording: Recording) {
         if let Some(at) = self.still(recording) {
             self.board.store(at + MATCHED_NS, now_ns());
@@ -155,6 +157,7 @@ impl Lane {
     }
 
     /// The first byte of a message moves now; only the first call counts.
+    #[inline]
     pub fn first_byte(&self, recording: Recording) {
         if let Some(at) = self.still(recording)
             && self.board.load(at + FIRST_BYTE_NS) == 0
@@ -164,6 +167,7 @@ impl Lane {
     }
 
     /// The operation has ended.
+    #[inline]
     pub fn ended(&self, recording: Recording, outcome: Outcome) {
         let Some(at) = self.still(recording) else { return };
         self.board.store(at + OUTCOME, if outcome == Outcome::Done { DONE } else { FAILED });
@@ -179,6 +183,7 @@ impl Lane {
 
 impl Board {
     /// Records of the lane at `lane`, oldest first; torn ones are left out.
+    #[inline]
     pub(super) fn read_records(&self, lane: usize) -> Vec<OpView> {
         // Reading a page that was never written would take memory for it.
         let written = self.written_records(lane).min(RECORDS as u64);
@@ -189,6 +194,7 @@ impl Board {
     }
 
     /// The record with this running number, if it is still there.
+    #[inline]
     pub(super) fn read_numbered(&self, lane: usize, number: u64) -> Option<OpView> {
         self.read_record(record_at(lane, number)).filter(|record| record.number == number)
     }

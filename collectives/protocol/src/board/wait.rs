@@ -92,6 +92,7 @@ impl Drop for Waiting {
 }
 
 impl Board {
+    #[inline]
     pub(super) fn read_waits(&self, rank: u32) -> Vec<WaitView> {
         (0..WAITS).filter_map(|index| self.read_wait(wait_at(rank, index))).collect()
     }

@@ -34,17 +34,20 @@ pub struct Verdict {
 
 impl Verdict {
     /// Nobody in particular is to blame.
+    #[inline]
     pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into(), blamed: vec![] }
     }
 
     /// The same, and these ranks are to blame.
+    #[inline]
     pub fn blaming(self, ranks: impl Into<Vec<u32>>) -> Self {
         Self { blamed: ranks.into(), ..self }
     }
 
     #[cfg(any(test, fuzzing, feature = "testing"))]
     /// The text that all ranks will raise.
+    #[inline]
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -56,11 +59,13 @@ pub struct FailureWord<'a>(pub(super) &'a Base);
 
 impl<'a> FailureWord<'a> {
     /// Fails the communicator for all its ranks, and nobody in particular is to blame.
+    #[inline]
     pub fn fail(self, kind: FailureKind, text: &str) -> Failure {
         self.fail_by(&Verdict::new(kind, text))
     }
 
     /// A verdict that blames those of its ranks that have these ranks in the world.
+    #[inline]
     pub fn verdict(self, kind: FailureKind, text: &str, world_ranks: &[u32]) -> Verdict {
         let is_guilty = |rank: &u32| world_ranks.contains(&self.0.world_rank(*rank));
         let blamed: Vec<u32> = self.0.ranks().filter(is_guilty).collect();
@@ -68,6 +73,7 @@ impl<'a> FailureWord<'a> {
     }
 
     /// Fails the communicator for all its ranks and returns the failure that stands: the first one.
+    #[inline]
     pub fn fail_by(self, verdict: &Verdict) -> Failure {
         self.fail_here(verdict);
         let own = || Failure::new(verdict.kind, &*verdict.text).blaming(self.0.in_world(&verdict.blamed));
@@ -75,6 +81,7 @@ impl<'a> FailureWord<'a> {
     }
 
     /// As [`fail_by`](Self::fail_by), but asks no other host what stands.
+    #[inline]
     pub fn fail_here(self, verdict: &Verdict) {
         self.publish(verdict, || {
             Roster(self.0).attendance().end(self.0.size());
@@ -84,6 +91,7 @@ impl<'a> FailureWord<'a> {
     }
 
     /// As [`fail_by`](Self::fail_by), but who sleeps learns of it only from [`announce`](Self::announce).
+    #[inline]
     pub fn fail_quietly(self, verdict: &Verdict) {
         self.settle(verdict, || {
             Roster(self.0).attendance().end(self.0.size());
@@ -93,6 +101,7 @@ impl<'a> FailureWord<'a> {
     }
 
     /// Wakes everybody who waits in a communicator that has failed.
+    #[inline]
     pub fn announce(self) {
         if self.failure().is_some() {
             self.0.meeting().poison();
@@ -112,6 +121,7 @@ impl<'a> FailureWord<'a> {
     }
 
     /// The same, and asks no other host what stands.
+    #[inline]
     pub fn fail_round_here(self, round: u32, verdict: &Verdict) {
         self.publish(verdict, || self.0.meeting().poison_round(round));
     }
@@ -200,6 +210,7 @@ impl<'a> FailureWord<'a> {
 
     /// The failure of this communicator, if it has failed: what all hosts say, which takes them a moment to agree
     /// on.
+    #[inline]
     pub fn failure(self) -> Option<Failure> {
         let own = self.own_failure()?;
         Some(if self.0.is_bridged() { self.agreed_failure().unwrap_or(own) } else { own })
@@ -230,6 +241,7 @@ impl<'a> FailureWord<'a> {
     }
 
     /// The failure as this host would have it, for the others: its ranks by their number in the communicator.
+    #[inline]
     pub fn candidate(self) -> Option<Failed> {
         let failure = self.own_failure()?;
         let blamed =
@@ -261,6 +273,7 @@ impl<'a> FailureWord<'a> {
 
     /// Ranks of several hosts need not wait until these agree on its failure, if it has failed: their agents have, or
     /// nothing joins the hosts over which they could.
+    #[inline]
     pub fn decide_alone(self) {
         if Remote(self.0).says_it_is_bridged()
             && let Some(failed) = self.candidate()
@@ -286,12 +299,14 @@ impl<'a> FailureWord<'a> {
 
     #[cfg(any(test, feature = "testing"))]
     /// Whether the hosts have agreed on a failure.
+    #[inline]
     pub fn has_decided(self) -> bool {
         self.decided().await_standing(Some(Instant::now()))
     }
 
     /// The text that the hosts have agreed on, if they have.
     #[cfg(any(test, feature = "testing"))]
+    #[inline]
     pub fn decided_now(self) -> Option<String> {
         self.has_decided().then(|| self.agreed_failure().expect("it is there").to_string())
     }

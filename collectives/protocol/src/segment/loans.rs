@@ -21,6 +21,7 @@ pub struct Loans<'a>(pub(super) &'a Base);
 
 impl<'a> Loans<'a> {
     /// Does something with tensors of other ranks; nothing once the communicator has failed.
+    #[inline]
     pub fn in_place<T>(self, work: impl FnOnce() -> T) -> Option<T> {
         let _holding = self.hands(self.0.rank()).fill(|| self.0.meeting().is_poisoned())?;
         Some(work())
@@ -29,6 +30,7 @@ impl<'a> Loans<'a> {
     /// Waits until nobody has tensors of this rank in its hands any more. The communicator has failed: a rank
     /// that is not at work by now does not begin. A rank that is lost by that failure is not waited for: it
     /// is dead, or will be before it goes on. A rank that is alive and does not let go is named after a while.
+    #[inline]
     pub fn take_back(self, failure: &Failure) {
         self.take_back_within(PATIENCE, failure, |text| tracing::warn!("{text}"));
     }

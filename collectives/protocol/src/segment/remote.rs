@@ -46,11 +46,13 @@ pub struct Gathered {
 
 impl Gathered {
     /// The stretches of `bytes` bytes among `ranks` ranks.
+    #[inline]
     pub fn among(bytes: usize, ranks: u32) -> Self {
         Self { stride: bytes.div_ceil(ranks as usize).next_multiple_of(LINE), bytes }
     }
 
     /// The stretch of one rank, which may be empty.
+    #[inline]
     pub fn of(&self, rank: u32) -> Range<usize> {
         let at = |rank: usize| rank.saturating_mul(self.stride).min(self.bytes);
         at(rank as usize)..at(rank as usize + 1)
@@ -74,6 +76,7 @@ pub struct Remote<'a>(pub(super) &'a Base);
 
 impl<'a> Remote<'a> {
     /// The same, for a reader that was not told where they are.
+    #[inline]
     pub fn says_it_is_bridged(self) -> bool {
         self.0.region().at::<AtomicU32>(self.0.layout().header() + H_HOSTS).load(Ordering::Relaxed) > 1
     }
@@ -94,6 +97,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Says where the next stretch of a fold is that this rank has: in one of its arenas, or in its window.
+    #[inline]
     pub fn set_place(self, parity: usize, place: Option<ArenaStretch>) {
         let words =
             place.map_or([0; 3], |ArenaStretch { kind, offset, bytes }| [kind as u64 + 1, offset, bytes]);
@@ -103,6 +107,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Where that is of a rank here.
+    #[inline]
     pub fn place(self, rank: u32, parity: usize) -> Option<ArenaStretch> {
         let word = |index| self.place_word(rank, parity, index).load(Ordering::Relaxed);
         let kind = ArenaKind::ALL.into_iter().find(|kind| *kind as u64 + 1 == word(0))?;
@@ -115,6 +120,7 @@ impl<'a> Remote<'a> {
 
     /// Says that this rank has staged its stretch of a fold for the next round of this parity, and whether it is the
     /// last one here. A rank may be a round ahead of the others, and so each parity has a count.
+    #[inline]
     pub fn count_staged(self, parity: usize) -> bool {
         let ranks = self.0.ranks_here().len() as u64;
         // Acquire and release, through all of them: what the ranks here have staged.
@@ -122,6 +128,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Whether all other ranks here have said so, and what they have staged is there to be read.
+    #[inline]
     pub fn stages_last(self, parity: usize) -> bool {
         let ranks = self.0.ranks_here().len() as u64;
         self.staged(parity).load(Ordering::Acquire).wrapping_add(1).is_multiple_of(ranks)
@@ -132,6 +139,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Rounds for which all that other hosts are to be sent is there.
+    #[inline]
     pub fn local_rounds(self) -> u64 {
         self.ready().load(Ordering::Acquire)
     }
@@ -141,6 +149,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Notes what this rank has written for the round of this parity; `each` has the bytes for every rank.
+    #[inline]
     pub fn set_written(self, parity: usize, written: Written, each: &[usize]) {
         self.set_written_by(self.0.rank(), parity, written, each);
     }
@@ -177,6 +186,7 @@ impl<'a> Remote<'a> {
     }
 
     /// The bytes of it that are for one rank alone.
+    #[inline]
     pub fn written_for(self, rank: u32, parity: usize, to: u32) -> usize {
         self.written_word(rank, parity, WRITTEN_WORDS + to as usize)
     }

@@ -14,11 +14,13 @@ pub struct Rings<'a>(pub(super) &'a Base);
 
 impl<'a> Rings<'a> {
     /// Counts a send or receive of this rank that is pending; `peer` is `None` for a receive from any rank.
+    #[inline]
     pub fn add_pending(self, kind: OpKind, peer: Option<u32>) {
         self.ledger(kind, peer).fetch_add(1, Ordering::Release);
     }
 
     /// It has ended.
+    #[inline]
     pub fn remove_pending(self, kind: OpKind, peer: Option<u32>) {
         self.ledger(kind, peer).fetch_sub(1, Ordering::Release);
     }
@@ -32,11 +34,13 @@ impl<'a> Rings<'a> {
     }
 
     /// Sends of `from` to `to` that are pending.
+    #[inline]
     pub fn pending_sends(self, from: u32, to: u32) -> &'a AtomicU32 {
         self.0.region.at(self.0.layout.ledger(from, to))
     }
 
     /// Receives of `to` from `from`; from any rank where both are the same.
+    #[inline]
     pub fn pending_receives(self, from: u32, to: u32) -> &'a AtomicU32 {
         self.0.region.at(self.0.layout.ledger(from, to) + 4)
     }
@@ -60,12 +64,14 @@ impl<'a> Rings<'a> {
     }
 
     /// The byte ring of a channel between two ranks.
+    #[inline]
     pub fn ring(self, channel: u32, from: u32, to: u32) -> Ring<'a> {
         let counters = self.0.region.at(self.0.layout.ring_counters(channel, from, to));
         Ring::new(counters, self.0.layout.ring_bytes())
     }
 
     /// Copies bytes to the beginning of a run of the ring whose data is at `data`.
+    #[inline]
     pub fn write_run(self, data: usize, run: Run, bytes: &[u8]) {
         let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
         let (head, rest) = bytes.split_at(head as usize);
@@ -74,6 +80,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Copies the beginning of a run of the ring whose data is at `data`.
+    #[inline]
     pub fn read_run(self, data: usize, run: Run, bytes: &mut [u8]) {
         let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
         let (head, rest) = bytes.split_at_mut(head as usize);
@@ -93,6 +100,7 @@ impl<'a> Rings<'a> {
     }
 
     /// How often something happened on a ring to or from another host.
+    #[inline]
     pub fn moves(self) -> &'a AtomicU32 {
         self.0.region().at(self.0.layout().header() + H_MOVES)
     }

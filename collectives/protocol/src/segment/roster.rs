@@ -18,16 +18,19 @@ pub struct Roster<'a>(pub(super) &'a Base);
 
 impl<'a> Roster<'a> {
     /// Whether `rank` has destroyed its end.
+    #[inline]
     pub fn is_closed(self, rank: u32) -> bool {
         self.0.member_word(rank, M_CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// The ranks that are in so far.
+    #[inline]
     pub fn attendance(self) -> &'a Attendance {
         self.0.region.at(self.0.layout.header() + H_ATTACHED)
     }
 
     /// The process of `rank` is gone: ranks that wait for it look again.
+    #[inline]
     pub fn mourn(self, rank: u32) {
         self.lost(rank).store(1, Ordering::Release);
         self.announce_departure();
@@ -40,22 +43,26 @@ impl<'a> Roster<'a> {
     }
 
     /// Counts a collective that this rank posts, and returns how many it had posted before.
+    #[inline]
     pub fn count_posted(self) -> u64 {
         self.posted(self.0.rank()).fetch_add(1, Ordering::Relaxed)
     }
 
     /// Collectives that a rank has posted so far.
+    #[inline]
     pub fn posted(self, rank: u32) -> &'a AtomicU64 {
         self.0.region.at(self.0.layout.member(rank) + M_POSTED)
     }
 
     /// The ranks that have not posted collective `seq`.
+    #[inline]
     pub fn without(self, seq: u64) -> Vec<u32> {
         self.0.ranks().filter(|rank| self.posted(*rank).load(Ordering::Relaxed) <= seq).collect()
     }
 
     /// Says that this rank takes part in no collective from `seq` on, and in no message: it has destroyed its
     /// end. Ranks that wait for it look again.
+    #[inline]
     pub fn leave(self, seq: u64) {
         let left: &AtomicU64 = self.0.region.at(self.0.layout.member(self.0.rank()) + M_LEFT);
         left.store(seq.saturating_add(1), Ordering::Release);
@@ -64,11 +71,13 @@ impl<'a> Roster<'a> {
     }
 
     /// Whether the process of `rank` is gone, as far as anybody knows.
+    #[inline]
     pub fn is_gone(self, rank: u32) -> bool {
         self.is_mourned(rank) || self.liveness(rank) == Liveness::Gone
     }
 
     /// Whether `rank` is gone, and it is for this rank to say so: nobody else has in time.
+    #[inline]
     pub fn is_lost(self, rank: u32) -> bool {
         self.is_gone(rank) && self.0.seen_gone.get_or_init(Instant::now).elapsed() >= self.0.grace
     }
@@ -87,6 +96,7 @@ impl<'a> Roster<'a> {
     }
 
     /// Those of them of which it is for this rank to say so. All ranks are told.
+    #[inline]
     pub fn lost_among(self, needed: &[u32], waiting: &[u32], look: u32) -> Vec<u32> {
         let gone = self.gone_among(needed, waiting, look);
         if gone.is_empty() || self.0.seen_gone.get_or_init(Instant::now).elapsed() < self.0.grace {
@@ -97,6 +107,7 @@ impl<'a> Roster<'a> {
     }
 
     /// Whether somebody has said that the process of `rank` is gone.
+    #[inline]
     pub fn is_mourned(self, rank: u32) -> bool {
         self.lost(rank).load(Ordering::Acquire) != 0
     }
@@ -106,22 +117,26 @@ impl<'a> Roster<'a> {
     }
 
     /// The first collective that `rank` does not take part in any more, if it has left.
+    #[inline]
     pub fn left(self, rank: u32) -> Option<u64> {
         let left: &AtomicU64 = self.0.region.at(self.0.layout.member(rank) + M_LEFT);
         left.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// The round of the survivors that `rank` wishes for.
+    #[inline]
     pub fn wished(self, rank: u32) -> &'a AtomicU32 {
         self.0.member_word(rank, M_WISH)
     }
 
     /// Where `rank` offers the segment of survivors: their epoch, and a descriptor of its process.
+    #[inline]
     pub fn offered(self, rank: u32) -> &'a AtomicU64 {
         self.0.region.at(self.0.layout.member(rank) + M_OFFER)
     }
 
     /// How many ranks have left or are gone: a cheap look whether anything changed.
+    #[inline]
     pub fn departures(self) -> u32 {
         self.departures_word().load(Ordering::Acquire)
     }
@@ -131,12 +146,14 @@ impl<'a> Roster<'a> {
     }
 
     /// Says that this rank is about to arrive in `round`.
+    #[inline]
     pub fn set_arrived(self, round: u32) {
         let arrived: &AtomicU64 = self.0.region.at(self.0.layout.member(self.0.rank()) + M_ARRIVED);
         arrived.store(u64::from(round) + 1, Ordering::Relaxed);
     }
 
     /// Ranks that have not arrived in `round`.
+    #[inline]
     pub fn missing(self, round: u32) -> Vec<u32> {
         let arrived = |rank: u32| {
             let word: &AtomicU64 = self.0.region.at(self.0.layout.member(rank) + M_ARRIVED);
@@ -146,11 +163,13 @@ impl<'a> Roster<'a> {
     }
 
     /// The process that is `rank`; 0 before it has come.
+    #[inline]
     pub fn pid(self, rank: u32) -> u32 {
         self.0.region.at::<AtomicU32>(self.0.layout.member(rank) + M_PID).load(Ordering::Acquire)
     }
 
     /// Whether the process of `rank` still is what attached.
+    #[inline]
     pub fn liveness(self, rank: u32) -> Liveness {
         if !self.0.is_here(rank) {
             // The bridge is told, or hears nothing any more.
@@ -185,12 +204,14 @@ impl<'a> Roster<'a> {
     }
 
     /// A rank of another host is there.
+    #[inline]
     pub fn attach_remote(self, rank: u32, pid: u32) {
         self.0.member_word(rank, M_PID).store(pid, Ordering::Release);
         self.attendance().count(self.0.size());
     }
 
     /// Ranks of another host have come to a round, and what they wrote for it is here.
+    #[inline]
     pub fn arrive_for(self, ranks: &[u32], round: u32) {
         for rank in ranks {
             self.arrived(*rank).store(u64::from(round) + 1, Ordering::Relaxed);
@@ -199,6 +220,7 @@ impl<'a> Roster<'a> {
     }
 
     /// How far a rank here is.
+    #[inline]
     pub fn status(self, rank: u32) -> Status {
         Status {
             arrived: self.arrived(rank).load(Ordering::Relaxed),
