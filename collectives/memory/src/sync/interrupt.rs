@@ -37,7 +37,7 @@ pub fn is_stopped() -> bool {
     IS_STOPPED.get()
 }
 
-/// Until when this thread may sleep: a signal that comes between two sleeps is found after [`PERIOD`].
+/// Until when this thread may sleep: a signal that comes between two sleeps is found after `PERIOD`.
 #[inline]
 pub fn bound(deadline: Option<Instant>) -> Option<Instant> {
     if CHECK.get().is_none() {

@@ -1,7 +1,7 @@
 //! How a communicator fails: the first verdict stands, and every rank raises its text.
 //!
 //! The state machine is `Publication`'s: whoever fails the communicator writes the text ([`FailureWord::fail_by`] and
-//! its variants, never waiting for another rank), and every rank reads it with [`Segment::failure`], which waits only
+//! its variants, never waiting for another rank), and every rank reads it with [`FailureWord::failure`], which waits only
 //! for a writer that is at work. Between hosts the hosts agree on one of their texts (`decide`).
 
 use std::time::{Duration, Instant};
