@@ -231,7 +231,8 @@ bench-tools:
 
 $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
 	$(call say,compiling the engine and the launcher)
-	@cargo build --profile $(PROFILE) --locked --package tpurun-runtime --package tpurun-launcher
+	@cargo build --profile $(if $(filter release,$(PROFILE)),library,$(PROFILE)) --locked --package tpurun-library
+	@cargo build --profile $(PROFILE) --locked --package tpurun-launcher
 	$(call say,compiling the torch extension and installing tpurun into .venv (about 2 minutes the first time))
 	@$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall -Ccmake.define.PROFILE=$(PROFILE) .
 	@rm -f $(VENV)/.tpurun-installed-* $(LINKED)
