@@ -143,8 +143,8 @@ impl Addresses {
 /// The network of one process; nothing happens before it is needed.
 #[derive(Debug)]
 pub struct Network {
-    /// The running network and the process that opened it: a fork begins anew. Communicators own it; this finds it.
-    running: Mutex<Option<(Owner, Weak<Running>)>>,
+    /// The running network, which communicators own. A fork does not take over that of its parent.
+    running: Mutex<Weak<Running>>,
     /// How many connections there are to each other process, and what carries large rounds, where the environment does
     /// not decide that.
     given: Option<(usize, Bulk)>,
@@ -196,12 +196,12 @@ impl Drop for Driving {
 impl Network {
     /// A network that is not in use yet.
     pub const fn new() -> Self {
-        Self { running: Mutex::new(None), given: None }
+        Self { running: Mutex::new(Weak::new()), given: None }
     }
 
     /// A network with at most `count` connections to each other process.
     pub const fn of_connections(count: usize, bulk: Bulk) -> Self {
-        Self { running: Mutex::new(None), given: Some((count, bulk)) }
+        Self { running: Mutex::new(Weak::new()), given: Some((count, bulk)) }
     }
 
     /// This process's end on a host that others reach at `ip`. The process is `rank` of the world, if an authority has
@@ -213,14 +213,13 @@ impl Network {
         credentials: impl FnOnce() -> Result<Option<Credentials>, Failure>,
     ) -> Result<Arc<Running>, Failure> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((owner, running)) = &*running
-            && owner.is_here()
-            && let Some(running) = running.upgrade()
+        if let Some(running) = running.upgrade()
+            && running.owner.is_here()
         {
             return Ok(running);
         }
         let started = Running::start(ip, rank, credentials()?, self.given)?;
-        *running = Some((Owner::here(), Arc::downgrade(&started)));
+        *running = Arc::downgrade(&started);
         Ok(started)
     }
 }

@@ -64,10 +64,7 @@ impl<'a> Roster<'a> {
     /// end. Ranks that wait for it look again.
     #[inline]
     pub fn leave(self, seq: u64) {
-        let left: &AtomicU64 = self.0.region.at(self.0.layout.member(self.0.rank()) + M_LEFT);
-        left.store(seq.saturating_add(1), Ordering::Release);
-        self.0.member_word(self.0.rank(), M_CLOSED).store(1, Ordering::Release);
-        self.announce_departure();
+        self.note_left(self.0.rank(), seq.saturating_add(1));
     }
 
     /// Whether the process of `rank` is gone, as far as anybody knows.
@@ -113,14 +110,13 @@ impl<'a> Roster<'a> {
     }
 
     fn lost(self, rank: u32) -> &'a AtomicU32 {
-        self.0.region.at(self.0.layout.member(rank) + M_LOST)
+        self.0.member_word(rank, M_LOST)
     }
 
     /// The first collective that `rank` does not take part in any more, if it has left.
     #[inline]
     pub fn left(self, rank: u32) -> Option<u64> {
-        let left: &AtomicU64 = self.0.region.at(self.0.layout.member(rank) + M_LEFT);
-        left.load(Ordering::Acquire).checked_sub(1)
+        self.left_word(rank).load(Ordering::Acquire).checked_sub(1)
     }
 
     /// The round of the survivors that `rank` wishes for.
@@ -148,24 +144,20 @@ impl<'a> Roster<'a> {
     /// Says that this rank is about to arrive in `round`.
     #[inline]
     pub fn set_arrived(self, round: u32) {
-        let arrived: &AtomicU64 = self.0.region.at(self.0.layout.member(self.0.rank()) + M_ARRIVED);
-        arrived.store(u64::from(round) + 1, Ordering::Relaxed);
+        self.arrived(self.0.rank()).store(u64::from(round) + 1, Ordering::Relaxed);
     }
 
     /// Ranks that have not arrived in `round`.
     #[inline]
     pub fn missing(self, round: u32) -> Vec<u32> {
-        let arrived = |rank: u32| {
-            let word: &AtomicU64 = self.0.region.at(self.0.layout.member(rank) + M_ARRIVED);
-            word.load(Ordering::Relaxed) as u32
-        };
+        let arrived = |rank: u32| self.arrived(rank).load(Ordering::Relaxed) as u32;
         self.0.ranks().filter(|rank| arrived(*rank) != round.wrapping_add(1)).collect()
     }
 
     /// The process that is `rank`; 0 before it has come.
     #[inline]
     pub fn pid(self, rank: u32) -> u32 {
-        self.0.region.at::<AtomicU32>(self.0.layout.member(rank) + M_PID).load(Ordering::Acquire)
+        self.0.member_word(rank, M_PID).load(Ordering::Acquire)
     }
 
     /// Whether the process of `rank` still is what attached.
@@ -235,17 +227,25 @@ impl<'a> Roster<'a> {
         self.arrived(rank).fetch_max(status.arrived, Ordering::Relaxed);
         self.posted(rank).fetch_max(status.posted, Ordering::Relaxed);
         if status.left > 0 && self.left(rank).is_none() {
-            let left: &AtomicU64 = self.0.region().at(self.0.layout().member(rank) + M_LEFT);
-            left.store(status.left, Ordering::Release);
-            self.0.member_word(rank, M_CLOSED).store(1, Ordering::Release);
-            self.announce_departure();
+            self.note_left(rank, status.left);
         }
         if status.lost > 0 && self.lost(rank).load(Ordering::Acquire) == 0 {
             self.mourn(rank);
         }
     }
 
+    fn left_word(self, rank: u32) -> &'a AtomicU64 {
+        self.0.region.at(self.0.layout.member(rank) + M_LEFT)
+    }
+
+    /// Ranks that wait for `rank` look again. `word` is one more than the first collective without it.
+    fn note_left(self, rank: u32, word: u64) {
+        self.left_word(rank).store(word, Ordering::Release);
+        self.0.member_word(rank, M_CLOSED).store(1, Ordering::Release);
+        self.announce_departure();
+    }
+
     fn arrived(self, rank: u32) -> &'a AtomicU64 {
-        self.0.region().at(self.0.layout().member(rank) + M_ARRIVED)
+        self.0.region.at(self.0.layout.member(rank) + M_ARRIVED)
     }
 }
