@@ -58,8 +58,6 @@ LIMITS = Limits(
     many_methods={},
     long_functions={
         "tpurun-engine bridge Bridge::take": 60,
-        "tpurun-engine flat Flat::run": 75,
-        "tpurun-engine mapped tasks": 60,
         "tpurun-engine network Running::cross": 60,
         "tpurun-engine p2p Messages::progress_receives": 65,
         "tpurun-engine rounds Rounds::wait": 55,

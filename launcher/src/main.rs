@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn main_code() -> Result<ExitCode, String> {
-    let mut begun_ns = now_ns();
+    let begun_ns = now_ns();
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next().unwrap_or_default();
     if first == ssh::FOLLOW {
@@ -68,25 +68,32 @@ fn main_code() -> Result<ExitCode, String> {
         Some(Command::Trace(options)) => {
             trace::run(options, cli.options.python.as_deref()).map_err(|error| cli.locate(error))
         }
-        Some(Command::Bench(bench)) => {
-            let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map_or("2,8", String::as_str);
-            let counts: Vec<&str> = given.split(',').collect();
-            let checked = counts.iter().try_for_each(|count| values::parse_ranks(count).map(drop));
-            checked.map_err(|error| cli.locate(error))?;
-            for count in counts {
-                let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
-                let one = CommandLine { command: Some(Command::Bench(bench)), ..cli.clone() };
-                // The last `--ranks` of a command line counts.
-                let code = start(&one, &["--ranks".into(), count.into()], begun_ns)?;
-                if code != ExitCode::SUCCESS {
-                    return Ok(code);
-                }
-                begun_ns = now_ns();
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        Some(Command::Bench(bench)) => measure(&cli, bench, begun_ns),
         None => start(&cli, &[], begun_ns),
     }
+}
+
+/// Runs one job for each number of ranks.
+fn measure(cli: &CommandLine, bench: &Bench, mut begun_ns: u64) -> Result<ExitCode, String> {
+    let given = bench.ranks.as_ref().or(cli.options.ranks.as_ref()).map(String::as_str);
+    let given = given.unwrap_or(if bench.tune.is_some() { "8" } else { "2,8" });
+    let counts: Vec<&str> = given.split(',').collect();
+    let checked = counts.iter().try_for_each(|count| values::parse_ranks(count).map(drop));
+    checked.map_err(|error| cli.locate(error))?;
+    if bench.tune.is_some() && counts.len() > 1 {
+        return Err(format!("--tune: expected one number of ranks, given --ranks {given}"));
+    }
+    for count in counts {
+        let bench = Bench { ranks: Some(count.into()), ..bench.clone() };
+        let one = CommandLine { command: Some(Command::Bench(bench)), ..cli.clone() };
+        // The last `--ranks` of a command line counts.
+        let code = start(&one, &["--ranks".into(), count.into()], begun_ns)?;
+        if code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+        begun_ns = now_ns();
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs the job of a command line with some more arguments, or describes it.

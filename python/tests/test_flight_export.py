@@ -28,7 +28,7 @@ def record(seq: int, operation: str = "all_reduce", **changes: Any) -> dict:
         "count": 8,
         "shape": [8],
         "input_bytes": 32,
-        "algorithm": "flat",
+        "strategy": "windows",
         "site": "train.py:5",
         "posted_ns": 1000 + seq,
         "matched_ns": 2000 + seq,

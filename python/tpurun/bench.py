@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,7 @@ examples:
   tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
   tpurun bench --collectives all_reduce --json          one JSON object per line
   tpurun bench --memory staged,mapped --sizes 16M       tensors that are copied, and that are not
+  tpurun bench --ranks 8 --tune this-machine.toml       thresholds of this machine, for `tpurun --tuning`
   torchrun --nproc-per-node 4 -m tpurun.bench           under another launcher
 """
 
@@ -65,6 +67,8 @@ class Variant:
     backend: str
     group: dist.ProcessGroup
     memory: str = MEMORIES[0]
+    label: str = ""
+    """Tells apart variants that are alike otherwise."""
 
     @property
     def is_ours(self) -> bool:
@@ -73,7 +77,8 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return self.backend if self.memory == MEMORIES[0] else f"{self.backend} {self.memory}"
+        memory = "" if self.memory == MEMORIES[0] else self.memory
+        return " ".join(filter(None, (self.backend, memory, self.label)))
 
 
 @dataclass(frozen=True)
@@ -464,6 +469,12 @@ class Progress:
     def show(self, text: str) -> None:
         self._write(f"[{self.done + 1}/{self.total}] {self.case}, {text}")
 
+    def clear(self) -> None:
+        """Makes room for a line of another kind."""
+        self._write("")
+        if self.is_shown:
+            print("\r", end="", file=sys.stderr, flush=True)
+
     def finish(self) -> None:
         self._write(f"[{self.done}/{self.total}] measured in {time.perf_counter() - self.started:.1f} s")
         if self.is_shown:
@@ -483,12 +494,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     if "RANK" not in os.environ:
         raise SystemExit("tpurun.bench: this is one rank of a job; start it with `tpurun bench` or torchrun")
+    if args.tune is not None:
+        from tpurun.tune import refuse_to_overwrite
+
+        try:
+            refuse_to_overwrite(args.tune)
+        except ValueError as error:
+            raise SystemExit(f"tpurun.bench: {error}") from None
     backends = [args.backend] if args.against is None else [args.backend, args.against]
     for backend in backends:
         if not dist.is_backend_available(backend):
             raise SystemExit(f"tpurun.bench: torch.distributed does not know the backend {backend!r}")
     dist.init_process_group(args.backend, timeout=timedelta(minutes=10))
     try:
+        if args.tune is not None:
+            from tpurun import tune
+
+            tune.run(args.tune, args.seconds)
+            return
         groups = {backend: dist.new_group(backend=backend) for backend in backends}
         variants = [Variant(args.backend, groups[args.backend], memory) for memory in args.memory]
         if args.against is not None:
@@ -563,11 +586,18 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=_seconds,
-        default=2.0,
-        help="time for each collective, size and backend (default: %(default)s)",
+        help="time for each collective, size and backend (default: 2, with --tune 0.25)",
+    )
+    parser.add_argument(
+        "--tune",
+        type=Path,
+        metavar="FILE",
+        help="measure the thresholds of this machine instead, and write them to a file for `tpurun --tuning`",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     args = parser.parse_args(argv)
+    if args.seconds is None:
+        args.seconds = 2.0 if args.tune is None else 0.25
     if args.against == args.backend:
         parser.error(f"--against {args.against} is the backend that is measured: name another one")
     return args

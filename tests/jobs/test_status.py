@@ -66,8 +66,8 @@ dist.destroy_process_group()
 RANKS = 4
 KEYS = "format job is_running exit ran_ms silent reason taken_unix_ns communicators foreign classes ranks"
 RANK_KEYS = (
-    "rank pid ranks state ending program group operation outcome site for_ms completed posted ops_per_s "
-    "cpu_percent rss_bytes"
+    "rank pid ranks state ending program group operation strategy outcome site for_ms completed posted "
+    "ops_per_s cpu_percent rss_bytes"
 )
 
 
@@ -196,7 +196,7 @@ def test_a_failed_job_keeps_what_was_posted(job, ask, status):
     first = flight["ranks"][0]["lanes"][0]["records"][0]
     assert first["posted_ns"] <= first["matched_ns"] <= first["first_byte_ns"] <= first["done_ns"]
     assert (first["text"], first["input_bytes"]) == ("all_reduce#0 (f32[8], SUM)", 32)
-    assert first["algorithm"] == "flat"
+    assert first["strategy"] == "windows"
     (path,) = ask(failed, "trace").out.split()
     assert Path(path) == failed.run_dir / "flight" / "trace.perfetto-trace"
     assert (Path(path).stat().st_mode & 0o777, Path(path).parent.stat().st_mode & 0o777) == (0o600, 0o700)

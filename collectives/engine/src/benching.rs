@@ -57,7 +57,7 @@ impl Keys {
             epoch: 0,
             rounds: 1,
             mapped: None,
-            algorithm: None,
+            strategy: None,
             print: 0,
             behind: 0,
             matching: Matching::Normal,

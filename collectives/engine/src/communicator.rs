@@ -18,6 +18,7 @@ use crate::hosts::network::Crossing;
 use crate::join::survivors::Survivors;
 use crate::join::{self, Bootstrap};
 use crate::matching::validate::validate;
+use crate::plan::sizes::window_bytes;
 use crate::queue::engine::{Job, Jobs, MessageThread, QUEUE_LENGTH};
 use crate::queue::lane::Lane;
 use crate::queue::p2p::Messages;
@@ -94,12 +95,12 @@ impl Communicator {
         python_threads: u32,
     ) -> Result<Self, Failure> {
         let timeout = config.timeout.unwrap_or(timeout);
-        let window_bytes = window_bytes(config.staging_bytes, members.size());
+        let window_bytes = window_bytes(config.staging_bytes, members.size(), &config.tuning);
         // A rank that waits for the others is on the board as blocked already here, in no operation yet.
         let presence = Arc::new(Presence::new(board, &members));
         let blocked = presence.blocked(WaitKind::Creation, Some(python_threads));
-        let Config { matching, results, cpus, .. } = config;
-        let settings = Settings { window_bytes, matching, results, cpus };
+        let Config { matching, results, cpus, tuning, .. } = config;
+        let settings = Settings { window_bytes, matching, results, cpus, tuning };
         let (segment, crossing) = join::rendezvous(members, settings, bootstrap, timeout)?;
         drop(blocked);
         let shared = Arc::<Shared>::default();
@@ -240,7 +241,10 @@ impl Communicator {
         let timeout = self.timeout();
         let jobs = {
             let mut jobs = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
-            let new = || Jobs::new(self.lane.clone(), self.queued.clone(), self.presence.clone());
+            let new = || {
+                let tuning = *self.segment.tuning();
+                Jobs::new(self.lane.clone(), self.queued.clone(), self.presence.clone(), tuning)
+            };
             jobs.get_or_insert_with(new).clone()
         };
         let job = Job { op, work: work.clone(), timeout, recording };
@@ -435,22 +439,6 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         self.shutdown();
     }
-}
-
-/// Each rank's share of what may be staged, which is two windows.
-fn window_bytes(staging_bytes: Option<usize>, ranks: u32) -> usize {
-    // Bytes of the windows of one parity.
-    const ALL: usize = 64 << 20;
-    const MOST: usize = 512 << 10;
-    const LEAST: usize = 64 << 10;
-    const LEAST_GIVEN: usize = 16 << 10;
-    let ranks = ranks as usize;
-    let bytes = match staging_bytes {
-        None => (ALL / ranks).clamp(LEAST, MOST),
-        Some(bytes) => (bytes / (2 * ranks)).clamp(LEAST_GIVEN, MOST),
-    };
-    // Every peer needs a cache line, for the collectives that address each of them.
-    bytes.max(64 * ranks)
 }
 
 fn wait_kind(op: &Op) -> WaitKind {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tpurun_topology::{Algorithm, Topology};
 
+use crate::tuning::Tuning;
 use tpurun_memory::arena::{self, Arenas};
 use tpurun_memory::failure::Failure;
 use tpurun_memory::invalid_usage;
@@ -43,6 +44,8 @@ pub struct Config {
     pub results: Results,
     /// `TPURUN_ALGORITHM`: force one algorithm instead of the cheapest (`flat`, `ring`, `bucket`).
     pub algorithm: Option<Algorithm>,
+    /// `TPURUN_TUNING`: a file with numbers by which operations are planned, or its text in braces; rank 0 decides.
+    pub tuning: Tuning,
     /// `TPURUN_TOPOLOGY`: the torus the ranks are placed on; default one dimension of all ranks.
     pub topology: Option<Topology>,
     /// `TPURUN_TIMEOUT_MS`: replaces every group's timeout.
@@ -60,6 +63,7 @@ impl Default for Config {
             matching: Matching::Normal,
             results: Results::Trusted,
             algorithm: None,
+            tuning: Tuning::default(),
             topology: None,
             timeout: None,
             cpus: usable_cpus(),
@@ -103,6 +107,10 @@ impl Config {
             let parsed = algorithm.parse();
             let parsed = parsed.map_err(|_| bad("TPURUN_ALGORITHM", "flat, ring or bucket", &algorithm))?;
             config.algorithm = Some(parsed);
+        }
+        if let Some(tuning) = variable("TPURUN_TUNING") {
+            let parsed = Tuning::from_variable(&tuning);
+            config.tuning = parsed.map_err(|error| invalid_usage!("TPURUN_TUNING: {error}"))?;
         }
         if let Some(topology) = variable("TPURUN_TOPOLOGY") {
             let parsed =
@@ -189,6 +197,11 @@ mod tests {
             "TPURUN_VERIFY_RESULTS: expected 1, true, on or yes, or 0, false, off or no, given \"maybe\""
         );
         assert!(text("TPURUN_TOPOLOGY", "4xx").starts_with("TPURUN_TOPOLOGY: "));
+        let tuning = text("TPURUN_TUNING", "{ wake_ns = 0 }");
+        assert!(
+            tuning.starts_with("TPURUN_TUNING: { wake_ns = 0 }: wake_ns: expected a number from 1 to "),
+            "{tuning}"
+        );
         for timeout in ["5s", "-1", "1.5", "99999999999"] {
             assert!(text("TPURUN_TIMEOUT_MS", timeout).contains(timeout));
         }

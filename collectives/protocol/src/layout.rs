@@ -29,7 +29,7 @@ use crate::match_key::{OFFERS_BYTES, SLOT_BYTES};
 use tpurun_memory::arena::{ArenaKind, Export};
 
 /// Version of this layout; ranks with different versions refuse each other.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// "tpurun-s", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"tpurun-s");
 

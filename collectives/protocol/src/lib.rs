@@ -22,10 +22,12 @@ pub mod rank_list;
 pub mod refusals;
 pub mod segment;
 pub mod site;
+pub mod strategy;
 pub mod supervise;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
+pub mod tuning;
 pub mod wire;
 
 pub use config::Config;

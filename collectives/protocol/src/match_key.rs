@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use tpurun_topology::Algorithm;
-
 use crate::config::Matching;
 use crate::op::{MAX_DIMS, Op, OpKind, Shape};
+use crate::strategy::Strategy;
 use tpurun_kernels::dtype::{Dtype, ReduceOp};
 use tpurun_memory::arena::ArenaKind;
 use tpurun_memory::region::Region;
@@ -78,8 +77,8 @@ pub struct Planned {
     pub rounds: u32,
     /// The arena where its tensors are to be used.
     pub mapped: Option<ArenaKind>,
-    /// The algorithm; `None` where ranks only meet.
-    pub algorithm: Option<Algorithm>,
+    /// How it stages; `None` where ranks only meet.
+    pub strategy: Option<Strategy>,
     /// Differs where plans can not fit together.
     pub print: u64,
     /// Operations that it offers behind this one, at most [`MAX_BEHIND`].
@@ -110,7 +109,7 @@ impl<'a> Slot<'a> {
 
     /// Writes the key of an operation.
     pub fn write(&self, op: &Op, planned: &Planned) {
-        for (index, word) in key(op, planned.algorithm, planned.matching).into_iter().enumerate() {
+        for (index, word) in key(op, planned.strategy, planned.matching).into_iter().enumerate() {
             self.store(index, word);
         }
         self.store(SEQ, planned.seq);
@@ -218,8 +217,8 @@ impl<'a> Offer<'a> {
 
     /// Writes the key of an operation.
     #[inline]
-    pub fn write(&self, op: &Op, algorithm: Option<Algorithm>, matching: Matching) {
-        for (word, value) in self.0.iter().zip(key(op, algorithm, matching)) {
+    pub fn write(&self, op: &Op, strategy: Option<Strategy>, matching: Matching) {
+        for (word, value) in self.0.iter().zip(key(op, strategy, matching)) {
             word.store(value, Ordering::Relaxed);
         }
     }
@@ -237,10 +236,11 @@ pub fn all_agree<'a>(mut offers: impl Iterator<Item = Offer<'a>>) -> bool {
 }
 
 /// The words up to the call site, which is none but in strict matching.
-fn key(op: &Op, algorithm: Option<Algorithm>, matching: Matching) -> [u64; KEY_WORDS] {
+fn key(op: &Op, strategy: Option<Strategy>, matching: Matching) -> [u64; KEY_WORDS] {
     let reduce_op = if op.kind.reduces() { op.reduce_op as u8 } else { NO_REDUCE_OP };
     let root = op.root.map_or(u32::MAX, |root| root);
-    let codes = u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, algorithm_code(algorithm)]);
+    let strategy = strategy.map_or(u8::MAX, |strategy| strategy as u8);
+    let codes = u32::from_le_bytes([op.kind as u8, op.dtype as u8, reduce_op, strategy]);
     let (count, sizes) = matched_sizes(op);
     let scale = if reduce_op == ReduceOp::PremulSum as u8 { op.scale.to_bits() } else { 0 };
     let site = if matching == Matching::Strict { hash(&*op.site) } else { 0 };
@@ -333,7 +333,7 @@ pub fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Difference>
     if slots.iter().all(|slot| !slot.differs(first, matching)) {
         return Ok(());
     }
-    let fields: Vec<String> = compared(matching)
+    let mut fields: Vec<String> = compared(matching)
         .iter()
         .filter(|(index, bits, _)| {
             slots.iter().any(|slot| (slot.load(*index) ^ first.load(*index)) & bits != 0)
@@ -342,6 +342,10 @@ pub fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Difference>
             |(index, _, name)| if *index == KIND { code_fields(slots) } else { vec![(*name).to_owned()] },
         )
         .collect();
+    // Ranks that differ in their sizes may well run them in different ways.
+    if fields.len() > 1 {
+        fields.retain(|field| field != STRATEGY);
+    }
     let fields = fields.join(", ");
     let mut keys: BTreeMap<Vec<u64>, Vec<u32>> = BTreeMap::new();
     for (rank, slot) in (0..).zip(slots) {
@@ -367,13 +371,16 @@ pub fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Difference>
     Err(Difference { fields, classes })
 }
 
+/// How ranks run what they have posted, which follows from the other fields.
+const STRATEGY: &str = "strategy";
+
 /// Which of the packed codes differ.
 fn code_fields(slots: &[Slot<'_>]) -> Vec<String> {
-    let names = ["collective", "dtype", "reduce op", "algorithm", "root"];
+    let names = ["collective", "dtype", "reduce op", STRATEGY, "root"];
     let codes = |slot: &Slot<'_>| {
         let word = slot.load(KIND);
-        let [kind, dtype, reduce_op, algorithm] = (word as u32).to_le_bytes().map(u32::from);
-        [kind, dtype, reduce_op, algorithm, (word >> 32) as u32]
+        let [kind, dtype, reduce_op, strategy] = (word as u32).to_le_bytes().map(u32::from);
+        [kind, dtype, reduce_op, strategy, (word >> 32) as u32]
     };
     let first = codes(&slots[0]);
     (0..names.len())
@@ -395,11 +402,6 @@ fn matched_sizes(op: &Op) -> (u64, u64) {
     };
     let has_sizes = !splits.is_empty() || op.shape_hash.is_some();
     (count, if has_sizes { hash(&(splits, op.shape_hash)) } else { 0 })
-}
-
-fn algorithm_code(algorithm: Option<Algorithm>) -> u8 {
-    let position = |algorithm| Algorithm::ALL.iter().position(|known| *known == algorithm);
-    algorithm.and_then(position).map_or(u8::MAX, |position| position as u8)
 }
 
 fn hash(value: &(impl Hash + ?Sized)) -> u64 {
@@ -435,7 +437,7 @@ mod tests {
                     epoch,
                     rounds,
                     mapped: None,
-                    algorithm: None,
+                    strategy: None,
                     print: 0,
                     behind: rank,
                     matching: Matching::Strict,

@@ -92,11 +92,6 @@ impl fmt::Display for OpKind {
     }
 }
 
-/// The bytes that a job can hope to have in caches. Measured on a guest of a processor that says it has 480
-/// MiB: copies past the caches and the reads after them take two thirds of the time from 64 MiB on, and more
-/// time up to 32 MiB.
-const CACHES: usize = 64 << 20;
-
 /// Dimensions of a shape that are kept for messages.
 pub const MAX_DIMS: usize = 6;
 
@@ -187,59 +182,9 @@ impl Op {
         }
     }
 
-    /// Whether so many ranks of a host read and write more of it than caches keep until it is used again.
-    pub fn outgrows_caches(&self, ranks_here: usize, is_bridged: bool) -> bool {
-        // In a gather or a scatter, one rank has the whole of which all others have parts.
-        let is_whole = matches!(self.kind, OpKind::Gather | OpKind::Scatter)
-            && self.inputs.chunks().max(self.outputs.chunks()) > 1;
-        let ranks = if is_whole { 1 } else { ranks_here };
-        // Data that goes to other hosts is copied to sockets, and data that comes from there out of them.
-        let copies = if is_bridged { 2 } else { 1 };
-        let (inputs, outputs) = (self.inputs.total(), self.outputs.total());
-        let least = CACHES / ranks / copies;
-        inputs + outputs >= least
-            && (inputs.max(outputs) >= least || !self.outputs.is_same_memory(&self.inputs))
-    }
-
-    /// Whether what so many ranks give to a fold does by itself: the same on each of them, whatever it makes of the
-    /// result.
-    #[inline]
-    pub fn operands_outgrow_caches(&self, ranks: usize) -> bool {
-        self.inputs.total() >= CACHES / ranks
-    }
-
     /// Elements that this rank has part in, the figure a message shows.
     #[inline]
     pub fn count(&self) -> u64 {
         (self.inputs.total().max(self.outputs.total()) / self.dtype.size()) as u64
-    }
-}
-
-#[cfg(test)]
-#[cfg(not(tpurun_loom))]
-mod tests {
-    use super::*;
-    use crate::testing::{self as memory, nowhere};
-
-    #[test]
-    fn what_all_ranks_of_a_host_use_counts() {
-        let outgrows = |kind, [inputs, outputs]: [Spans; 2], ranks, is_bridged| {
-            memory::op(kind, Dtype::F32, inputs, outputs).outgrows_caches(ranks, is_bridged)
-        };
-        let apart = |inputs, outputs, chunks| [nowhere(64, inputs, 1), nowhere(CACHES, outputs, chunks)];
-        let in_place = |bytes| [nowhere(64, bytes, 1), nowhere(64, bytes, 1)];
-        // Ranks share the caches, and a tensor that is its own result is there once.
-        assert!(outgrows(OpKind::AllReduce, in_place(CACHES / 8), 8, false));
-        assert!(!outgrows(OpKind::AllReduce, in_place(CACHES / 8), 7, false));
-        assert!(outgrows(OpKind::AllReduce, apart(CACHES / 16, CACHES / 16, 1), 8, false));
-        assert!(!outgrows(OpKind::AllGather, apart(CACHES / 32, CACHES / 16, 8), 8, false));
-        // Sockets have a part of what goes to other hosts.
-        assert!(outgrows(OpKind::AllReduce, in_place(CACHES / 16), 8, true));
-        assert!(!outgrows(OpKind::AllReduce, in_place(CACHES / 16), 7, true));
-        // The root alone has all.
-        assert!(!outgrows(OpKind::Gather, apart(CACHES / 16, CACHES / 2, 8), 8, false));
-        assert!(outgrows(OpKind::Gather, apart(CACHES / 8, CACHES, 8), 8, false));
-        assert!(outgrows(OpKind::Gather, apart(CACHES / 8, 0, 1), 8, false));
-        assert!(!outgrows(OpKind::Barrier, apart(0, 0, 1), 64, false));
     }
 }

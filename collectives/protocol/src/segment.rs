@@ -23,11 +23,10 @@ use tpurun_memory::process;
 use tpurun_memory::region::Region;
 use tpurun_memory::sync::{AtomicU32, AtomicU64, Ordering};
 
-#[cfg(any(test, fuzzing, feature = "testing"))]
-use crate::config::{Matching, Results};
 use crate::hosts::Hosts;
 use crate::layout::{LINE, Layout, MAGIC, VERSION};
 use crate::membership::Membership;
+use crate::tuning::Tuning;
 
 pub use base::Base;
 use bell::{Bell, Ears};
@@ -40,6 +39,8 @@ pub use rings::Rings;
 pub use roster::Roster;
 use settings::MOST_WINDOW;
 pub use settings::Settings;
+#[cfg(test)]
+pub(crate) use words::H_TUNING;
 use words::*;
 
 /// One rank's view of the segment.
@@ -56,10 +57,10 @@ impl Deref for Segment {
 }
 
 impl Segment {
-    fn new(region: Region, layout: Layout, members: Membership) -> Self {
+    fn new(region: Region, layout: Layout, members: Membership, tuning: Tuning) -> Self {
         let hosts = Hosts::one(members.size());
         let (grace, seen_gone, seen_failed) = (Duration::ZERO, OnceLock::new(), OnceLock::new());
-        Self(Base { region, layout, members, hosts, bell: None, grace, seen_gone, seen_failed })
+        Self(Base { region, layout, members, hosts, tuning, bell: None, grace, seen_gone, seen_failed })
     }
 
     /// Makes the segment of a communicator whose ranks are on `hosts`; its descriptor, too.
@@ -72,7 +73,7 @@ impl Segment {
         let layout = Layout::new(members.size(), hosts.count(), settings.window_bytes);
         let (region, fd) = Region::create("tpurun-communicator", layout.total())
             .map_err(|error| refused(&members, "create", layout.total(), &error))?;
-        let segment = Self::new(region, layout, members).on(hosts, grace);
+        let segment = Self::new(region, layout, members, settings.tuning).on(hosts, grace);
         header::write_header(&segment, settings);
         header::write_nonce(&segment)?;
         Ok((segment, fd))
@@ -137,11 +138,8 @@ impl Segment {
             Membership { name: name.to_owned(), rank: 0, world_ranks: (0..ranks).collect(), epoch: 0 };
         let layout = Layout::new(ranks, 1, window_bytes);
         let (region, _) = Region::create("tpurun-alone", layout.total()).expect("the host has memory");
-        let segment = Self::new(region, layout, members);
-        header::write_header(
-            &segment,
-            Settings { window_bytes, matching: Matching::Normal, results: Results::Trusted, cpus: 1 },
-        );
+        let segment = Self::new(region, layout, members, Tuning::default());
+        header::write_header(&segment, Settings { window_bytes, ..Settings::default() });
         segment
     }
 
@@ -198,7 +196,11 @@ impl Segment {
         }
         let region =
             Region::open(fd, header.bytes).map_err(|error| refused(&members, "map", header.bytes, &error))?;
-        Ok(Self::new(region, layout, members))
+        let tuning = header::tuning_of(&region, &layout).map_err(|error| {
+            let text = format!("the shared segment of {} has no tuning: {error}", members.title());
+            Failure::new(FailureKind::Transport, text)
+        })?;
+        Ok(Self::new(region, layout, members, tuning))
     }
 
     /// The failure of this communicator, if it has failed: what all hosts say, which takes them a moment to agree on.

@@ -161,6 +161,8 @@ mod tests {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     use crate::layout::{Layout, MAGIC, VERSION};
+    use crate::segment::H_TUNING;
+    use crate::tuning::Tuning;
 
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -173,6 +175,10 @@ mod tests {
             [&MAGIC.to_ne_bytes()[..], &VERSION.to_ne_bytes(), &ranks.to_ne_bytes(), &window.to_ne_bytes()];
         if bytes >= 64 {
             rustix::io::pwrite(&fd, &header.concat(), 0).expect("there is room");
+        }
+        if bytes >= 4096 {
+            let tuning = Tuning::default().values().map(|value| (value as u64).to_ne_bytes());
+            rustix::io::pwrite(&fd, &tuning.concat(), H_TUNING as u64).expect("there is room");
         }
         fcntl_add_seals(&fd, seals).expect("it can be sealed");
         fd

@@ -140,9 +140,12 @@ pub(crate) struct Bench {
     /// Measure the same on this backend in turn, and print the ratio
     #[arg(long, value_name = "BACKEND")]
     pub(crate) against: Option<String>,
-    /// Time for each collective, size and backend [default: 2]
+    /// Time for each collective, size and backend [default: 2, with --tune 0.25]
     #[arg(long, value_name = "S")]
     pub(crate) seconds: Option<String>,
+    /// Measure the thresholds of this machine instead, and write them to a file for `tpurun --tuning` [ranks: 8]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["collectives", "sizes", "dtype", "memory", "against", "json"])]
+    pub(crate) tune: Option<String>,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -159,6 +162,7 @@ impl Bench {
             ("--backend", &self.backend),
             ("--against", &self.against),
             ("--seconds", &self.seconds),
+            ("--tune", &self.tune),
         ];
         let given = options.into_iter().filter_map(|(name, value)| Some([name.into(), value.clone()?]));
         given.flatten().chain(self.json.then(|| "--json".into())).collect()
@@ -170,7 +174,8 @@ Examples:
   tpurun bench                                          the usual collectives on 2 and 8 ranks
   tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
   tpurun bench --memory staged,mapped --sizes 16M       tensors that are copied, and that are not
-  tpurun bench --collectives all_reduce --json          one JSON object per line";
+  tpurun bench --collectives all_reduce --json          one JSON object per line
+  tpurun bench --ranks 8 --tune this-machine.toml       thresholds of this machine, for `tpurun --tuning`";
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Options {
@@ -237,6 +242,9 @@ pub(crate) struct Options {
     /// Algorithm of all collectives instead of the planner's choice
     #[arg(long, env = "TPURUN_ALGORITHM", hide_env = true, value_name = "flat|ring|bucket")]
     pub(crate) algorithm: Option<String>,
+    /// File of the thresholds by which collectives are planned, as `tpurun bench --tune` writes it [default: ours]
+    #[arg(long, env = "TPURUN_TUNING", hide_env = true, value_name = "FILE")]
+    pub(crate) tuning: Option<String>,
     /// Compare results that must be equal on all ranks after every collective: finds memory written by others
     #[arg(long, env = "TPURUN_VERIFY_RESULTS", hide_env = true)]
     pub(crate) verify_results: bool,

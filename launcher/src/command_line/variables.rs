@@ -169,9 +169,15 @@ mod tests {
     }
 
     /// A variable and an option that say the same, and how `--dry-run` shows each of two values.
-    const PAIRS: [(&str, &str, &str, &str); 9] = [
+    const PAIRS: [(&str, &str, &str, &str); 10] = [
         ("TPURUN_TOPOLOGY=4", "topology=2x2", "TPURUN_TOPOLOGY=4", "TPURUN_TOPOLOGY=2x2"),
         ("TPURUN_ALGORITHM=ring", "algorithm=flat", "TPURUN_ALGORITHM=ring", "TPURUN_ALGORITHM=flat"),
+        (
+            "TPURUN_TUNING={wake_ns=1}",
+            "tuning={wake_ns=2}",
+            "TPURUN_TUNING={ wake_ns = 1 }",
+            "TPURUN_TUNING={ wake_ns = 2 }",
+        ),
         ("TPURUN_HBM=2M", "hbm=3M", "TPURUN_HBM=2097152", "TPURUN_HBM=3145728"),
         ("TPURUN_DEVICE=off", "device=tpu", "TPURUN_DEVICE=0", "TPURUN_DEVICE=1"),
         ("TPURUN_TIMEOUT_MS=1500", "timeout=2s", "TPURUN_TIMEOUT_MS=1500", "TPURUN_TIMEOUT_MS=2000"),
@@ -247,6 +253,7 @@ mod tests {
             ("TPURUN_TOPOLOGY=2xx2", "true", "TPURUN_TOPOLOGY 2xx2: topology dimension"),
             ("TPURUN_TOPOLOGY=3", several, "TPURUN_TOPOLOGY 3: expected -n 3, one rank per chip, given 4"),
             ("TPURUN_ALGORITHM=magic", "true", "TPURUN_ALGORITHM: expected flat, ring, bucket, given magic"),
+            ("TPURUN_TUNING=/no/file", "true", "TPURUN_TUNING /no/file: cannot read the file: "),
             ("TPURUN_HBM=1", "true", "TPURUN_HBM: expected a size of 1MiB to 16TiB"),
             ("TPURUN_DEVICE=tpu", "true", "TPURUN_DEVICE: expected 1, true, on or yes, or 0, "),
             ("TPURUN_BACKEND_FOR=nccl", "true", "TPURUN_BACKEND_FOR: expected gloo, given nccl"),

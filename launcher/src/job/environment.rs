@@ -38,6 +38,7 @@ pub(crate) fn of_job(job: &Job, run_id: &str, restarts: u32) -> Variables {
     variables.extend(job.connections.map(|count| ("TPURUN_CONNECTIONS", count.to_string())));
     variables.extend(job.bulk.map(|bulk| ("TPURUN_BULK", bulk.to_string())));
     variables.extend(job.algorithm.map(|algorithm| ("TPURUN_ALGORITHM", algorithm.to_string())));
+    variables.extend(job.tuning.map(|tuning| ("TPURUN_TUNING", tuning.to_string())));
     variables.extend(job.timeout.map(|timeout| ("TPURUN_TIMEOUT_MS", timeout.as_millis().to_string())));
     named(variables)
 }
@@ -133,7 +134,7 @@ pub(crate) fn is_ours(name: &str) -> bool {
     OURS.contains(&name) || PRIVATE.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-const OURS: [&str; 25] = [
+const OURS: [&str; 26] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -144,6 +145,7 @@ const OURS: [&str; 25] = [
     "TPURUN_TERMINAL",
     "TPURUN_TOPOLOGY",
     "TPURUN_ALGORITHM",
+    "TPURUN_TUNING",
     "TPURUN_TIMEOUT_MS",
     "TPURUN_RANK_PID",
     "TPURUN_JOB",
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_a_rank_gets_from_us_no_program_can_change() {
-        let line = "--topology 2x2 --hosts 2 --link loss=1% --algorithm ring --timeout 5s true : -n 3 true x";
+        let line = "--topology 2x2 --hosts 2 --link loss=1% --algorithm ring --tuning {} --timeout 5s true : -n 3 true x";
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let job = decide::job(&words::read(&words).unwrap()).unwrap();
         let of_rank = of_rank(&job, 2, Path::new("e"));

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tpurun_protocol::network::{Bulk, Link};
+use tpurun_protocol::tuning::Tuning;
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::base::rank_set::RankSet;
@@ -74,6 +75,8 @@ pub(crate) struct Job {
     pub(crate) shows_victims: bool,
     pub(crate) topology: Option<Topology>,
     pub(crate) algorithm: Option<Algorithm>,
+    /// The numbers by which collectives are planned; None when each rank reads its own variable.
+    pub(crate) tuning: Option<Tuning>,
     /// Whether ranks compare results that must be equal.
     pub(crate) verify_results: bool,
     /// Whether each rank has device tpu; None when its program decides.

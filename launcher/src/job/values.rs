@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tpurun_protocol::control::{STACK_SIGNAL, realtime_signal};
+use tpurun_protocol::tuning::Tuning;
 use tpurun_topology::{Algorithm, Topology};
 
 use crate::base::rank_set::RankSet;
@@ -49,6 +50,11 @@ pub(crate) fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
         let known = Algorithm::ALL.map(|algorithm| algorithm.to_string()).join(", ");
         format!("--algorithm: expected {known}, given {text}")
     })
+}
+
+/// A file, or what would be in one, in braces.
+pub(crate) fn parse_tuning(value: &str) -> Result<Tuning, String> {
+    Tuning::from_variable(value).map_err(|error| format!("--tuning {error}"))
 }
 
 /// `500ms`, `30s`, `10m`, `1h`; a bare number is seconds, as in torchrun.

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use tpurun_topology::Algorithm;
-
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::board::{
     Board, Lane, OpRecord, Outcome, RankWriter, Recording, Wait, WaitKind, Waiting,
 };
 use tpurun_protocol::membership::Membership;
 use tpurun_protocol::op::{Op, OpKind};
+use tpurun_protocol::strategy::Strategy;
 
 /// The lane of a communicator, and the waits of this rank's threads in it.
 #[derive(Debug)]
@@ -35,11 +34,9 @@ impl Presence {
         Some(lane.posted(&record(seq, op)))
     }
 
-    pub(crate) fn agreed(&self, recording: Option<Recording>, algorithm: Option<Algorithm>) {
+    pub(crate) fn agreed(&self, recording: Option<Recording>, strategy: Option<Strategy>) {
         if let Some((lane, recording)) = self.lane().zip(recording) {
-            let position =
-                |algorithm| Algorithm::ALL.iter().position(|known| *known == algorithm).map(|at| at as u8);
-            lane.agreed(recording, algorithm.and_then(position));
+            lane.agreed(recording, strategy);
         }
     }
 

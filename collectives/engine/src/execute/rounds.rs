@@ -17,11 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as StdOrdering};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tpurun_topology::Algorithm;
 
-use crate::execute::chain::Chained;
+use crate::execute::in_place::{self, InPlace, Mapping};
 use crate::execute::lookout::Lookout;
-use crate::execute::mapped::{self, Mapped, Mapping};
+use crate::execute::pipeline::Pipelined;
 use crate::execute::presence::{Blocked, Presence};
 use crate::matching::splits;
 use crate::matching::verdict;
@@ -38,8 +37,9 @@ use tpurun_protocol::layout::TURNS;
 use tpurun_protocol::match_key::{self, Offer, Planned, Slot};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::{Segment, Verdict};
+use tpurun_protocol::strategy::Strategy;
 
-pub(crate) use hierarchy::{Between, LEAST_HALVED, is_halved, is_scattered, partials};
+pub(crate) use hierarchy::{Between, is_halved, partials};
 use prospects::{Prospects, Tensors};
 
 /// The state that the communicator and its lane share, each to tell the other.
@@ -69,14 +69,17 @@ pub(crate) struct Meet<'a> {
     pub(crate) seq: u64,
     pub(crate) deadline: Instant,
     pub(crate) timeout: Duration,
-    pub(crate) algorithm: Option<Algorithm>,
+    /// How it is staged; `None` where ranks only meet.
+    pub(crate) strategy: Option<Strategy>,
+    /// How it is done where all tensors lie in arenas, if that is to be found out.
+    pub(crate) in_place: Option<Strategy>,
     /// The fold the last to arrive does with the others' help: bytes at the start of every window.
     pub(crate) fold_bytes: usize,
     /// Which of each rank's two windows is folded.
     pub(crate) fold_window: usize,
     pub(crate) between: Between,
     /// Where this rank's tensors are, when they are to be used there.
-    pub(crate) mapped: Option<Mapped>,
+    pub(crate) mapped: Option<InPlace>,
     /// Operations that this meeting settles, too, when all ranks have them; where their tensors are staged.
     pub(crate) behind: &'a [Staged<'a>],
     pub(crate) posted: Posting,
@@ -89,13 +92,25 @@ impl<'a> Meet<'a> {
             seq,
             deadline,
             timeout,
-            algorithm: None,
+            strategy: None,
+            in_place: None,
             fold_bytes: 0,
             fold_window: 0,
             between: Between::default(),
             mapped: None,
             behind: &[],
             posted,
+        }
+    }
+
+    /// How it is run, once all have agreed.
+    fn ran(&self, agreed: Agreed) -> Option<Strategy> {
+        match agreed.memory {
+            Memory::Arenas => Some(Strategy::InPlace),
+            Memory::Shares => Some(Strategy::InPlaceShares),
+            Memory::Windows | Memory::Mixed if agreed.uneven => Some(Strategy::Windows),
+            Memory::Windows | Memory::Mixed if agreed.behind > 0 => Some(Strategy::Burst),
+            Memory::Windows | Memory::Mixed => self.strategy,
         }
     }
 }
@@ -195,9 +210,9 @@ pub(crate) struct Rounds {
     /// A fingerprint of everything but the operation that plans depend on.
     pub(crate) plan_print: u64,
     round: u32,
-    /// Pieces that have gone through the chain.
-    chained: u64,
-    /// How the first rank of a chain writes long pieces.
+    /// Pieces that have gone through the pipeline.
+    pipelined: u64,
+    /// How the first rank of a pipeline writes long pieces.
     trial: Trial,
     /// The bytes it has staged for the next meeting, for the bridge to other hosts.
     staged: Staging,
@@ -217,7 +232,7 @@ impl Rounds {
         let patience = [1, 2].map(|threads| Patience::new(threads * segment.size(), config.cpus));
         for kind in ArenaKind::ALL {
             if let Some(arena) = config.arenas.get(kind) {
-                mapped::announce(&segment, kind, arena);
+                in_place::announce(&segment, kind, arena);
             }
         }
         let prospects = Prospects::new(segment.clone(), shared.clone());
@@ -230,7 +245,7 @@ impl Rounds {
             mapping: Mapping::default(),
             plan_print,
             round: 0,
-            chained: 0,
+            pipelined: 0,
             trial: Trial::default(),
             staged: Staging::default(),
             is_lent: false,
@@ -264,7 +279,7 @@ impl Rounds {
     }
 
     /// Finds out whether the tensors of an operation can be used where they are. From then on they may be.
-    pub(crate) fn lend(&mut self, op: &Op) -> Option<Mapped> {
+    pub(crate) fn lend(&mut self, op: &Op) -> Option<InPlace> {
         let parity = self.parity();
         let mapped = self.mapping.take(&self.segment, &self.config.arenas, op, parity);
         self.is_lent = mapped.is_some();
@@ -317,8 +332,8 @@ impl Rounds {
                 seq: meet.seq,
                 epoch: self.segment.members().epoch,
                 rounds,
-                mapped: meet.mapped.as_ref().map(Mapped::kind),
-                algorithm: meet.algorithm,
+                mapped: meet.mapped.as_ref().map(InPlace::kind),
+                strategy: meet.strategy,
                 print: self.plan_print,
                 behind: meet.behind.len(),
                 matching: self.segment.matching(),
@@ -338,9 +353,10 @@ impl Rounds {
         }
         let parity = self.parity();
         self.wait(meet, About::Keys(parity))?;
-        self.presence.agreed(meet.posted.recording, meet.algorithm);
         let agreed: &AtomicU64 = self.segment.region().at(self.segment.layout().agreed(parity));
-        Ok(Agreed::decode(agreed.load(Ordering::Relaxed)))
+        let agreed = Agreed::decode(agreed.load(Ordering::Relaxed));
+        self.presence.agreed(meet.posted.recording, meet.ran(agreed));
+        Ok(agreed)
     }
 
     /// A later meeting of an operation.
@@ -348,15 +364,15 @@ impl Rounds {
         self.meet(meet, About::Data)
     }
 
-    /// A fold whose keys have matched, as a chain. It is over when all are done with it.
-    pub(crate) fn run_chain(&mut self, meet: &Meet<'_>, chained: &Chained<'_>) -> Result<(), Failure> {
-        let first = self.chained;
-        self.chained += chained.pieces();
+    /// A fold whose keys have matched, as a pipeline. It is over when all are done with it.
+    pub(crate) fn run_pipeline(&mut self, meet: &Meet<'_>, pipelined: &Pipelined<'_>) -> Result<(), Failure> {
+        let first = self.pipelined;
+        self.pipelined += pipelined.pieces();
         let hopeless = |needed: &[u32]| self.hopeless(meet, needed);
         let tell = || self.blocked(meet);
         let lookout = Lookout::new(&self.segment, meet.deadline, self.patience(meet), &hopeless, &tell);
         let mut trial = self.trial;
-        let outcome = chained.run(first, &mut trial, lookout);
+        let outcome = pipelined.run(first, &mut trial, lookout);
         self.trial = trial;
         outcome?;
         self.meet_again(meet)
@@ -448,9 +464,7 @@ impl Rounds {
         let mapped = slots[0].mapped();
         let memory = match (slots.iter().all(|slot| slot.mapped() == mapped), mapped) {
             (true, None) => Memory::Windows,
-            (true, Some(_)) if mapped::is_for_all(meet.op, segment.size(), self.config.cpus) => {
-                Memory::Shares
-            }
+            (true, Some(_)) if meet.in_place == Some(Strategy::InPlaceShares) => Memory::Shares,
             (true, Some(_)) => Memory::Arenas,
             (false, _) => Memory::Mixed,
         };

@@ -5,6 +5,7 @@ use std::fs::File;
 use super::{Input, Target};
 use tpurun_memory::region::Region;
 use tpurun_protocol::board::{Board, Mark, OpRecord, Outcome, Wait, WaitKind};
+use tpurun_protocol::strategy::Strategy;
 
 pub(super) const TARGET: Target = Target { name: "board_image", run, seeds };
 
@@ -68,7 +69,7 @@ fn write_some(board: &Board) {
             let wait = Wait { comm_id: comm, kind: WaitKind::Collective { seq }, python_threads: 1 };
             let waiting = writer.waiting(wait);
             lane.blocked();
-            lane.agreed(recording, Some(0));
+            lane.agreed(recording, Some(Strategy::Windows));
             lane.unblocked();
             drop(waiting);
             lane.ended(recording, Outcome::Done);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Input, Target};
-use crate::execute::mapped::{Mapping, announce};
+use crate::execute::in_place::{Mapping, announce};
 use crate::matching::validate::validate;
 use tpurun_kernels::dtype::Dtype;
 use tpurun_memory::arena::{Arena, ArenaKind, Arenas};

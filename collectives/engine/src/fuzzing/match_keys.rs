@@ -32,7 +32,7 @@ fn run(bytes: &[u8]) {
                 epoch: 0,
                 rounds: 1,
                 mapped: None,
-                algorithm: None,
+                strategy: None,
                 print: 7,
                 behind: 0,
                 matching: Matching::Strict,

@@ -14,6 +14,7 @@ use tpurun_protocol::match_key::SLOT_BYTES;
 use tpurun_protocol::match_key::{Offer, Planned, Slot};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
+use tpurun_protocol::strategy::Strategy;
 use tpurun_protocol::testing::{KINDS, Memory, chunks, op};
 
 pub(super) const TARGET: Target = Target { name: "meeting", run, seeds };
@@ -32,8 +33,9 @@ fn run(bytes: &[u8]) {
     // Sometimes with another one behind it.
     let count = 1 + bytes / 4 % 2;
     // First comes what an honest rank would write, then what these ranks do.
-    let print = Planner::new(segment.members(), &config, 1).expect("a ring of ranks").fingerprint();
-    let algorithm = (op.kind != OpKind::Barrier).then_some(tpurun_topology::Algorithm::Flat);
+    let print =
+        Planner::new(segment.members(), &config, 1, segment.tuning()).expect("a ring of ranks").fingerprint();
+    let strategy = (op.kind != OpKind::Barrier).then_some(Strategy::Windows);
     for rank in 1..ranks {
         let slot = Slot::new(segment.region(), segment.layout().slot(rank, 0));
         slot.write(
@@ -43,14 +45,14 @@ fn run(bytes: &[u8]) {
                 epoch: 0,
                 rounds: 1,
                 mapped: None,
-                algorithm,
+                strategy,
                 print,
                 behind: count - 1,
                 matching: Matching::Normal,
             },
         );
         let offer = Offer::new(segment.region(), segment.layout().behind(rank, 0), 0);
-        offer.write(&op, algorithm, Matching::Normal);
+        offer.write(&op, strategy, Matching::Normal);
         let _ = segment.meeting().arrive(ranks);
     }
     spoil(&segment, &mut input);

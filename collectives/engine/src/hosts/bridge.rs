@@ -344,7 +344,8 @@ impl Bridge {
         let (segment, round) = (self.segment.clone(), self.sent);
         self.send(round, pieces(&small(&segment, round), MOST_BYTES), out);
         let bulk = bulk(&segment, round);
-        let of = self.stripe.of_round(bulk.iter().map(|stretch| stretch.bytes).sum());
+        let bytes = bulk.iter().map(|stretch| stretch.bytes).sum();
+        let of = self.stripe.of_round(bytes, segment.tuning().striped_bytes);
         if of > 1 {
             self.stripe.announce(round);
             self.calls = true;

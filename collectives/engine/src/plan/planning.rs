@@ -9,6 +9,7 @@ use tpurun_memory::invalid_usage;
 use tpurun_protocol::config::Config;
 use tpurun_protocol::membership::Membership;
 use tpurun_protocol::op::{Op, OpKind};
+use tpurun_protocol::tuning::Tuning;
 
 /// Makes this rank's schedules.
 #[derive(Debug)]
@@ -22,15 +23,27 @@ pub(crate) struct Planner {
 impl Planner {
     /// # Errors
     /// When the ranks do not fit the topology.
-    pub(crate) fn new(members: &Membership, config: &Config, cpus: u32) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        members: &Membership,
+        config: &Config,
+        cpus: u32,
+        tuning: &Tuning,
+    ) -> Result<Self, Failure> {
         let placement = match &config.topology {
             None => Placement::ring(members.size()),
             Some(topology) => Placement::new(topology.torus(), &members.world_ranks)
                 .map_err(|error| invalid_usage!("placing {} on TPURUN_TOPOLOGY: {error}", members.title()))?,
         };
-        // Measured orders of magnitude of one server: they choose between algorithms, nothing else.
-        let shared = SharedMemory { cores: cpus, wake_s: 3e-6, memory_bytes_per_s: 15e9 };
-        let machine = Machine { alpha_s: 5e-6, link_bytes_per_s: 5e9, shared: Some(shared) };
+        let shared = SharedMemory {
+            cores: cpus,
+            wake_s: tuning.wake_ns as f64 * 1e-9,
+            memory_bytes_per_s: tuning.memory_bytes_per_s as f64,
+        };
+        let machine = Machine {
+            alpha_s: tuning.message_ns as f64 * 1e-9,
+            link_bytes_per_s: tuning.link_bytes_per_s as f64,
+            shared: Some(shared),
+        };
         Ok(Self { placement, machine, rank: members.rank, forced: config.algorithm })
     }
 

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::execute::presence::Presence;
+use crate::plan::strategy::is_small;
 use crate::queue::lane::{BURST, Call, Lane, Progress};
 use crate::queue::p2p::{Callbacks, Messages};
 use crate::queue::work::{Carrier, OnDone, Outcome, Work};
@@ -16,6 +17,7 @@ use tpurun_memory::sync::{Consume, Consumer, Doorbell, OpQueue};
 use tpurun_protocol::board::Recording;
 use tpurun_protocol::op::Op;
 use tpurun_protocol::segment::{Segment, Verdict};
+use tpurun_protocol::tuning::Tuning;
 
 /// Operations that may wait for the progress thread; a caller that is further ahead waits for room.
 pub(crate) const QUEUE_LENGTH: usize = 1024;
@@ -55,6 +57,7 @@ pub(crate) struct Jobs {
     /// Somebody wants an end now.
     hurried: Doorbell,
     presence: Arc<Presence>,
+    tuning: Tuning,
     server: Mutex<Server>,
 }
 
@@ -73,9 +76,10 @@ impl Jobs {
         lane: Arc<Mutex<Lane>>,
         queued: Arc<AtomicUsize>,
         presence: Arc<Presence>,
+        tuning: Tuning,
     ) -> Arc<Self> {
         let (queue, hurried) = (OpQueue::new(QUEUE_LENGTH), Doorbell::default());
-        Arc::new(Self { queue, lane, queued, hurried, presence, server: Mutex::default() })
+        Arc::new(Self { queue, lane, queued, hurried, presence, tuning, server: Mutex::default() })
     }
 
     /// False when the queue stays full until then, or is closed. A lazy job is begun here if it can be, and
@@ -169,7 +173,7 @@ impl Jobs {
                 Consume::Late if self.end_server() => return,
                 Consume::Late => continue,
             };
-            if was_idle && jobs.front(1).iter().all(|job| job.call().is_small()) {
+            if was_idle && jobs.front(1).iter().all(|job| is_small(&job.op, &self.tuning)) {
                 drop(jobs);
                 self.hurried.wait(hurried, Some(Instant::now() + GRACE));
                 was_idle = false;

@@ -13,17 +13,19 @@ use std::time::{Duration, Instant};
 
 use tpurun_topology::{Algorithm, Schedule};
 
-use crate::execute::flat::Flat;
 use crate::execute::lookout::Lookout;
 use crate::execute::presence::Presence;
 use crate::execute::rounds::{Meet, Memory, Posting, Rounds, Shared};
 use crate::execute::stepwise;
+use crate::execute::windows::Windowed;
 use crate::plan::planning::{Planner, Wanted};
+use crate::plan::strategy::{Choice, Ground, Traits, choose};
 use tpurun_memory::failure::{Failure, FailureKind, bug};
 use tpurun_memory::sync::Patience;
 use tpurun_protocol::config::Config;
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
+use tpurun_protocol::strategy::Strategy;
 
 pub(crate) use burst::{BURST, Begun, Call, Progress};
 
@@ -31,6 +33,7 @@ pub(crate) use burst::{BURST, Begun, Call, Progress};
 #[derive(Debug)]
 pub(crate) struct Lane {
     rounds: Rounds,
+    ground: Ground,
     planner: Planner,
     /// Few: sizes are rounded.
     plans: Vec<(Wanted, Arc<Schedule>)>,
@@ -48,9 +51,10 @@ impl Lane {
         presence: Arc<Presence>,
         shared: Arc<Shared>,
     ) -> Result<Self, Failure> {
-        let planner = Planner::new(segment.members(), &config, segment.planned_cpus())?;
+        let ground = Ground::of(&segment);
+        let planner = Planner::new(segment.members(), &config, ground.cpus, segment.tuning())?;
         let rounds = Rounds::new(segment, config, presence, shared, planner.fingerprint());
-        Ok(Self { rounds, planner, plans: vec![], is_settled: false, seq: 0, begun: None })
+        Ok(Self { rounds, ground, planner, plans: vec![], is_settled: false, seq: 0, begun: None })
     }
 
     /// Runs one collective to its end.
@@ -110,11 +114,13 @@ impl Lane {
         };
         let wanted = self.between_hosts(wanted);
         let schedule = self.plan(wanted, op.kind)?;
-        meet.algorithm = Some(schedule.algorithm);
         let (segment, shared) = (self.rounds.segment.clone(), self.rounds.shared.clone());
+        let traits = Traits::of(op, self.ground);
+        let Choice { staged, in_place } = choose(self.ground, &traits, schedule.algorithm, segment.tuning());
+        (meet.strategy, meet.in_place) = (Some(staged), in_place);
         if schedule.algorithm == Algorithm::Flat {
-            let flat = Flat::new(&segment, op, &schedule, &shared.traffic);
-            meet.mapped = self.rounds.lend(op);
+            let flat = Windowed::new(&segment, op, &schedule, staged, &shared.traffic);
+            meet.mapped = in_place.and_then(|_| self.rounds.lend(op));
             if meet.mapped.is_none() {
                 return flat.run(&mut self.rounds, meet, None);
             }
@@ -131,7 +137,7 @@ impl Lane {
         }
         // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
         let flat = self.plan(wanted.flat(), op.kind)?;
-        let flat = Flat::new(&segment, op, &flat, &shared.traffic);
+        let flat = Windowed::new(&segment, op, &flat, Strategy::Windows, &shared.traffic);
         let agreed = self.rounds.match_keys(&meet, flat.rounds())?;
         if agreed.uneven {
             return flat.run(&mut self.rounds, meet, Some(agreed));

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::execute::presence::Presence;
+use crate::plan::copying;
 use crate::queue::work::{OnDone, Outcome, Work};
-use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::process::LOOK_PERIOD;
 use tpurun_protocol::board::Recording;
@@ -38,11 +38,6 @@ struct Pending {
     recording: Option<Recording>,
     /// A send: bytes of header and payload in the ring so far. A receive: payload bytes that arrived.
     moved: usize,
-}
-
-/// Whether both ends of it together are.
-fn is_large(message: &Op) -> bool {
-    message.outgrows_caches(2, false)
 }
 
 /// The thing that a source's ring is in the middle of.
@@ -325,7 +320,7 @@ impl Messages {
             let payload = pending.moved - HEADER_BYTES;
             let left = pending.op.inputs.total() - payload;
             let now = room.first(left.min(u32::MAX as usize) as u32);
-            let how = if is_large(&pending.op) { Copying::Loading } else { Copying::Cached };
+            let (how, _) = copying::message(&segment, &pending.op);
             let mut at = payload;
             for (offset, bytes) in now.pieces() {
                 let from = data + offset as usize;
@@ -373,7 +368,7 @@ impl Messages {
                     self.presence.first_byte(pending.recording);
                     let left = pending.op.outputs.total() - pending.moved;
                     let now = run.first(left.min(u32::MAX as usize) as u32);
-                    let how = if is_large(&pending.op) { Copying::Streaming } else { Copying::Cached };
+                    let (_, how) = copying::message(&segment, &pending.op);
                     let mut at = pending.moved;
                     for (offset, bytes) in now.pieces() {
                         let from = data + offset as usize;
@@ -525,7 +520,6 @@ mod tests {
     use tpurun_kernels::dtype::{Dtype, ReduceOp};
     use tpurun_memory::buffer::Spans;
     use tpurun_protocol::board::WaitKind;
-    use tpurun_protocol::config::{Matching, Results};
     use tpurun_protocol::membership::Membership;
     use tpurun_protocol::op::Shape;
     use tpurun_protocol::segment::Settings;
@@ -551,8 +545,7 @@ mod tests {
 
     fn segment(handover: &Handover, rank: u32) -> Arc<Segment> {
         let members = Membership { name: "test".to_owned(), rank, world_ranks: vec![0, 1], epoch: 4 };
-        let settings =
-            Settings { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
+        let settings = Settings::default();
         let limit = Duration::from_secs(60);
         crate::join::rendezvous(members, settings, handover, limit).expect("both come").0
     }

@@ -7,6 +7,8 @@ use super::{Board, Lane, MAX_DIMS, Mark, SITE_BYTES, now_ns, pack, unpack};
 use tpurun_memory::sync::Ordering;
 use tpurun_memory::text::tail;
 
+use crate::strategy::Strategy;
+
 /// Operations kept per communicator and rank.
 pub const RECORDS: usize = 64;
 
@@ -60,8 +62,8 @@ pub struct OpView {
     pub dtype: u8,
     /// `TpurunReduceOp`, unchecked.
     pub reduce_op: u8,
-    /// Index into `tpurun_topology::Algorithm::ALL`, unchecked; 255 while there is none.
-    pub algorithm: u8,
+    /// Code of a [`Strategy`](crate::strategy::Strategy), unchecked; 255 while there is none.
+    pub strategy: u8,
     /// How it ended.
     pub outcome: Outcome,
     /// Root or peer, unchecked.
@@ -119,7 +121,7 @@ impl Lane {
         let codes = [op.collective, op.dtype, op.reduce_op, dims as u8, 0, 0, 0, 0];
         board.store(at + SEQ, op.seq);
         board.store(at + CODES, u64::from_le_bytes(codes));
-        board.store(at + ALGORITHM, NO_ALGORITHM);
+        board.store(at + STRATEGY, NO_STRATEGY);
         board.store(at + OUTCOME, PENDING);
         board.store(at + ROOT_TAG, pack(op.root as u32, op.tag as u32));
         board.store(at + COUNT, op.count);
@@ -137,14 +139,14 @@ impl Lane {
     }
 
     /// All ranks have come with equal keys: bytes move from now on.
-    pub fn agreed(&self, recording: Recording, algorithm: Option<u8>) {
+    pub fn agreed(&self, recording: Recording, strategy: Option<Strategy>) {
         let Some(at) = self.still(recording) else { return };
         // Reading the clock is much of what a record costs.
         let now = now_ns();
         self.board.store(at + MATCHED_NS, now);
         self.board.store(at + FIRST_BYTE_NS, now);
-        if let Some(algorithm) = algorithm {
-            self.board.store(at + ALGORITHM, u64::from(algorithm));
+        if let Some(strategy) = strategy {
+            self.board.store(at + STRATEGY, strategy as u64);
         }
     }
 
@@ -227,7 +229,7 @@ impl Board {
             collective: codes[0],
             dtype: codes[1],
             reduce_op: codes[2],
-            algorithm: load(ALGORITHM).min(NO_ALGORITHM) as u8,
+            strategy: load(STRATEGY).min(NO_STRATEGY) as u8,
             outcome: match load(OUTCOME) {
                 PENDING => Outcome::Pending,
                 DONE => Outcome::Done,
@@ -267,7 +269,7 @@ fn written(number: u64) -> u64 {
 /// `TPURUN_SEND` and `TPURUN_RECV`.
 const MESSAGES: [u8; 2] = [9, 10];
 const READ_ATTEMPTS: usize = 64;
-const NO_ALGORITHM: u64 = 255;
+const NO_STRATEGY: u64 = 255;
 const PENDING: u64 = 0;
 const DONE: u64 = 1;
 const FAILED: u64 = 2;
@@ -275,7 +277,7 @@ const FAILED: u64 = 2;
 pub(super) const WORDS: usize = 32;
 const SEQ: usize = 1;
 const CODES: usize = 2;
-const ALGORITHM: usize = 3;
+const STRATEGY: usize = 3;
 const OUTCOME: usize = 4;
 const ROOT_TAG: usize = 5;
 const COUNT: usize = 6;

@@ -1,6 +1,7 @@
 use std::os::unix::fs::FileExt;
 
 use super::*;
+use crate::strategy::Strategy;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 fn op<'a>(seq: u64, site: &'a str, shape: &'a [i64]) -> OpRecord<'a> {
@@ -67,7 +68,7 @@ fn a_record_grows_until_it_is_overwritten() {
     let lane = board.rank(0).claim_lane(1, "g", 1, 0).unwrap();
     let recordings: Vec<Recording> = (0..=RECORDS as u64).map(|seq| lane.posted(&op(seq, "", &[]))).collect();
     for recording in &recordings {
-        lane.agreed(*recording, Some(1));
+        lane.agreed(*recording, Some(Strategy::Pipeline));
     }
     lane.ended(recordings[0], Outcome::Failed);
     lane.ended(recordings[5], Outcome::Done);
@@ -75,7 +76,10 @@ fn a_record_grows_until_it_is_overwritten() {
     let numbers: Vec<u64> = records.iter().map(|record| record.number).collect();
     assert_eq!(numbers, (1..=RECORDS as u64).collect::<Vec<_>>());
     let last = records.last().unwrap();
-    assert_eq!((last.seq, last.outcome, last.algorithm), (RECORDS as u64, Outcome::Pending, 1));
+    assert_eq!(
+        (last.seq, last.outcome, last.strategy),
+        (RECORDS as u64, Outcome::Pending, Strategy::Pipeline as u8)
+    );
     let done = &records[4];
     assert_eq!((done.number, done.outcome), (5, Outcome::Done));
     let times = [done.posted_ns, done.matched_ns, done.first_byte_ns, done.done_ns];

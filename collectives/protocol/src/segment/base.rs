@@ -10,6 +10,7 @@ use crate::config::{Matching, Results};
 use crate::hosts::Hosts;
 use crate::layout::Layout;
 use crate::membership::Membership;
+use crate::tuning::Tuning;
 
 use super::bell::Bell;
 use super::words::*;
@@ -21,6 +22,7 @@ pub struct Base {
     pub(super) layout: Layout,
     pub(super) members: Membership,
     pub(super) hosts: Hosts,
+    pub(super) tuning: Tuning,
     /// Rung for the bridge to other hosts, where there are any.
     pub(super) bell: Option<Bell>,
     /// The time for which it is left to somebody else to say that a rank is gone.
@@ -79,6 +81,12 @@ impl Base {
     #[inline]
     pub fn planned_cpus(&self) -> u32 {
         self.region.at::<AtomicU32>(self.layout.header() + H_CPUS).load(Ordering::Relaxed).max(1)
+    }
+
+    /// The numbers by which operations are planned, the same on every rank.
+    #[inline]
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     /// How many ranks there are.

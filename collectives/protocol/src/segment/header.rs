@@ -10,8 +10,9 @@ use tpurun_memory::sync::{AtomicU32, AtomicU64, Ordering};
 use tpurun_memory::text::head;
 
 use crate::config::{Matching, Results};
-use crate::layout::{MAGIC, VERSION};
+use crate::layout::{Layout, MAGIC, VERSION};
 use crate::membership::Membership;
+use crate::tuning::Tuning;
 
 use super::base::Base;
 use super::settings::Settings;
@@ -74,6 +75,10 @@ pub(super) fn write_header(segment: &Base, settings: Settings) {
     word(H_VERIFY).store((settings.results == Results::Verified).into(), Ordering::Relaxed);
     word(H_EPOCH).store(segment.members.epoch, Ordering::Relaxed);
     word(H_HOSTS).store(segment.hosts.count(), Ordering::Relaxed);
+    for (index, value) in settings.tuning.values().into_iter().enumerate() {
+        let word = segment.region.at::<AtomicU64>(header + H_TUNING + 8 * index);
+        word.store(value as u64, Ordering::Relaxed);
+    }
     let window = segment.layout.wide_bytes() as u64;
     segment.region.at::<AtomicU64>(header + H_WINDOW).store(window, Ordering::Relaxed);
     let name = head(&segment.members.name, NAME_BYTES);
@@ -82,6 +87,12 @@ pub(super) fn write_header(segment: &Base, settings: Settings) {
     for rank in segment.ranks() {
         segment.member_word(rank, M_WORLD_RANK).store(segment.world_rank(rank), Ordering::Relaxed);
     }
+}
+
+/// Reads the numbers that [`write_header`] wrote; another process may have written others.
+pub(super) fn tuning_of(region: &Region, layout: &Layout) -> Result<Tuning, String> {
+    let word = |index: usize| region.at::<AtomicU64>(layout.header() + H_TUNING + 8 * index);
+    Tuning::checked(std::array::from_fn(|index| word(index).load(Ordering::Relaxed) as usize))
 }
 
 pub(super) fn write_nonce(segment: &Base) -> Result<(), Failure> {
@@ -104,4 +115,34 @@ pub(super) fn refused(members: &Membership, verb: &str, bytes: usize, error: &io
     let text =
         format!("cannot {verb} the shared segment of {} ({bytes} bytes): {error}{hint}", members.title());
     Failure::new(FailureKind::Transport, text)
+}
+
+#[cfg(test)]
+#[cfg(not(tpurun_loom))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::hosts::Hosts;
+    use crate::segment::Segment;
+
+    #[test]
+    fn all_ranks_have_the_numbers_of_the_first_or_refuse_them() {
+        let members = Membership { name: "dp0".into(), rank: 0, world_ranks: vec![0], epoch: 0 };
+        let tuning = Tuning { pipeline_bytes: 77, ..Tuning::default() };
+        let settings = Settings { tuning, ..Settings::default() };
+        let (_segment, fd) =
+            Segment::create(members.clone(), Hosts::one(1), settings, Duration::ZERO).expect("memory");
+        assert_eq!(*Segment::join(members.clone(), &fd).expect("one of ours").tuning(), tuning);
+        for (index, field) in Tuning::FIELDS.iter().enumerate() {
+            let at = (H_TUNING + 8 * index) as u64;
+            for wrong in [u64::MAX, *field.range.end() as u64 + 1] {
+                rustix::io::pwrite(&fd, &wrong.to_ne_bytes(), at).expect("it is ours");
+                let refused = Segment::join(members.clone(), &fd).expect_err("no such number");
+                assert!(refused.to_string().contains(field.name), "{refused}");
+            }
+            rustix::io::pwrite(&fd, &(tuning.values()[index] as u64).to_ne_bytes(), at).expect("it is ours");
+        }
+        assert!(Segment::join(members, &fd).is_ok());
+    }
 }

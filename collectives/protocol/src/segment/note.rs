@@ -50,15 +50,13 @@ const GENERATION: usize = 0;
 const BYTES: usize = 4;
 const TEXT: usize = 8;
 pub(super) const NOTE_BYTES: usize = 1536;
-const _: () =
-    assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::words::H_NAME + super::words::NAME_BYTES <= NOTE);
+const _: () = assert!(NOTE + TEXT + NOTE_BYTES <= 4096 && super::words::TUNING_END <= NOTE);
 
 #[cfg(test)]
 #[cfg(not(tpurun_loom))]
 mod tests {
     use super::super::Settings;
     use super::*;
-    use crate::config::{Matching, Results};
     use crate::hosts::Hosts;
     use crate::membership::Membership;
     use crate::supervise::Supervised;
@@ -67,8 +65,7 @@ mod tests {
 
     fn segment() -> (Segment, Supervised) {
         let members = Membership { name: "dp0".into(), rank: 0, world_ranks: vec![0], epoch: 0 };
-        let settings =
-            Settings { window_bytes: 4096, matching: Matching::Normal, results: Results::Trusted, cpus: 1 };
+        let settings = Settings::default();
         let (segment, fd) =
             Segment::create(members, Hosts::one(1), settings, Duration::ZERO).expect("the host has memory");
         (segment, Supervised::open(&fd, 1).expect("a segment"))

@@ -1,6 +1,7 @@
 //! Offsets of the words of a segment, within its header, the record of a member, and the failure.
 
 use crate::layout::{EXPORTS_END, MEMBER_BYTES};
+use crate::tuning::Tuning;
 
 use super::header::{HEADER_BYTES, Nonce};
 
@@ -27,6 +28,9 @@ pub(super) const H_MOVES: usize = 896;
 pub(super) const H_DECIDED: usize = 960;
 pub(super) const H_READY: usize = 1024;
 pub(super) const H_STAGED: usize = 1088;
+/// The numbers of [`Tuning`], in order.
+pub(crate) const H_TUNING: usize = 1152;
+pub(super) const TUNING_END: usize = H_TUNING + Tuning::COUNT * 8;
 pub(super) const H_HOSTS: usize = 40;
 pub(super) const H_NONCE: usize = 48;
 const _: () = assert!(H_NONCE + size_of::<Nonce>() <= HEADER_BYTES);

@@ -13,7 +13,7 @@ use crate::job::program::{Given, Programs, Start};
 use crate::job::target::{Kind, find_python};
 use crate::job::values::{
     MAX_RANKS, parse_algorithm, parse_aslr, parse_backend_for, parse_count, parse_device, parse_duration,
-    parse_hash_seed, parse_only, parse_port, parse_ranks, parse_size, parse_topology,
+    parse_hash_seed, parse_only, parse_port, parse_ranks, parse_size, parse_topology, parse_tuning,
 };
 use crate::job::{Job, threads_per_rank};
 use crate::place::cluster;
@@ -156,6 +156,7 @@ fn decide(cli: &CommandLine) -> Result<Job, String> {
         remote,
         verify_results: options.verify_results,
         algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
+        tuning: options.tuning.as_deref().map(parse_tuning).transpose()?,
         device: options.device.as_deref().map(parse_device).transpose()?,
         serves_gloo: options.backend_for.as_deref().map(parse_backend_for).transpose()?.is_some(),
         hbm: options.hbm.as_deref().map(|text| parse_size("--hbm", text)).transpose()?,

@@ -1,5 +1,6 @@
 //! One row for each class of ranks that do the same.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -18,6 +19,8 @@ pub(crate) struct Row {
     /// Name of the communicator.
     pub(crate) group: Option<String>,
     pub(crate) operation: Option<String>,
+    /// How the operation is run, once all ranks have come to it.
+    pub(crate) strategy: Option<Cow<'static, str>>,
     /// Outcome of the operation; null while a rank waits for something else.
     pub(crate) outcome: Option<Outcome>,
     pub(crate) site: Option<String>,
@@ -42,6 +45,7 @@ struct Class {
     ending: Option<String>,
     communicator: Option<usize>,
     operation: Option<String>,
+    strategy: Option<Cow<'static, str>>,
     outcome: Option<Outcome>,
     site: Option<String>,
 }
@@ -79,6 +83,7 @@ fn class(rank: &RankFlight) -> Class {
         ending: rank.ending.clone(),
         communicator: doing.as_ref().and_then(|doing| doing.communicator()),
         operation,
+        strategy: record.and_then(|record| record.strategy.clone()),
         outcome: record.map(|record| record.outcome),
         site: record.map(|record| record.site.clone()).filter(|site| !site.is_empty()),
     }
@@ -100,6 +105,7 @@ fn row(flight: &Flight, class: Class, members: &[&RankFlight]) -> Row {
         program: class.program,
         group: class.communicator.map(|index| flight.communicators[index].name.clone()),
         operation: class.operation,
+        strategy: class.strategy,
         outcome: class.outcome,
         site: class.site,
         for_ms: since.map(|since| flight.taken_ns.saturating_sub(since) / 1_000_000),

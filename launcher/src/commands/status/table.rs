@@ -47,12 +47,13 @@ pub(crate) fn render(rows: &[Row]) -> String {
     text
 }
 
-const COLUMNS: [Column; 11] = [
+const COLUMNS: [Column; 12] = [
     Column { title: "RANKS", cell: |row| row.ranks.clone(), align: Align::Left },
     Column { title: "PROGRAM", cell: |row| row.program.clone().unwrap_or_default(), align: Align::Left },
     Column { title: "STATE", cell: state, align: Align::Left },
     Column { title: "GROUP", cell: |row| row.group.clone().unwrap_or_default(), align: Align::Left },
     Column { title: "OPERATION", cell: operation, align: Align::Left },
+    Column { title: "BY", cell: |row| row.strategy.clone().unwrap_or_default().into(), align: Align::Left },
     Column { title: "FOR", cell: duration, align: Align::Right },
     Column { title: "DONE/POSTED", cell: counts, align: Align::Right },
     Column { title: "OPS/S", cell: rate, align: Align::Right },

@@ -27,9 +27,9 @@ fn a_running_job_is_a_line_for_each_class() {
         expect![[r#"
             20261121-030415-7f3a  running for 6.0 s  5 ranks on n0: train.py
 
-            RANKS  STATE     GROUP  OPERATION                           FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
-            0-2    waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1     25  302 MiB  train.py:9
-            3      running   dp0    after all_reduce#0 (f32[8], SUM)  9.0 s          1/1    0.1     75  303 MiB  train.py:5
+            RANKS  STATE     GROUP  OPERATION                         BY         FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
+            0-2    waiting   dp0    all_reduce#1 (f32[8], SUM)                 5.0 s          1/2    0.1     25  302 MiB  train.py:9
+            3      running   dp0    after all_reduce#0 (f32[8], SUM)  windows  9.0 s          1/1    0.1     75  303 MiB  train.py:5
             4      starting
         "#]],
     );
@@ -39,11 +39,11 @@ fn a_running_job_is_a_line_for_each_class() {
         expect![[r#"
             20261121-030415-7f3a  running for 6.0 s  5 ranks on n0: train.py
 
-            RANKS  STATE     GROUP  OPERATION                           FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
-            0      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1      0  300 MiB  train.py:9
-            1      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1     25  301 MiB  train.py:9
-            2      waiting   dp0    all_reduce#1 (f32[8], SUM)        5.0 s          1/2    0.1     50  302 MiB  train.py:9
-            3      running   dp0    after all_reduce#0 (f32[8], SUM)  9.0 s          1/1    0.1     75  303 MiB  train.py:5
+            RANKS  STATE     GROUP  OPERATION                         BY         FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
+            0      waiting   dp0    all_reduce#1 (f32[8], SUM)                 5.0 s          1/2    0.1      0  300 MiB  train.py:9
+            1      waiting   dp0    all_reduce#1 (f32[8], SUM)                 5.0 s          1/2    0.1     25  301 MiB  train.py:9
+            2      waiting   dp0    all_reduce#1 (f32[8], SUM)                 5.0 s          1/2    0.1     50  302 MiB  train.py:9
+            3      running   dp0    after all_reduce#0 (f32[8], SUM)  windows  9.0 s          1/1    0.1     75  303 MiB  train.py:5
             4      starting
         "#]],
     );
@@ -101,15 +101,15 @@ fn other_states_read_well() {
         &Picture { is_running: true, ..Picture::new(&run, flight) },
         Grouping::Class,
         expect![[r#"
-        20261121-030415-7f3a  running for 0.0 s  5 ranks on n0: train.py
+            20261121-030415-7f3a  running for 0.0 s  5 ranks on n0: train.py
 
-        RANKS  PROGRAM  STATE     GROUP  OPERATION                              FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
-        0      trainer  stopped   dp0    all_reduce#1 (f32[8], SUM)           5.0 s          1/2    0.1      0  300 MiB  train.py:9
-        1      trainer  waiting   tp     failed broadcast#0 (f32[8], root 0)  9.0 s          0/1    0.1     25  301 MiB  train.py:5
-        2      reader   waiting          creation of the group                0.0 s                         50  302 MiB
-        3      reader   running   dp0    all_reduce#0 (f32[8], SUM)           9.0 s          1/1    0.1     75  303 MiB  train.py:5
-        4      reader   starting
-    "#]],
+            RANKS  PROGRAM  STATE     GROUP  OPERATION                            BY         FOR  DONE/POSTED  OPS/S  CPU %      RSS  AT
+            0      trainer  stopped   dp0    all_reduce#1 (f32[8], SUM)                    5.0 s          1/2    0.1      0  300 MiB  train.py:9
+            1      trainer  waiting   tp     failed broadcast#0 (f32[8], root 0)  windows  9.0 s          0/1    0.1     25  301 MiB  train.py:5
+            2      reader   waiting          creation of the group                         0.0 s                         50  302 MiB
+            3      reader   running   dp0    all_reduce#0 (f32[8], SUM)           windows  9.0 s          1/1    0.1     75  303 MiB  train.py:5
+            4      reader   starting
+        "#]],
     );
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tpurun_protocol::board::{self, Board, LaneView, OpView, RECORDS, WaitKind, WaitView};
-use tpurun_topology::Algorithm;
+use tpurun_protocol::strategy::Strategy;
 
 use crate::observe::flight::notice::Notice;
 use crate::observe::flight::processes::{self, RankStory};
@@ -142,7 +142,6 @@ impl Communicators {
 
 fn record(view: &OpView) -> Record {
     let moment = |ns: u64| Some(ns).filter(|ns| *ns != 0);
-    let algorithm = Algorithm::ALL.get(usize::from(view.algorithm));
     Record {
         number: view.number,
         seq: view.seq,
@@ -156,7 +155,7 @@ fn record(view: &OpView) -> Record {
         count: view.count,
         shape: view.shape.clone(),
         input_bytes: view.input_bytes,
-        algorithm: algorithm.map(|algorithm| algorithm.to_string().into()),
+        strategy: Strategy::from_code(view.strategy).map(|strategy| strategy.name().into()),
         site: view.site.clone(),
         posted_ns: view.posted_ns,
         matched_ns: moment(view.matched_ns),
@@ -227,7 +226,7 @@ mod tests {
         let (board, _fd) = Board::create(3).unwrap();
         let lane = board.rank(1).claim_lane(9, "dp0", 2, 1).unwrap();
         let first = lane.posted(&op(0));
-        lane.agreed(first, Some(0));
+        lane.agreed(first, Some(Strategy::Windows));
         lane.ended(first, board::Outcome::Done);
         lane.completed(0);
         lane.posted(&op(1));
@@ -246,7 +245,7 @@ mod tests {
         assert_eq!((lane.posted, lane.completed, lane.records.len()), (2, 1, 2));
         let [done, pending] = &lane.records[..] else { panic!("{lane:?}") };
         assert_eq!(done.text, "all_reduce#0 (f32[2x4], MAX)");
-        assert_eq!((done.outcome, done.algorithm.as_deref()), (Outcome::Done, Some("flat")));
+        assert_eq!((done.outcome, done.strategy.as_deref()), (Outcome::Done, Some("windows")));
         assert!(Some(done.posted_ns) <= done.matched_ns && done.matched_ns <= done.done_ns);
         assert_eq!((pending.outcome, pending.done_ns), (Outcome::Pending, None));
         assert_eq!(flight.ranks[1].doing().unwrap().record, Some(pending));

@@ -160,7 +160,7 @@ pub(crate) struct Record {
     pub(crate) count: u64,
     pub(crate) shape: Vec<i64>,
     pub(crate) input_bytes: u64,
-    pub(crate) algorithm: Option<Cow<'static, str>>,
+    pub(crate) strategy: Option<Cow<'static, str>>,
     /// Where the program called, as `train.py:28`.
     pub(crate) site: String,
     pub(crate) posted_ns: u64,

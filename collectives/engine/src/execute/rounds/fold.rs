@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::plan::sizes::helped_pieces;
 use tpurun_memory::failure::Failure;
 use tpurun_memory::traffic::Traffic;
 use tpurun_protocol::layout::LINE;
@@ -20,7 +21,7 @@ impl Rounds {
             }
             _ => self.fold_work(meet),
         };
-        let pieces = pieces(work, self.config.cpus, self.segment.size());
+        let pieces = helped_pieces(work, self.config.cpus, self.segment.size(), self.segment.tuning());
         if pieces <= 1 {
             self.fold(meet, 0, 1, round)?;
             meeting.open();
@@ -81,13 +82,4 @@ pub(super) fn cut(bytes: usize, piece: u32, of: u32) -> Range<usize> {
     let lines = bytes.div_ceil(LINE);
     let at = |n: u32| (lines * n as usize / of as usize * LINE).min(bytes);
     at(piece)..at(piece + 1)
-}
-
-/// Pieces worth waking a helper for: a wake-up costs some microseconds, as does folding 64 KiB.
-fn pieces(work: usize, cpus: u32, ranks: u32) -> u32 {
-    const PIECE_WORK: usize = 64 << 10;
-    if cpus < 2 || ranks < 2 || work < 4 * PIECE_WORK {
-        return 1;
-    }
-    (work / (2 * PIECE_WORK)).clamp(2, 64) as u32
 }

@@ -15,20 +15,14 @@ use tpurun_kernels::reduce::{Copying, Reduction};
 use tpurun_memory::buffer::Spans;
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::match_key::{OFFER_BYTES, Slot};
-use tpurun_protocol::op::{Op, OpKind};
+use tpurun_protocol::op::Op;
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::remote::Gathered;
 use tpurun_protocol::segment::remote::{ArenaStretch, Written};
+use tpurun_protocol::strategy::Strategy;
 
 use super::fold::cut;
 use super::{About, Meet, Rounds, turn_of};
-
-/// Smaller tensors are folded at once between hosts: it takes longer to send them than to fold them.
-pub(crate) const LEAST_HALVED: usize = 16 << 10;
-/// Every host folds smaller tensors for itself: a meeting costs more than the bytes.
-const LEAST_SCATTERED: usize = 128 << 10;
-/// Two hosts send each other as many bytes either way, unless partial results are wider.
-const LEAST_HOSTS: u32 = 3;
 
 /// The work of a meeting between hosts, beside its work on one host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,24 +35,9 @@ pub(crate) struct Between {
     pub(crate) gathered: Gathered,
 }
 
-/// Whether hosts fold stretches of it, and not each of them all of it. It must pay for partial results that may be
-/// wider than elements: one of them goes to where it is folded, and an element from there to all.
-pub(crate) fn is_scattered(segment: &Segment, op: &Op) -> bool {
-    segment.hosts().count() >= LEAST_HOSTS
-        && op.inputs.total() >= LEAST_SCATTERED
-        && segment.size() as usize > op.reduction(segment.size()).widening() + 1
-}
-
-/// Whether it is folded in two halves. Small tensors are folded at once, in the order of ranks, and those of which a
-/// host would not send less.
-pub(crate) fn is_halved(segment: &Segment, op: &Op) -> bool {
-    // On one host every operation asks.
-    if !segment.is_bridged() || !op.kind.reduces() || op.inputs.total() < LEAST_HALVED {
-        return false;
-    }
-    let hosts = segment.hosts().count() as usize;
-    let sends_less = segment.size() as usize > hosts * op.reduction(segment.size()).widening();
-    sends_less || (op.kind != OpKind::ReduceScatter && is_scattered(segment, op))
+/// Whether hosts fold what their ranks have first.
+pub(crate) fn is_halved(strategy: Option<Strategy>) -> bool {
+    matches!(strategy, Some(Strategy::Hierarchical | Strategy::Scattered))
 }
 
 /// Where the partial results of all hosts are at a round of this turn.
@@ -220,7 +199,7 @@ impl Rounds {
     /// The two halves of a fold between hosts, where it is done so.
     pub(super) fn halves(&self, meet: &Meet<'_>) -> Option<(Reduction, Reduction)> {
         let is_fold = meet.fold_bytes > 0 || meet.between.for_each.is_some();
-        if !(is_fold && is_halved(&self.segment, meet.op)) {
+        if !(is_fold && is_halved(meet.strategy)) {
             return None;
         }
         let reduction = meet.op.reduction(self.segment.size());

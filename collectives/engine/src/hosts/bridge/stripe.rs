@@ -5,8 +5,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Rounds of fewer bytes go over the first connection alone: waking other threads takes longer than sending them.
-const LEAST_STRIPED: usize = 256 << 10;
 /// Rounds that a host may have pieces of on the way at a time: it comes to one when it has seen the one before open.
 const MOST_ROUNDS: usize = 2;
 
@@ -70,9 +68,9 @@ impl Stripe {
     }
 
     /// The number of connections that a round of `bytes` bytes goes over, be it that one says only that all others
-    /// have it.
-    pub(super) fn of_round(&self, bytes: usize) -> usize {
-        if bytes < LEAST_STRIPED { 1 } else { self.count }
+    /// have it. One of less than `striped` bytes goes over the first alone.
+    pub(super) fn of_round(&self, bytes: usize, striped: usize) -> usize {
+        if bytes < striped { 1 } else { self.count }
     }
 
     /// Rounds that a host may have come to and that can not be counted yet: while pieces of one are on their way, it

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use tpurun_topology::{Algorithm, Schedule};
 
 use super::Lane;
-use crate::execute::flat::{fold_windows, folds_together};
-use crate::execute::mapped;
-use crate::execute::rounds::{LEAST_HALVED, Meet, Posting, Staged};
+use crate::execute::rounds::{Meet, Posting, Staged};
+use crate::execute::windows::{fold_windows, folds_together};
 use crate::plan::planning::Wanted;
+use crate::plan::strategy::is_small;
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::Failure;
 use tpurun_memory::sync::Arrival;
@@ -25,13 +25,11 @@ use tpurun_protocol::board::Recording;
 use tpurun_protocol::config::Results;
 use tpurun_protocol::layout::LINE;
 use tpurun_protocol::match_key::{self, Offer};
-use tpurun_protocol::op::{Op, OpKind};
+use tpurun_protocol::op::Op;
+use tpurun_protocol::strategy::Strategy;
 
 /// Most operations of one meeting.
 pub(crate) const BURST: usize = match_key::MAX_BEHIND + 1;
-/// Larger tensors take longer to move than to meet for. No tensor of at most this size is used where it is.
-const MAX_BYTES: usize = 8 << 10;
-const _: () = assert!(MAX_BYTES < mapped::MIN_BYTES && MAX_BYTES < LEAST_HALVED);
 
 /// The call that a caller wants to be run.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +40,6 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Whether it may share a meeting, as far as it alone says.
-    pub(crate) fn is_small(&self) -> bool {
-        self.op.kind == OpKind::AllReduce && (1..=MAX_BYTES).contains(&self.op.inputs.total())
-    }
-
     fn timeout(&self) -> Duration {
         self.op.timeout.unwrap_or(self.timeout)
     }
@@ -133,9 +126,11 @@ impl Lane {
             return vec![];
         }
         let room = self.rounds.segment.layout().window_bytes();
+        let tuning = *self.rounds.segment.tuning();
         let mut at = 0;
         let next = |call: &Call<'a>| {
-            let plan = call.is_small().then(|| self.flat_plan(call.op)).flatten()?;
+            let is_small = is_small(call.op, &tuning);
+            let plan = is_small.then(|| self.flat_plan(call.op)).flatten()?;
             let place = Staged { op: call.op, at, together: folds_together(&plan) };
             at += place.bytes().next_multiple_of(LINE);
             (at <= room).then_some(place)
@@ -160,7 +155,7 @@ impl Lane {
         let Call { op, recording, .. } = calls[0];
         let posted = Posting { recording, caller };
         Meet {
-            algorithm: Some(Algorithm::Flat),
+            strategy: Some(Strategy::Windows),
             fold_bytes: if staged[0].together { staged[0].bytes() } else { 0 },
             fold_window: self.rounds.parity(),
             behind: &staged[1..],
@@ -185,7 +180,7 @@ impl Lane {
             }
             for (index, tensor) in staged[1..].iter().enumerate() {
                 let offer = Offer::new(region, layout.behind(segment.rank(), parity), index);
-                offer.write(tensor.op, meet.algorithm, segment.matching());
+                offer.write(tensor.op, meet.strategy, segment.matching());
             }
             lane.rounds.offer_keys(&meet, 1)
         })?;
@@ -233,7 +228,7 @@ impl Lane {
         self.seq += count as u64;
         if result.is_ok() {
             for call in &calls[1..count] {
-                self.rounds.presence.agreed(call.recording, Some(Algorithm::Flat));
+                self.rounds.presence.agreed(call.recording, Some(Strategy::Burst));
             }
             self.rounds.presence.completed(self.seq - 1);
         }

@@ -184,7 +184,7 @@ fn arguments(record: &Record, view: &View<'_>) -> Vec<DebugAnnotation> {
     list.extend(record.reduce_op.as_ref().map(|reduce_op| text("reduce_op", reduce_op)));
     list.extend(record.root.map(|root| number(if record.is_message { "peer" } else { "root" }, root.into())));
     list.extend(record.is_message.then(|| ("tag".to_owned(), Value::Int(record.tag.into()))));
-    list.extend(record.algorithm.as_ref().map(|algorithm| text("algorithm", algorithm)));
+    list.extend(record.strategy.as_ref().map(|strategy| text("strategy", strategy)));
     list.extend(record.first_byte_ns.map(|at| number("first_byte_ns", at)));
     let failed = record.done_ns.filter(|_| record.outcome == Outcome::Failed);
     list.extend(failed.map(|at| number("failed_ns", at)));

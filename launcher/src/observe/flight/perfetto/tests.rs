@@ -134,7 +134,7 @@ fn a_slice_tells_what_was_posted() {
         count: Uint(8)
         dtype: String("f32")
         reduce_op: String("SUM")
-        algorithm: String("flat")
+        strategy: String("windows")
         first_byte_ns: Uint(11004000001)
 
         operation: String("send (f32[8], rank 2, tag 7)")

@@ -8,6 +8,7 @@ use tpurun_kernels::dtype::Dtype;
 use tpurun_memory::buffer::Spans;
 use tpurun_protocol::config::{Config, Matching};
 use tpurun_protocol::match_key::{Planned, Slot};
+use tpurun_protocol::op::OpKind;
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::testing::{self as memory, Memory};
 
@@ -53,7 +54,7 @@ fn run(own: &[usize], others: [&[usize]; RANKS as usize - 1]) -> (usize, Vec<Vec
             epoch: 0,
             rounds: 1,
             mapped: None,
-            algorithm: Some(Algorithm::Flat),
+            strategy: Some(Strategy::Windows),
             print: lane.rounds.plan_print,
             behind: ops.len() - 1,
             matching: Matching::Normal,
@@ -63,7 +64,7 @@ fn run(own: &[usize], others: [&[usize]; RANKS as usize - 1]) -> (usize, Vec<Vec
         for (index, op) in ops.iter().enumerate() {
             if index > 0 {
                 let offer = Offer::new(region, layout.behind(rank, 0), index - 1);
-                offer.write(op, Some(Algorithm::Flat), Matching::Normal);
+                offer.write(op, Some(Strategy::Windows), Matching::Normal);
             }
             fill(&segment, &op.inputs, i64::from(rank));
             op.inputs.stage(Copying::Cached, (0, 0), op.inputs.total(), region, at);

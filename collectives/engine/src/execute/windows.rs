@@ -1,7 +1,7 @@
 //! Flat schedules: every rank stages into its window, all meet, every rank takes what it needs.
 //!
-//! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk, or, where more
-//! ranks than there are cores reduce it, through a chain (`chain.rs`). Bytes moved for an all-reduce of S bytes on N
+//! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk, or through a
+//! chain (`pipeline.rs`), as `plan/strategy.rs` says. Bytes moved for an all-reduce of S bytes on N
 //! ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result. Two ranks each fold into their own tensor: 4 to
 //! stage, 6 to fold.
 
@@ -9,10 +9,9 @@ use std::ops::Range;
 
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
-use crate::execute::chain::{Chained, is_chained};
-use crate::execute::rounds::{
-    Agreed, Between, Meet, Memory, Rounds, Staging, is_halved, is_scattered, partials,
-};
+use crate::execute::pipeline::Pipelined;
+use crate::execute::rounds::{Agreed, Between, Meet, Memory, Rounds, Staging, is_halved, partials};
+use crate::plan::copying;
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::Failure;
 use tpurun_memory::traffic::Counter;
@@ -20,6 +19,7 @@ use tpurun_protocol::layout::{LINE, Window};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::remote::{ArenaStretch, Gathered};
+use tpurun_protocol::strategy::Strategy;
 
 /// Whether the last to arrive folds what all have staged, which nobody else reads then.
 pub(crate) fn folds_together(schedule: &Schedule) -> bool {
@@ -29,10 +29,11 @@ pub(crate) fn folds_together(schedule: &Schedule) -> bool {
 
 /// One flat execution.
 #[derive(Debug)]
-pub(crate) struct Flat<'a> {
+pub(crate) struct Windowed<'a> {
     segment: &'a Segment,
     op: &'a Op,
     schedule: &'a Schedule,
+    strategy: Strategy,
     traffic: &'a Counter,
     /// The stretch of every round but the first.
     stretch: Stretch,
@@ -44,16 +45,17 @@ pub(crate) struct Flat<'a> {
     copying: (Copying, Copying),
 }
 
-impl<'a> Flat<'a> {
+impl<'a> Windowed<'a> {
     pub(crate) fn new(
         segment: &'a Segment,
         op: &'a Op,
         schedule: &'a Schedule,
+        strategy: Strategy,
         traffic: &'a Counter,
     ) -> Self {
         let slots = if is_for_each(op.kind) { segment.size() as usize } else { 1 };
         // A window must hold the partial results of a stretch, too, which may be wider.
-        let is_halved = is_halved(segment, op);
+        let is_halved = is_halved(Some(strategy));
         let widening = if is_halved { op.reduction(segment.size()).widening() } else { 1 };
         let layout = segment.layout();
         let stretch = |window: Window| {
@@ -76,8 +78,8 @@ impl<'a> Flat<'a> {
             _ => (near, near),
         };
         let halves_for_each = is_halved && op.kind == OpKind::ReduceScatter;
-        let copying = copying(segment, op);
-        Self { segment, op, schedule, traffic, first, stretch, halves_for_each, copying }
+        let copying = copying::staging(segment, op);
+        Self { segment, op, schedule, strategy, traffic, first, stretch, halves_for_each, copying }
     }
 
     /// Rounds that this rank knows to be needed.
@@ -101,7 +103,7 @@ impl<'a> Flat<'a> {
     pub(crate) fn run(
         &self,
         meetings: &mut Rounds,
-        mut meet: Meet<'_>,
+        meet: Meet<'_>,
         agreed: Option<Agreed>,
     ) -> Result<(), Failure> {
         if self.segment.size() == 1 {
@@ -111,25 +113,37 @@ impl<'a> Flat<'a> {
             self.keep_own();
             return Ok(());
         }
-        if folds_together(self.schedule) && is_halved(self.segment, self.op) {
+        if folds_together(self.schedule) && is_halved(Some(self.strategy)) {
             return self.run_halved(meetings, meet);
         }
-        if is_chained(self.segment, self.op) {
+        if self.strategy == Strategy::Pipeline {
             if agreed.is_none() {
                 meetings.match_keys(&meet, 1)?;
             }
             // Until the next meeting nobody stages in the windows of the one before it.
             let windows = self.segment.layout().all_windows(1 - meetings.parity());
-            let chained = Chained::new(self.segment, self.op, self.traffic, windows);
-            return meetings.run_chain(&meet, &chained);
+            let pipelined = Pipelined::new(self.segment, self.op, self.traffic, windows);
+            return meetings.run_pipeline(&meet, &pipelined);
         }
+        self.run_rounds(meetings, meet, agreed)
+    }
+
+    /// Folded windows are read before a round opens, so every round may use the same ones again: half the memory to
+    /// keep in cache. Windows that others fetch from are read until the next round opens. Data of other hosts may come
+    /// before the previous round has been read here.
+    fn folds_in_same_windows(&self) -> bool {
+        folds_together(self.schedule) && !self.segment.is_bridged()
+    }
+
+    fn run_rounds(
+        &self,
+        meetings: &mut Rounds,
+        mut meet: Meet<'_>,
+        agreed: Option<Agreed>,
+    ) -> Result<(), Failure> {
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
         let mut round = 0;
-        // Folded windows are read before a round opens, so every round may use the same ones again: half the
-        // memory to keep in cache. Windows that others fetch from are read until the next round opens.
-        // Data of other hosts may come before the previous round has been read here.
-        let same = folds_together(self.schedule) && !self.segment.is_bridged();
-        let together = same.then(|| meetings.parity());
+        let together = self.folds_in_same_windows().then(|| meetings.parity());
         while round < rounds {
             let (parity, turn) = (meetings.parity(), meetings.turn());
             let window = together.unwrap_or(parity);
@@ -144,7 +158,7 @@ impl<'a> Flat<'a> {
                         if round == 0 && agreed.is_none() {
                             let agreed = meetings.match_keys(&meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
-                                return self.run(meetings, meet, Some(agreed));
+                                return self.run_rounds(meetings, meet, Some(agreed));
                             }
                             rounds = agreed.rounds;
                         } else {
@@ -159,9 +173,7 @@ impl<'a> Flat<'a> {
                     }
                     Step::Fetch { block, .. } => self.fold(run, *block, part, turn),
                     Step::Send { .. } | Step::Receive { .. } => {
-                        unreachable!(
-                            "flat schedules have no messages: the planner and this file belong together"
-                        )
+                        unreachable!("flat schedules have no messages")
                     }
                 }
             }
@@ -176,7 +188,7 @@ impl<'a> Flat<'a> {
     /// Where each host does a part of the second half, what is staged for one meeting is whole at the next, so each
     /// carries the stretches of one round to where they are folded, and those of the round before to all.
     fn run_halved(&self, meetings: &mut Rounds, mut meet: Meet<'_>) -> Result<(), Failure> {
-        let is_scattered = is_scattered(self.segment, self.op);
+        let is_scattered = self.strategy == Strategy::Scattered;
         let rounds = self.rounds() + u32::from(is_scattered);
         let mut before = Gathered::default();
         // Which stretch of the result is whole, and where.
@@ -412,30 +424,6 @@ impl Part {
     /// Returns how many bytes of a chunk of `chunk` bytes it has.
     fn of(self, chunk: usize) -> usize {
         chunk.saturating_sub(self.offset).min(self.stretch.most)
-    }
-}
-
-/// Bytes of an operation from which on its data is staged past the caches, where more than one other rank of a host
-/// reads it: all have the data that was there before in their caches. With less, or one reader, caches are faster.
-const READ_BY_MANY: usize = 128 << 10;
-
-/// How an operation is staged, and how its results are taken.
-fn copying(segment: &Segment, op: &Op) -> (Copying, Copying) {
-    let (ranks, is_bridged) = (segment.ranks_here().len(), segment.is_bridged());
-    let is_in_place = op.outputs.is_same_memory(&op.inputs);
-    // Rounds between hosts are as large as second-level caches; on one host what is staged is folded while it is
-    // there, and what has just been read is, too, when it is written over.
-    let (staged, taken) = match (op.outgrows_caches(ranks, is_bridged), is_bridged, is_in_place) {
-        (false, _, _) => (Copying::Cached, Copying::Cached),
-        (true, true, _) => (Copying::Streaming, Copying::Streaming),
-        (true, false, true) => (Copying::Loading, Copying::Cached),
-        (true, false, false) => (Copying::Loading, Copying::Streaming),
-    };
-    let is_read_by_many = matches!(op.kind, OpKind::Broadcast | OpKind::AllGather) && ranks > 2;
-    if is_read_by_many && !is_bridged && op.inputs.total() >= READ_BY_MANY {
-        (Copying::Streaming, taken)
-    } else {
-        (staged, taken)
     }
 }
 

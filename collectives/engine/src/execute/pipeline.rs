@@ -18,66 +18,21 @@
 use std::ops::Range;
 
 use crate::execute::lookout::Lookout;
+use crate::plan::copying;
+use crate::plan::sizes::{BEHIND, Flow, PipelinePieces, Taking};
 use crate::plan::trial::{Method, Trial};
 use tpurun_kernels::reduce::{Copying, Reduction};
 use tpurun_memory::buffer::{Fetch, Link};
 use tpurun_memory::failure::Failure;
 use tpurun_memory::sync::Chain;
 use tpurun_memory::traffic::{Counter, Traffic};
-use tpurun_protocol::layout::{LINE, PLACES};
+use tpurun_protocol::layout::LINE;
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 
-/// Bytes of a piece at least.
-const LEAST_PIECE: usize = 64 << 10;
-/// Pieces on their way for each core: while one is folded, another one is ready.
-const FOR_EACH_CORE: usize = 2;
-/// Pieces on their way, where a piece is taken while another one is folded; as many are whole. With fewer of them, or
-/// smaller ones, cores wait for each other; the last ones are taken alone.
-const BEHIND: usize = 4;
-/// Ranks that share a core for that: with fewer, results are written over what the caches still hold.
-const MANY: usize = 4;
-/// Bytes of such a piece.
-const LONG_PIECE: usize = 512 << 10;
-/// Most bytes that all ranks together may have folded and not taken yet, and that still stay in the caches, so that
-/// results can be written there.
-const KEPT: usize = 8 << 20;
-
-/// Whether an operation is done that way; the same on every rank.
-pub(crate) fn is_chained(segment: &Segment, op: &Op) -> bool {
-    let (ranks, cores) = (segment.size(), segment.planned_cpus());
-    // With a core for each rank, all of them fold at once out of windows.
-    let is_shared = ranks > cores;
-    is_shared && op.kind.reduces() && !segment.is_bridged() && op.inputs.total() >= least(ranks / cores)
-}
-
-/// Bytes of an operation that is done that way. Measured on 2 cores with 2 to 96 ranks, as is what follows.
-fn least(ranks_on_core: u32) -> usize {
-    if ranks_on_core < 32 { 1 << 20 } else { 512 << 10 }
-}
-
-/// When a rank takes a piece.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Taking {
-    /// At once: that frees its place, and it is in the caches.
-    AtOnce,
-    /// Past the caches, while it folds the piece [`BEHIND`] later, which is begun once that one is whole.
-    WhileFolding,
-}
-
-/// Bytes of a piece that is taken at once, and ranks for each core that are awake before it comes to them. The more
-/// ranks share a core, the more each does in its turn, and the fewer look for a piece while others could fold one.
-fn in_turn(ranks_on_core: usize) -> (usize, u32) {
-    match ranks_on_core {
-        0..2 => (128 << 10, 4),
-        2..16 => (256 << 10, 4),
-        _ => (512 << 10, 1),
-    }
-}
-
 /// One operation.
 #[derive(Debug)]
-pub(crate) struct Chained<'a> {
+pub(crate) struct Pipelined<'a> {
     segment: &'a Segment,
     op: &'a Op,
     traffic: &'a Counter,
@@ -97,33 +52,26 @@ pub(crate) struct Chained<'a> {
     copying: (Copying, Copying),
 }
 
-impl<'a> Chained<'a> {
+impl<'a> Pipelined<'a> {
     /// The pieces go through `memory`, which nobody else uses meanwhile.
     pub(crate) fn new(segment: &'a Segment, op: &'a Op, traffic: &'a Counter, memory: Range<usize>) -> Self {
         let (rank, ranks) = (segment.rank(), segment.size());
+        let tuning = segment.tuning();
         let reduction = op.reduction(ranks);
         let cores = ranks.min(segment.planned_cpus()) as usize;
         let wide = reduction.wide().size();
         let total = op.inputs.total() / reduction.dtype().size() * wide;
-        let ranks_on_core = ranks as usize / cores;
-        let outgrow = op.operands_outgrow_caches(ranks as usize);
-        let is_long = outgrow && total >= 2 * BEHIND * LONG_PIECE && ranks_on_core >= MANY;
-        let taking = if is_long { Taking::WhileFolding } else { Taking::AtOnce };
-        let (places, most, awake) = match taking {
-            Taking::AtOnce => {
-                let places = (FOR_EACH_CORE * cores).clamp(2 * FOR_EACH_CORE, PLACES);
-                let (most, awake) = in_turn(ranks_on_core);
-                (places, most, awake)
-            }
-            Taking::WhileFolding => (2 * BEHIND, LONG_PIECE, 1),
-        };
-        let bytes = (total / places).max(LEAST_PIECE).min(most).min(memory.len() / places);
-        let is_kept = taking == Taking::AtOnce && ranks as usize * places * bytes <= KEPT;
+        let outgrows_caches = copying::operands_outgrow_caches(op, ranks as usize, tuning.cache_bytes);
+        let flow = Flow { ranks: ranks as usize, cores, bytes: total, outgrows_caches };
+        let PipelinePieces { taking, places, bytes, near, is_kept } =
+            PipelinePieces::of(flow, memory.len(), tuning);
         let link = Link::of(rank, ranks);
         let copying = (
             match link {
                 Link::First => Copying::Streaming,
-                _ if op.outgrows_caches(ranks as usize, false) => Copying::Loading,
+                _ if copying::outgrows_caches(op, ranks as usize, false, tuning.cache_bytes) => {
+                    Copying::Loading
+                }
                 _ => Copying::Cached,
             },
             if is_kept { Copying::Cached } else { Copying::Streaming },
@@ -136,7 +84,6 @@ impl<'a> Chained<'a> {
             OpKind::Reduce if op.root != Some(rank) => 0..0,
             _ => 0..op.inputs.total(),
         };
-        let near = awake * cores as u32;
         let piece = (bytes / wide / LINE * LINE).max(LINE);
         Self { segment, op, traffic, reduction, link, piece, places, near, memory, taken, taking, copying }
     }

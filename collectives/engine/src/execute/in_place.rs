@@ -12,14 +12,14 @@
 //! Over several hosts only the input of a sum is read so, by the ranks of its host (`rounds/hierarchy.rs`).
 //!
 //! A rank says where its tensors are in the window it would stage them in. When one of them has a tensor
-//! elsewhere, which all learn at the meeting, the operation is staged instead (`flat.rs`).
+//! elsewhere, which all learn at the meeting, the operation is staged instead (`windows.rs`).
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use tpurun_kernels::reduce::Copying;
+use crate::plan::copying;
 use tpurun_memory::arena::{Arena, ArenaKind, Arenas, Export, PeerArena};
 use tpurun_memory::buffer::Spans;
 use tpurun_memory::failure::Failure;
@@ -31,26 +31,6 @@ use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::remote::ArenaStretch;
 
-/// Smaller tensors are staged, or smaller chunks that are only copied: reading where they are takes longer than
-/// copying them twice.
-pub(crate) const MIN_BYTES: usize = 16 << 10;
-/// Tensors to be summed are staged where a rank's part of them is less than this: a rank that sums needs
-/// pages of every rank.
-const MIN_PART: usize = 4 << 10;
-/// As above, for tensors that all get from one rank.
-const MIN_BROADCAST_PART: usize = 8 << 10;
-/// Tensors that are only copied are staged where their chunks are less than this for each rank, as others
-/// need pages of all.
-const MIN_CHUNK_PART: usize = 512;
-/// From how many bytes on every rank does its share, where there are more ranks than cores. Measured with 4 to
-/// 64 ranks on 2 cores.
-const MIN_SHARED: usize = 64 << 10;
-/// As above, for tensors that are folded for all ranks: bytes for each rank, a few pages of every rank, ..
-const MIN_SHARED_FOLD_PART: usize = 64 << 10;
-/// .. and less where ranks are many, as each that helps would first come to know all pages.
-const ENOUGH_TO_SHARE_FOLD: usize = 1 << 20;
-/// As above, for tensors that all get from one rank.
-const MIN_SHARED_BROADCAST: usize = 512 << 10;
 /// Pieces of one rank's tensors: tensors in more pieces are staged.
 const MAX_PIECES: usize = 4096;
 /// Words of a description before its pieces: how many inputs and outputs, and how many of them are a chunk.
@@ -73,7 +53,7 @@ enum Peers {
 
 /// An operation of this rank whose tensors are in its arena.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct InPlace {
     kind: ArenaKind,
     arenas: Arc<[Arc<PeerArena>]>,
     parity: usize,
@@ -98,23 +78,15 @@ struct Task {
 }
 
 impl Mapping {
-    /// The operation, described in the window of this parity, unless it is to be staged.
+    /// The operation, described in the window of this parity, unless this rank has its tensors elsewhere.
     pub(crate) fn take(
         &mut self,
         segment: &Segment,
         arenas: &Arenas,
         op: &Op,
         parity: usize,
-    ) -> Option<Mapped> {
-        let is_less = |bytes: fn(&Spans) -> usize, part: usize| {
-            bytes(&op.inputs).max(bytes(&op.outputs)) < MIN_BYTES.max(part * segment.size() as usize)
-        };
-        let is_small = match op.kind {
-            OpKind::Broadcast => is_less(Spans::total, MIN_BROADCAST_PART),
-            kind if kind.reduces() => is_less(Spans::total, MIN_PART),
-            _ => is_less(Spans::longest_chunk, MIN_CHUNK_PART),
-        };
-        if cfg!(tpurun_unmatched) || segment.size() == 1 || segment.is_bridged() || is_small {
+    ) -> Option<InPlace> {
+        if cfg!(tpurun_unmatched) {
             return None;
         }
         let places = |kind: &ArenaKind| {
@@ -142,7 +114,7 @@ impl Mapping {
         let places = inputs.into_iter().chain(outputs).flat_map(|(offset, bytes)| [offset, bytes]);
         let bytes: Vec<u8> = head.chain(places).flat_map(u64::to_le_bytes).collect();
         segment.region().write(window, &bytes);
-        Some(Mapped { kind, arenas, parity, plan: OnceCell::new() })
+        Some(InPlace { kind, arenas, parity, plan: OnceCell::new() })
     }
 
     /// The arenas of one kind of all ranks of this host, of which this one has `own`, once all can be read.
@@ -201,16 +173,6 @@ impl Mapping {
         let spans = arena.and_then(|arena| Spans::of_peer(arena, &[(offset, bytes)], 1));
         spans.ok_or_else(|| segment.failure_word().corrupt(rank, NOT_THERE))
     }
-}
-
-/// Whether every rank does its share of it.
-pub(crate) fn is_for_all(op: &Op, ranks: u32, cpus: u32) -> bool {
-    let least = match op.kind {
-        kind if is_common(kind) => ENOUGH_TO_SHARE_FOLD.min(ranks as usize * MIN_SHARED_FOLD_PART),
-        OpKind::Broadcast => MIN_SHARED_BROADCAST,
-        _ => MIN_SHARED,
-    };
-    ranks > cpus && op.inputs.total().max(op.outputs.total()) >= least
 }
 
 /// Whether what moves is no rank's own: it is cut for all of them.
@@ -302,7 +264,7 @@ fn known_peer(export: &Export) -> Result<Arc<PeerArena>, Failure> {
     Ok(arena)
 }
 
-impl Mapped {
+impl InPlace {
     /// Returns the kind of the arenas that its tensors are in.
     pub(crate) fn kind(&self) -> ArenaKind {
         self.kind
@@ -367,8 +329,7 @@ impl Plan {
         let reduction = op.kind.reduces().then(|| op.reduction(segment.size()));
         let cut = |n: u32| (self.total as u128 * u128::from(n) / u128::from(of)) as usize;
         let (from, to) = (cut(piece), cut(piece + 1));
-        let is_large = op.outgrows_caches(segment.ranks_here().len(), false);
-        let how = if is_large { Copying::Streaming } else { Copying::Cached };
+        let how = copying::in_place(segment, op);
         let mut start = 0;
         for task in &self.tasks {
             let within = |at: usize| match at.saturating_sub(start) {
@@ -465,11 +426,36 @@ fn words(region: &Region, at: usize, count: usize) -> Vec<u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect()
 }
 
+/// A chunk of a rank, or what is wrong with it.
+type Part = Result<(usize, Spans), Wrong>;
+
 /// Plans what goes where, for the chunks that belong to one of `owners`.
 fn tasks(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Result<Plan, Wrong> {
+    let tasks: Vec<Task> = parts(op, tensors, owners)
+        .into_iter()
+        .map(|(sources, sinks)| Task::of_parts(sources, sinks))
+        .collect::<Result<_, _>>()?;
+    let total = tasks.iter().map(|task| task.bytes).sum();
+    Ok(Plan { tasks, total })
+}
+
+impl Task {
+    fn of_parts(sources: Vec<Part>, sinks: Vec<Part>) -> Result<Self, Wrong> {
+        let sources: Vec<(usize, Spans)> = sources.into_iter().collect::<Result<_, _>>()?;
+        let sinks: Vec<(usize, Spans)> = sinks.into_iter().collect::<Result<_, _>>()?;
+        let bytes = sources[0].1.total();
+        if let Some((rank, _)) = sources.iter().chain(&sinks).find(|(_, spans)| spans.total() != bytes) {
+            return Err((*rank, OTHER_SIZES));
+        }
+        let spans = |parts: Vec<(usize, Spans)>| parts.into_iter().map(|(_, spans)| spans).collect();
+        Ok(Self { sources: spans(sources), sinks: spans(sinks), bytes })
+    }
+}
+
+/// The chunks that go from all of the first to each of the second.
+fn parts(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Vec<(Vec<Part>, Vec<Part>)> {
     let root = op.root.map_or(0, |root| root as usize);
     let element = op.dtype.size();
-    type Part = Result<(usize, Spans), Wrong>;
     let part = |rank: usize, chunks: &Chunks<'_>, index: usize| match chunks.chunk(index, element) {
         Ok(spans) => Ok((rank, spans)),
         Err(what) => Err((rank, what)),
@@ -507,18 +493,5 @@ fn tasks(op: &Op, tensors: &[Tensors<'_>], owners: Range<usize>) -> Result<Plan,
         }
         OpKind::Barrier | OpKind::Send | OpKind::Recv => {}
     }
-    let mut total = 0;
-    let mut tasks = Vec::with_capacity(parts.len());
-    for (sources, sinks) in parts {
-        let sources: Vec<(usize, Spans)> = sources.into_iter().collect::<Result<_, _>>()?;
-        let sinks: Vec<(usize, Spans)> = sinks.into_iter().collect::<Result<_, _>>()?;
-        let bytes = sources[0].1.total();
-        if let Some((rank, _)) = sources.iter().chain(&sinks).find(|(_, spans)| spans.total() != bytes) {
-            return Err((*rank, OTHER_SIZES));
-        }
-        total += bytes;
-        let spans = |parts: Vec<(usize, Spans)>| parts.into_iter().map(|(_, spans)| spans).collect();
-        tasks.push(Task { sources: spans(sources), sinks: spans(sinks), bytes });
-    }
-    Ok(Plan { tasks, total })
+    parts
 }
