@@ -388,12 +388,12 @@ impl Rounds {
     }
 
     /// The last meeting of an operation, where results are not trusted: compares them.
-    pub(crate) fn verify(&mut self, meet: &Meet<'_>) -> Result<(), Failure> {
-        let Some(hash) = verify::hash_of_result(&self.segment, meet.op) else { return Ok(()) };
+    pub(crate) fn verify<'a>(&mut self, op: &Op, meet: impl FnOnce() -> Meet<'a>) -> Result<(), Failure> {
+        let Some(hash) = verify::hash_of_result(&self.segment, op) else { return Ok(()) };
         let parity = self.parity();
         let (region, layout) = (self.segment.region(), self.segment.layout());
         Slot::new(region, layout.slot(self.segment.rank(), parity)).write_result(hash);
-        self.meet(meet, About::Results(parity))
+        self.meet(&meet(), About::Results(parity))
     }
 
     fn meet(&mut self, meet: &Meet<'_>, about: About) -> Result<(), Failure> {
@@ -446,8 +446,9 @@ impl Rounds {
     /// The last to arrive: all keys must agree. Also decides what only all together know.
     fn compare(&self, meet: &Meet<'_>, parity: usize) -> Result<Agreed, Failure> {
         let (segment, layout) = (&self.segment, self.segment.layout());
-        let slots: SmallVec<[Slot<'_>; 64]> =
-            segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))).collect();
+        // To collect them would move room for 64 of them, too.
+        let mut slots = SmallVec::<[Slot<'_>; 64]>::new();
+        slots.extend(segment.ranks().map(|rank| Slot::new(segment.region(), layout.slot(rank, parity))));
         if let Err(difference) = match_key::compare(&slots, segment.matching()) {
             return Err(segment.failure_word().fail_by(&verdict::mismatch(segment, meet.seq, &difference)));
         }

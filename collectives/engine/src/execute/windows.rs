@@ -103,12 +103,12 @@ impl<'a> Windowed<'a> {
     pub(crate) fn run(
         &self,
         meetings: &mut Rounds,
-        meet: Meet<'_>,
+        meet: &mut Meet<'_>,
         agreed: Option<Agreed>,
     ) -> Result<(), Failure> {
         if self.segment.size() == 1 {
             if agreed.is_none() {
-                meetings.match_keys(&meet, 1)?;
+                meetings.match_keys(meet, 1)?;
             }
             self.keep_own();
             return Ok(());
@@ -118,12 +118,12 @@ impl<'a> Windowed<'a> {
         }
         if self.strategy == Strategy::Pipeline {
             if agreed.is_none() {
-                meetings.match_keys(&meet, 1)?;
+                meetings.match_keys(meet, 1)?;
             }
             // Until the next meeting nobody stages in the windows of the one before it.
             let windows = self.segment.layout().all_windows(1 - meetings.parity());
             let pipelined = Pipelined::new(self.segment, self.op, self.traffic, windows);
-            return meetings.run_pipeline(&meet, &pipelined);
+            return meetings.run_pipeline(meet, &pipelined);
         }
         self.run_rounds(meetings, meet, agreed)
     }
@@ -138,7 +138,7 @@ impl<'a> Windowed<'a> {
     fn run_rounds(
         &self,
         meetings: &mut Rounds,
-        mut meet: Meet<'_>,
+        meet: &mut Meet<'_>,
         agreed: Option<Agreed>,
     ) -> Result<(), Failure> {
         let mut rounds = agreed.map_or_else(|| self.rounds(), |agreed| agreed.rounds);
@@ -156,13 +156,13 @@ impl<'a> Windowed<'a> {
                         meet.fold_bytes = if fold.is_empty() { 0 } else { self.left(part.offset) };
                         meet.between.for_each = self.halves_for_each.then_some(part.stretch.most);
                         if round == 0 && agreed.is_none() {
-                            let agreed = meetings.match_keys(&meet, rounds)?;
+                            let agreed = meetings.match_keys(meet, rounds)?;
                             if agreed.memory == Memory::Mixed {
                                 return self.run_rounds(meetings, meet, Some(agreed));
                             }
                             rounds = agreed.rounds;
                         } else {
-                            meetings.meet_again(&meet)?;
+                            meetings.meet_again(meet)?;
                         }
                         if round == 0 {
                             self.keep_own();
@@ -187,7 +187,7 @@ impl<'a> Windowed<'a> {
     ///
     /// Where each host does a part of the second half, what is staged for one meeting is whole at the next, so each
     /// carries the stretches of one round to where they are folded, and those of the round before to all.
-    fn run_halved(&self, meetings: &mut Rounds, mut meet: Meet<'_>) -> Result<(), Failure> {
+    fn run_halved(&self, meetings: &mut Rounds, meet: &mut Meet<'_>) -> Result<(), Failure> {
         let is_scattered = self.strategy == Strategy::Scattered;
         let rounds = self.rounds() + u32::from(is_scattered);
         let mut before = Gathered::default();
@@ -208,14 +208,14 @@ impl<'a> Windowed<'a> {
                 };
             }
             if round == 0 {
-                meetings.match_keys(&meet, rounds)?;
+                meetings.match_keys(meet, rounds)?;
                 // Data that was staged for the operation before may be on its way until now.
                 self.stage_half(meetings, place, self.stretch.most, turn + 1)?;
             } else {
-                meetings.come(&meet)?;
+                meetings.come(meet)?;
                 self.stage_half(meetings, place, offset + self.stretch.most, turn + 1)?;
                 self.fetch_folded(whole.take());
-                meetings.await_others(&meet)?;
+                meetings.await_others(meet)?;
             }
             whole = match is_scattered {
                 true => offset.checked_sub(self.stretch.most),

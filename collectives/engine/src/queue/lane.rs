@@ -70,9 +70,10 @@ impl Lane {
         let deadline = Instant::now() + timeout;
         let meet = || Meet::new(op, seq, deadline, timeout, posted);
         let result = self.guarded(|lane| {
-            lane.rounds.refuse_if_closing(&meet())?;
-            lane.execute(meet())?;
-            lane.rounds.verify(&meet())
+            let mut first = meet();
+            lane.rounds.refuse_if_closing(&first)?;
+            lane.execute(&mut first)?;
+            lane.rounds.verify(op, meet)
         });
         if result.is_ok() {
             self.rounds.presence.completed(seq);
@@ -107,10 +108,10 @@ impl Lane {
             .unwrap_or_else(|panic| Err(segment.failure_word().fail(FailureKind::Internal, &bug(&*panic))))
     }
 
-    fn execute(&mut self, mut meet: Meet<'_>) -> Result<(), Failure> {
+    fn execute(&mut self, meet: &mut Meet<'_>) -> Result<(), Failure> {
         let op = meet.op;
         let Some(wanted) = Wanted::by(op, self.planner.forced()) else {
-            return self.rounds.match_keys(&meet, 1).map(drop);
+            return self.rounds.match_keys(meet, 1).map(drop);
         };
         let wanted = self.between_hosts(wanted);
         let schedule = self.plan(wanted, op.kind)?;
@@ -124,13 +125,13 @@ impl Lane {
             if meet.mapped.is_none() {
                 return flat.run(&mut self.rounds, meet, None);
             }
-            let agreed = self.rounds.match_keys(&meet, flat.rounds())?;
+            let agreed = self.rounds.match_keys(meet, flat.rounds())?;
             let mapped = meet.mapped.take();
             return match (agreed.memory, mapped) {
                 (Memory::Arenas, _) => Ok(()),
                 (Memory::Shares, Some(mapped)) => {
                     self.rounds.in_place(|| mapped.run_share(&segment, op, &shared.traffic))?;
-                    self.rounds.meet_again(&meet)
+                    self.rounds.meet_again(meet)
                 }
                 _ => flat.run(&mut self.rounds, meet, Some(agreed)),
             };
@@ -138,12 +139,12 @@ impl Lane {
         // Whether an all-to-all is even, which routes through other ranks need, all know only afterwards.
         let flat = self.plan(wanted.flat(), op.kind)?;
         let flat = Windowed::new(&segment, op, &flat, Strategy::Windows, &shared.traffic);
-        let agreed = self.rounds.match_keys(&meet, flat.rounds())?;
+        let agreed = self.rounds.match_keys(meet, flat.rounds())?;
         if agreed.uneven {
             return flat.run(&mut self.rounds, meet, Some(agreed));
         }
-        let hopeless = |needed: &[u32]| self.rounds.hopeless(&meet, needed);
-        let tell = || self.rounds.blocked(&meet);
+        let hopeless = |needed: &[u32]| self.rounds.hopeless(meet, needed);
+        let tell = || self.rounds.blocked(meet);
         let lookout = Lookout::new(&segment, meet.deadline, Patience::NONE, &hopeless, &tell);
         let moved = stepwise::run(&segment, op, &schedule, meet.seq, lookout)?;
         shared.traffic.add(moved);
