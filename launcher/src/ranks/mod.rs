@@ -20,6 +20,7 @@ use rustix::process::WaitStatus;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
+use tpurun_memory::process::spawn_bound;
 use tpurun_protocol::control::CONTROL_FD_VAR;
 
 use crate::job::Job;
@@ -124,7 +125,8 @@ pub(crate) fn open_streams(
     Ok((stdin, open(Stream::Out)?, open(Stream::Err)?))
 }
 
-/// Starts a rank as a process of its own.
+/// Starts a rank as a process of its own, which ends with the thread that calls this: the agent's main thread, which
+/// lives as long as its process.
 pub(crate) fn spawn(
     job: &Job,
     rank: u32,
@@ -157,7 +159,7 @@ pub(crate) fn spawn(
             Err(io::Error::other(text))
         }
         // Slower, and nothing else.
-        _ => command.spawn(),
+        _ => spawn_bound(command),
     };
     drop(same);
     rustix::io::fcntl_setfd(board, FdFlags::CLOEXEC)?;

@@ -1,6 +1,7 @@
 //! How jobs of programs that are not Python end.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use crate::sandbox::Sandbox;
 
@@ -53,6 +54,21 @@ fn the_first_failure_is_the_cause() {
         assert_eq!((sandbox.ending(0), sandbox.ending(3)), (-15, -15));
         assert_eq!(fs::read_to_string(sandbox.run_dir().join("report.txt")).unwrap(), report);
         assert_eq!(fs::read_to_string(sandbox.run_dir().join("rank-0002.log")).unwrap(), "ready\n");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_executed_is_named_with_the_reason() {
+    let cases =
+        [("#!/no/such/interpreter\n", "No such file or directory"), ("echo a shell\n", "Exec format error")];
+    for (text, reason) in cases {
+        let sandbox = Sandbox::new();
+        sandbox.file("program", text);
+        let path = sandbox.path().join("program");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        let outcome = sandbox.run(&["-n", "2", "./program"]);
+        assert_eq!((outcome.code, outcome.out.as_str()), (1, ""), "{outcome:?}");
+        assert!(outcome.report().contains(&format!("could not be started: {reason}")), "{outcome:?}");
     }
 }
 

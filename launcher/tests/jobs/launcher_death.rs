@@ -32,6 +32,21 @@ fn nothing_survives_the_agent() {
 }
 
 #[test]
+fn no_executable_survives_both() {
+    let sandbox = Sandbox::new();
+    let mut job =
+        sandbox.start(&["-n", "4", "sh", "-c", "trap '' TERM HUP INT; echo ready; exec sleep 1000"]);
+    job.wait_for_lines("ready", 4);
+    let agent = sandbox.agent();
+    // Else the agent ends its ranks when the front is gone.
+    kill_process(agent, Signal::STOP).unwrap();
+    job.signal(Signal::KILL);
+    kill_process(agent, Signal::KILL).unwrap();
+    assert_eq!(job.wait_without_reading(), 137);
+    sandbox.expect_nothing_left();
+}
+
+#[test]
 fn nothing_survives_the_front_while_nobody_reads_the_output() {
     let sandbox = Sandbox::new();
     let mut job = sandbox.start(&["-n", "4", "sh", "-c", "echo ready; exec yes"]);
