@@ -85,13 +85,12 @@ fn start_agent(more: &[String], origin: &Origin) -> io::Result<Child> {
 
 fn clean_up(agent: u32, status: ExitStatus, forwarded: Option<Signal>) -> i32 {
     let front = getpid().as_raw_nonzero().get();
+    cgroup::kill_left_over(front);
+    let are_gone = kill::end_all_descendants(None, |_, _| ());
+    cgroup::remove_left_over(front, if are_gone { kill::LIMIT } else { Duration::ZERO });
     if let Some(code) = status.code() {
-        kill::end_all_descendants(None, |_, _| ());
         return code;
     }
-    cgroup::kill_left_over(front);
-    kill::end_all_descendants(None, |_, _| ());
-    cgroup::remove_left_over(front);
     let number = status.signal().unwrap_or(0);
     // A signal that came before the agent could handle it ends it before it has started anything.
     if forwarded.map(Signal::as_raw) != Some(number) {

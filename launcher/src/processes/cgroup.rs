@@ -1,10 +1,15 @@
 //! A control group of the job, where the host lets us make one: one write then kills all of it at once, and
 //! tells nobody else's processes from ours by guessing.
+//!
+//! The agent removes it when the job has ended, and its front does where the agent could not. A group whose job is
+//! gone, because both were killed, is removed by the next job that begins beside it.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use crate::processes::Process;
 
 /// The job's own group in the cgroup v2 tree.
 #[derive(Debug)]
@@ -19,6 +24,7 @@ impl JobCgroup {
     /// Makes the group of the job whose front process is `front`, where this process may.
     pub(crate) fn create(front: i32) -> Option<JobCgroup> {
         let home = own_group()?;
+        remove_stale(&home, front);
         let path = home.join(group_name(front));
         fs::create_dir(&path).ok()?;
         // Before Linux 5.14 there is no such file; then the group is of no use.
@@ -48,37 +54,66 @@ impl JobCgroup {
             let _ = fs::write(self.path.join("cgroup.kill"), "1");
         }
     }
+
+    /// Whether a process of the group has not ended yet, whoever its parent is.
+    pub(crate) fn has_processes(&self) -> bool {
+        let events = fs::read_to_string(self.path.join("cgroup.events")).unwrap_or_default();
+        self.is_usable && events.lines().any(|line| line == "populated 1")
+    }
 }
 
 impl Drop for JobCgroup {
     fn drop(&mut self) {
-        remove(&self.path);
+        remove(&self.path, REMOVAL);
     }
 }
 
-/// Ends what is left of the group of a job whose agent died.
+/// Ends what is left of the group of a job whose agent has ended.
 pub(crate) fn kill_left_over(front: i32) {
     if let Some(path) = own_group().map(|home| home.join(group_name(front))).filter(|path| path.exists()) {
         let _ = fs::write(path.join("cgroup.kill"), "1");
     }
 }
 
-/// Removes it once its processes are gone.
-pub(crate) fn remove_left_over(front: i32) {
+/// Removes it once its processes are gone, or leaves it to the next job when they are not after `patience`.
+pub(crate) fn remove_left_over(front: i32, patience: Duration) {
     if let Some(path) = own_group().map(|home| home.join(group_name(front))) {
-        remove(&path);
+        remove(&path, patience);
     }
 }
 
-/// A process that was reaped may leave its group only when its processor turns to something else.
-fn remove(path: &Path) {
-    let deadline = Instant::now() + REMOVAL;
-    while fs::remove_dir(path).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+/// Removes the groups beside `home` of jobs whose front is gone, and one that had the number of our own front. The
+/// kernel refuses where processes are left.
+fn remove_stale(home: &Path, front: i32) {
+    let is_stale = |group: &PathBuf| {
+        let number = group.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.parse().ok());
+        let is_gone = |number| Process::read(number).is_none_or(|process| process.is_zombie());
+        number.is_some_and(|number: i32| number == front || is_gone(number))
+    };
+    groups_in(home).filter(is_stale).for_each(|group| drop(remove_whole(&group)));
+}
+
+/// A process that was reaped leaves its group only when its processor turns to something else, which takes long where
+/// many processes end.
+fn remove(path: &Path, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    while remove_whole(path).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
         if Instant::now() >= deadline {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Removes a group with those in it, which jobs have made that ranks had started, and that ended with these.
+fn remove_whole(path: &Path) -> io::Result<()> {
+    groups_in(path).try_for_each(|group| remove_whole(&group))?;
+    fs::remove_dir(path)
+}
+
+fn groups_in(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
 /// How often the kernel has killed a process for want of memory, here or in a group around us.
@@ -140,9 +175,11 @@ fn move_self(group: &Path) -> io::Result<()> {
 }
 
 fn group_name(front: i32) -> String {
-    format!("tpurun-{front}")
+    format!("{PREFIX}{front}")
 }
 
+const PREFIX: &str = "tpurun-";
+/// Time for which the agent tries to remove its group; the front of the job tries it again, and for longer.
 const REMOVAL: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
@@ -164,6 +201,22 @@ mod tests {
         assert_eq!(v2_group(container, "0::/docker/abc/x\n").unwrap(), Path::new("/sys/fs/cgroup/x"));
         assert_eq!(v2_group(container, "0::/elsewhere\n"), None);
         assert_eq!(v2_group("", own), None);
+    }
+
+    /// Folders alone: the kernel takes them for groups, and lets nobody remove one that has processes.
+    #[test]
+    fn groups_of_dead_jobs_are_removed_by_the_next_one() {
+        let home = tempfile::tempdir().unwrap();
+        let (own, living) = (std::process::id(), std::os::unix::process::parent_id());
+        let others = ["other-1".to_owned(), "tpurun-x".to_owned(), format!("tpurun-{living}")];
+        let stale = [format!("tpurun-{own}"), format!("tpurun-{}", i32::MAX)];
+        for name in others.iter().chain(&stale) {
+            // A job that a rank of that job had started has a group in it.
+            fs::create_dir_all(home.path().join(name).join("tpurun-7")).unwrap();
+        }
+        remove_stale(home.path(), own as i32);
+        let left = |names: &[String]| names.iter().filter(|name| home.path().join(name).exists()).count();
+        assert_eq!((left(&others), left(&stale)), (3, 0));
     }
 
     #[test]

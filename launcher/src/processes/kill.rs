@@ -65,7 +65,9 @@ pub(crate) fn end_all_descendants(
     loop {
         kill_descendants(cgroup);
         let has_children = reap(&mut on_reaped);
-        if !has_children && ours().is_empty() {
+        // A warm server's are no children of ours once the process that has forked them is gone.
+        let is_anybody_left = has_children || cgroup.is_some_and(JobCgroup::has_processes);
+        if !is_anybody_left && ours().is_empty() {
             return true;
         }
         if Instant::now() >= deadline {
@@ -98,6 +100,7 @@ fn kill(process: Process) {
     }
 }
 
-const LIMIT: Duration = Duration::from_secs(5);
+/// Processes that take longer to end wait for a device.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 const SHELLS: [&str; 6] = ["bash", "dash", "sh", "zsh", "ksh", "busybox"];
 const PAUSE: Duration = Duration::from_millis(2);

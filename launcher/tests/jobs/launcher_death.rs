@@ -1,8 +1,10 @@
 //! Either process of the launcher may be killed: no rank and no grandchild survives.
 
+use std::path::PathBuf;
+
 use rustix::process::{Signal, kill_process};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, control_groups_of};
 
 /// Ranks that start a child in its own session, which ignores what it can.
 const WITH_GRANDCHILDREN: &str = "setsid sh -c 'trap \"\" TERM HUP INT; echo ready; sleep 1000' & \
@@ -42,8 +44,28 @@ fn no_executable_survives_both() {
     kill_process(agent, Signal::STOP).unwrap();
     job.signal(Signal::KILL);
     kill_process(agent, Signal::KILL).unwrap();
+    let front = job.front();
     assert_eq!(job.wait_without_reading(), 137);
     sandbox.expect_nothing_left();
+    // Nobody was left to remove the group of the job.
+    assert_eq!(Sandbox::new().run(&["-n", "1", "true"]).code, 0);
+    assert_eq!(control_groups_of(front), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_job_in_a_job_leaves_no_control_group() {
+    let sandbox = Sandbox::new();
+    let within =
+        [env!("CARGO_BIN_EXE_tpurun"), "-n", "1", "sh", "-c", "trap '' TERM; echo ready; sleep 1000 & wait"];
+    let mut job = sandbox.start(&[&["-n", "2"][..], &within[..]].concat());
+    job.wait_for_lines("ready", 2);
+    let front = job.front();
+    // At the second one the job is killed, and so are both processes of the job within, at once.
+    job.signal(Signal::TERM);
+    job.wait_for_note("stopping 2 ranks");
+    job.signal(Signal::TERM);
+    assert_eq!(job.wait().code, 143);
+    assert_eq!(control_groups_of(front), Vec::<PathBuf>::new());
 }
 
 #[test]

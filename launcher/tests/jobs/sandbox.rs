@@ -196,6 +196,11 @@ impl Job {
         }
     }
 
+    /// The process that was started.
+    pub(crate) fn front(&self) -> u32 {
+        self.front.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.front), signal).unwrap();
     }
@@ -247,6 +252,22 @@ impl Outcome {
     pub(crate) fn expect_error(&self, line: &str) {
         assert_eq!((self.code, self.err.as_str()), (2, format!("tpurun: error: {line}\n").as_str()));
     }
+}
+
+/// The control groups of the job whose front had this number; none where the host lets nobody make one.
+pub(crate) fn control_groups_of(front: u32) -> Vec<PathBuf> {
+    let name = format!("tpurun-{front}");
+    let (mut found, mut folders) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(folder) = folders.pop() {
+        let inside = fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(
+            inside.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()),
+        );
+        if folder.ends_with(&name) {
+            found.push(folder);
+        }
+    }
+    found
 }
 
 fn read_line(stream: &mut impl BufRead, seen: &mut String) -> String {
