@@ -607,6 +607,32 @@ def test_a_program_that_has_ended_well_but_lingers_is_suspected_until_the_timeou
     assert done.report.culprit == 1 and "CollectiveTimeoutError" in done.report.what, done.report.text
 
 
+FAILED_BUT_LINGERS = """
+import signal, sys, threading
+import torch.distributed as dist
+from tpurun.errors import RankLostError
+
+# The others are asked to end while they say why they do.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+dist.init_process_group("tpu_dist")
+dist.barrier()
+if dist.get_rank() == 1:
+    threading.Thread(target=threading.Event().wait).start()
+    sys.exit(3)
+try:
+    dist.barrier()
+except RankLostError as error:
+    print("lost:", error, flush=True)
+"""
+
+
+def test_a_program_that_has_failed_but_lingers_is_lost_with_its_own_code(run, script):
+    done = run("-n", "2", "--shutdown-timeout", "1", script(FAILED_BUT_LINGERS))
+    assert done.code == 3 and done.report.what.startswith("exited with code 3"), done.err
+    (said,) = done.shown_by_rank()[0]
+    assert re.match(r"lost: rank 1 \(host .*, pid \d+\) exited with code 3: group 0 can not", said), said
+
+
 KEEPS_A_WORKER = """
 import signal, subprocess, sys, time
 

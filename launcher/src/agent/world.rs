@@ -161,7 +161,8 @@ impl World {
     pub(super) fn loss_of(&self, rank: u32) -> String {
         let ending = match self.roster.of(rank) {
             Rank::Ended { ending, .. } => *ending,
-            _ => Ending::Exit(1),
+            // Its program has failed, and a thread keeps its process.
+            _ => self.run_dir.program_end_of(rank).unwrap_or(Ending::Exit(1)),
         };
         let cause = Cause::Ended { ending, error: self.run_dir.error_of(rank) };
         self.describe_loss(rank, &cause, self.console.output.last_line(rank))
