@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..fault_matrix.table import table
+from .memory import available_mib
 
 SIZES = (64, 128, 256, 512)
 SAMPLE_S = 0.05
@@ -65,13 +66,6 @@ class Run:
     memory: float
     answered: float
     stopped: float
-
-
-def available_mib() -> float:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) / 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
 
 
 def settled_mib() -> float:
@@ -173,7 +167,7 @@ in turn; medians, with the least and the most.
 
 - **to the first all-reduce**: from the command until rank 0 has the result of an all-reduce and a barrier.
 - **memory**: by how much the machine's available memory fell at the most, while the ranks ended, too;
-  sampled every {1000 * SAMPLE_S:.0f} ms.
+  sampled every {1000 * SAMPLE_S:.0f} ms. Free pages that the kernel keeps for each CPU count as available.
 - **a group of all ranks**: `dist.new_group` and a barrier in it, on rank 0; {GROUPS} in each job.
 - **Ctrl-C is answered**: from SIGINT, while every rank sleeps, until the launcher says what happens now;
   **all have ended**: until it ends itself. Each rank raises `KeyboardInterrupt`, and ends as an

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from performance.memory import kept_for_cpus
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,3 +30,21 @@ def test_each_size_has_its_row(tmp_path):
     )
     assert [int(ranks) for ranks, _, _ in rows] == [2, 3]
     assert all(0 < float(first) < 60 and 0 < float(ended) < 60 for _, first, ended in rows), rows
+
+
+def test_pages_kept_for_cpus_are_counted():
+    zoneinfo = """\
+Node 0, zone   Normal
+  pages free     3771
+        managed  5394266
+  pagesets
+    cpu: 0
+              count:    46589
+              high:     55168
+    cpu: 1
+              count:    36985
+              high:     59237
+  node_unreclaimable:  0
+"""
+    assert kept_for_cpus(zoneinfo) == 46589 + 36985
+    assert kept_for_cpus(Path("/proc/zoneinfo").read_text()) > 0
