@@ -172,6 +172,61 @@ def test_a_rank_that_leaves_early_is_named_everywhere(hosts, run):
     assert re.match(r"rank 3 \(host n1, pid \d+\)  exited with code 0 while others", blamed), blamed
 
 
+INTERRUPTED_IN_A_CREATION = """
+import os, signal, sys, threading, time
+import torch.distributed as dist
+
+# The others are asked to end while they say why they do by themselves.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def interrupt_once_it_waits():
+    before = None
+    while True:
+        frame = sys._current_frames()[threading.main_thread().ident]
+        now = frame.f_code.co_filename, frame.f_lasti
+        if now == before and "/tpurun/backend/" in now[0]:
+            return os.kill(os.getpid(), signal.SIGINT)
+        before = now
+        time.sleep(0.3)
+
+
+rank, guilty = int(os.environ["RANK"]), int(sys.argv[1])
+if rank == 3:
+    time.sleep(1000)
+if rank == guilty:
+    threading.Thread(target=interrupt_once_it_waits, daemon=True).start()
+try:
+    dist.init_process_group("tpu_dist")
+except KeyboardInterrupt:
+    time.sleep(1000)
+except Exception as error:
+    print(type(error).__name__, error.ranks, error, flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 2])
+def test_a_rank_that_is_interrupted_before_all_have_come_is_named_everywhere(
+    hosts, start, script, guilty: int
+):
+    """Ctrl-C asks all ranks to end; a signal of somebody else's may come to one of them, which goes on."""
+    program = script(INTERRUPTED_IN_A_CREATION)
+    jobs = [
+        start(command=command, env=env)
+        for command, env in commands(hosts(2), 2, "--shutdown-timeout", "1", program, str(guilty))
+    ]
+    done = [job.wait() for job in jobs]
+    assert [one.code for one in done] == [1, 1], done
+    said = {lines[-1] for lines in shown(done).values()}
+    assert len(said) == 1, said
+    who = rf"rank {guilty} \(host n{guilty // 2}, pid \d+\)"
+    assert re.match(
+        rf"AbortedError \({guilty},\) {who} stopped creating group 0: its program was interrupted", *said
+    ), said
+    assert re.match(rf"rank {guilty} \(host n{guilty // 2}(, pid \d+)?\)  is to blame for", culprits(done))
+
+
 def test_a_node_that_vanishes_is_named_by_the_others(hosts, run):
     program = """
 import torch.distributed as dist

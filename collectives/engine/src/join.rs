@@ -76,20 +76,25 @@ pub(crate) fn rendezvous(
     timeout: Duration,
 ) -> Result<(Arc<Segment>, Option<Crossing>), Failure> {
     let deadline = Instant::now() + timeout;
-    let (hosts, settings) = bootstrap.survey(&members, settings)?;
+    let given_up = |failure: Failure| {
+        let failure = unless_interrupted(failure, &members.title());
+        bootstrap.give_up(&members, &failure);
+        failure
+    };
+    let (hosts, settings) = bootstrap.survey(&members, settings).map_err(given_up)?;
     let is_first = hosts.first(hosts.of(members.rank)) == members.rank;
-    let give_up = |failure: &Failure| bootstrap.give_up(&members, failure);
     if !is_first {
-        let segment = fetched(&members, hosts, bootstrap, deadline).inspect_err(give_up)?;
+        let segment = fetched(&members, hosts, bootstrap, deadline).map_err(given_up)?;
         wait_for_all(&segment, bootstrap, deadline, timeout)?;
         return Ok((Arc::new(segment), None));
     }
-    let (segment, fd, ears) = offered_by_us(&members, hosts, settings, bootstrap).inspect_err(give_up)?;
+    let (segment, fd, ears) = offered_by_us(&members, hosts, settings, bootstrap).map_err(given_up)?;
     let segment = Arc::new(segment);
-    let crossing = ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().inspect_err(|failure| {
-        give_up_creation(&segment, failure);
+    let crossing = ears.map(|ears| bootstrap.connect(&segment, ears)).transpose().map_err(|failure| {
+        let failure = unless_interrupted(failure, &members.title());
+        give_up_creation(&segment, &failure);
         segment.failure_word().decide_alone();
-        give_up(failure);
+        given_up(failure)
     })?;
     wait_for_all(&segment, bootstrap, deadline, timeout).inspect_err(|why| bootstrap.pass_on(why))?;
     // Only now may the descriptor go: others may have opened it through this process.
@@ -215,6 +220,11 @@ pub(crate) fn as_others_learn_it(members: &Membership, failure: &Failure) -> Fai
     let (host, pid) = (hosts::shown_name(), std::process::id());
     let text = format!("rank {rank} (host {host}, pid {pid}) {}", failure.text());
     Failure::new(FailureKind::Aborted, text).blaming([rank])
+}
+
+/// Returns the reason why a rank makes no group: a wait that its program has ended says only that nothing came.
+fn unless_interrupted(failure: Failure, title: &str) -> Failure {
+    if interrupt::is_stopped() { interrupted(title) } else { failure }
 }
 
 /// The program of this rank waits no longer for the group of this title.

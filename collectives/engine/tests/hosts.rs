@@ -13,6 +13,7 @@ use tpurun_engine::bootstrap::{Store, StoreBootstrap};
 use tpurun_engine::dtype::{Dtype, ReduceOp};
 use tpurun_engine::network::Network;
 use tpurun_engine::{Communicator, Config, Failure, FailureKind, Membership, OpKind, Results};
+use tpurun_memory::sync::interrupt;
 use tpurun_protocol::network::Bulk;
 use tpurun_topology::Algorithm;
 
@@ -368,6 +369,61 @@ fn a_mismatch_is_told_alike_on_all_hosts() {
     });
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     assert!(texts[0].contains("(host n0, pid") && texts[0].contains("(host n1, pid"), "{}", texts[0]);
+}
+
+/// A store that ends the wait for a key, as Ctrl-C in the program does.
+struct Interrupted {
+    memory: Memory,
+    key: &'static str,
+}
+
+impl Store for Interrupted {
+    fn set(&self, key: &str, value: &str) -> Result<(), Failure> {
+        self.memory.set(key, value)
+    }
+
+    fn get(&self, key: &str) -> Result<String, Failure> {
+        if key == self.key {
+            interrupt::stop();
+            return Err(Failure::new(FailureKind::Transport, "no answer"));
+        }
+        self.memory.get(key)
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, Failure> {
+        self.memory.add(key, delta)
+    }
+}
+
+/// A rank that is interrupted before the ranks know of each other's hosts is named by all that have come, and by one
+/// that comes later.
+#[test]
+fn who_is_interrupted_in_the_survey_is_named() {
+    for (guilty, key) in [(0, "tpurun/place/1/3"), (1, "tpurun/survey/1/0"), (2, "tpurun/survey/1/0")] {
+        let memory = Memory::default();
+        let create = |rank| {
+            let networks = Network::new();
+            let store = Interrupted { memory: memory.clone(), key: if rank == guilty { key } else { "" } };
+            let bootstrap =
+                StoreBootstrap::new(store, rank, &networks).unwrap().on_host(&format!("n{}", rank % 2));
+            let members =
+                Membership { name: "test".to_owned(), rank, world_ranks: vec![4, 5, 6, 7], epoch: 0 };
+            Communicator::create(members, TIMEOUT, config(), &bootstrap, None, 1).map(drop).unwrap_err()
+        };
+        let mut failures: Vec<Failure> = std::thread::scope(|scope| {
+            let threads = [0, 1, 2].map(|rank| scope.spawn(move || create(rank)));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let own = failures.remove(guilty as usize);
+        assert!(own.text().ends_with("its program was interrupted"), "{own}");
+        failures.push(create(3));
+        for failure in failures {
+            let expected = (FailureKind::Aborted, &[guilty + 4][..]);
+            assert_eq!((failure.kind(), failure.ranks()), expected, "{guilty}: {failure}");
+            assert!(failure.text().starts_with(&format!("rank {} (host ", guilty + 4)), "{failure}");
+            assert!(failure.text().ends_with(own.text()), "{failure}");
+        }
+    }
 }
 
 /// A store whose answer about a segment, the first one, is under way until rank 0 has given up.

@@ -105,6 +105,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
             self.store.set(&self.key("place", self.rank), &own)?;
             let text =
                 self.store.get(&survey).map_err(|failure| late("rank 0, or who it waits for,", failure))?;
+            given_up(&text).map_or(Ok(()), Err)?;
             let (first, rest) = text.split_once('\n').ok_or_else(|| wrong(&text))?;
             let settings = Settings::parse(first).ok_or_else(|| wrong(&text))?;
             let hosts = Hosts::parse(rest, members.size()).ok_or_else(|| wrong(&text))?;
@@ -119,6 +120,7 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         });
         let places = std::iter::once(Ok(own)).chain(others).map(|text| {
             let text = text?;
+            given_up(&text).map_or(Ok(()), Err)?;
             let (name, machine) = text.split_once('\n').ok_or_else(|| wrong(&text))?;
             Ok((name.to_owned(), machine.to_owned()))
         });
@@ -172,7 +174,10 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
         if let Some(agent) = &self.agent {
             agent.give_up(members, failure);
         }
-        self.pass_on(&as_others_learn_it(members, failure));
+        match self.hosts.get() {
+            None => self.end_survey(members, failure),
+            Some(_) => self.pass_on(&as_others_learn_it(members, failure)),
+        }
     }
 
     fn pass_on(&self, failure: &Failure) {
@@ -185,6 +190,23 @@ impl<S: Store> Bootstrap for StoreBootstrap<'_, S> {
 
     fn grace(&self) -> Duration {
         if self.agent.is_some() { AGENT_GRACE } else { Duration::ZERO }
+    }
+}
+
+impl<S: Store> StoreBootstrap<'_, S> {
+    /// Tells the others that the survey has failed. Rank 0 tells those who wait for it. Another rank tells rank 0, which
+    /// waits for any of the places, and learns of a failure from others by itself.
+    fn end_survey(&self, members: &Membership, failure: &Failure) {
+        let value = instead_of_a_place(&as_others_learn_it(members, failure));
+        let keys: Vec<String> = match self.rank {
+            0 => vec![self.key("survey", 0)],
+            _ if is_its_own(failure) => (1..members.size()).map(|rank| self.key("place", rank)).collect(),
+            _ => Vec::new(),
+        };
+        for key in keys {
+            // Where the store does not answer, the others learn as little as without this.
+            let _ = self.store.set(&key, &value);
+        }
     }
 }
 
