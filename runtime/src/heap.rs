@@ -14,7 +14,7 @@ mod slabs;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::classes::{Class, UNIT};
+use self::classes::{SizeClass, UNIT};
 use self::pages::Pages;
 use self::ranges::Ranges;
 use self::slabs::{SLAB, Slabs};
@@ -171,11 +171,11 @@ impl Heap {
 
     fn place(&mut self, bytes: u64, site: Option<&str>) -> Option<Block> {
         let left = self.stats.limit - self.stats.allocated;
-        let small = Class::of(bytes).and_then(|class| self.place_small(class, left));
+        let small = SizeClass::of(bytes).and_then(|class| self.place_small(class, left));
         small.or_else(|| self.place_large(bytes, left, site))
     }
 
-    fn place_small(&mut self, class: Class, left: u64) -> Option<Block> {
+    fn place_small(&mut self, class: SizeClass, left: u64) -> Option<Block> {
         let bytes = u64::from(class.bytes());
         if bytes > left {
             return None;

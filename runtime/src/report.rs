@@ -28,16 +28,16 @@ pub struct Report {
     /// The largest block that could be allocated now.
     pub largest_free: u64,
     /// Live blocks of 1 MiB and more by the line that allocated them, those that hold most first.
-    pub sites: Vec<Site>,
+    pub sites: Vec<SiteBlocks>,
     /// All smaller live blocks.
-    pub smaller: Sum,
+    pub smaller: BlockTotal,
     /// Live blocks by size, in powers of two: each row those above the row before, up to `up_to` bytes.
     pub sizes: Vec<Size>,
 }
 
 /// The live blocks of one line.
 #[derive(Clone, Debug, Serialize)]
-pub struct Site {
+pub struct SiteBlocks {
     /// `train.py:28`
     pub site: String,
     /// A count.
@@ -48,7 +48,7 @@ pub struct Site {
 
 /// Some live blocks.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
-pub struct Sum {
+pub struct BlockTotal {
     /// A count.
     pub blocks: u64,
     /// The bytes they take.
@@ -70,14 +70,14 @@ impl Report {
     /// Makes the report of all that is live now; free slabs become ranges on the way.
     pub(crate) fn new(device: u32, heap: &mut Heap) -> Self {
         heap.coalesce();
-        let sites: Vec<Site> = heap
+        let sites: Vec<SiteBlocks> = heap
             .sites()
             .into_iter()
-            .map(|(site, held)| Site { site: site.to_string(), blocks: held.blocks, bytes: held.bytes })
+            .map(|(site, held)| SiteBlocks { site: site.to_string(), blocks: held.blocks, bytes: held.bytes })
             .collect();
         let Stats { limit, allocated, allocated_peak, reserved, reserved_peak, live, refused, .. } =
             *heap.stats();
-        let smaller = Sum {
+        let smaller = BlockTotal {
             blocks: live - sites.iter().map(|site| site.blocks).sum::<u64>(),
             bytes: allocated - sites.iter().map(|site| site.bytes).sum::<u64>(),
         };
@@ -99,13 +99,14 @@ impl Report {
 }
 
 fn sizes(live: impl Iterator<Item = (u64, u64)>) -> Vec<Size> {
-    let mut rows = [Sum::default(); 64];
+    let mut rows = [BlockTotal::default(); 64];
     for (bytes, blocks) in live {
         let row = &mut rows[bytes.next_power_of_two().ilog2() as usize];
         row.blocks += blocks;
         row.bytes += bytes * blocks;
     }
-    let row = |(power, sum): (usize, &Sum)| Size { up_to: 1 << power, blocks: sum.blocks, bytes: sum.bytes };
+    let row =
+        |(power, sum): (usize, &BlockTotal)| Size { up_to: 1 << power, blocks: sum.blocks, bytes: sum.bytes };
     rows.iter().enumerate().filter(|(_, sum)| sum.blocks > 0).map(row).collect()
 }
 

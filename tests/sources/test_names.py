@@ -22,9 +22,9 @@ STILL_EMPTY = """
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
-    Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Given Header Hosts Job
-    Kind Lane Lookup Memory Mode Network Notice Outcome Owner Patience Placement Progress Proof RankSet
-    Remote Run Screen Shared Site Source Status Sum Traffic Variables Wait Waiting Watch Writing
+    Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Header Hosts Job Kind
+    Lane Lookup Memory Mode Network Notice Outcome Owner Patience Placement Progress Proof RankSet
+    Remote Run Screen Shared Source Status Traffic Variables Wait Waiting Watch Writing
 """
 
 

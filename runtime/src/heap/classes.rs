@@ -9,9 +9,9 @@ pub(crate) const COUNT: usize = 40;
 
 /// A size class, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Class(u8);
+pub(crate) struct SizeClass(u8);
 
-impl Class {
+impl SizeClass {
     /// The smallest one that holds `bytes`, if one does.
     pub(crate) fn of(bytes: u64) -> Option<Self> {
         (bytes <= SMALL).then(|| Self(CLASS_OF[bytes.div_ceil(UNIT) as usize]))
@@ -65,12 +65,12 @@ mod tests {
         assert_eq!(BYTES[COUNT - 1], SMALL as u32);
         assert!(BYTES.is_sorted_by(|a, b| a < b) && BYTES.iter().all(|bytes| bytes % UNIT as u32 == 0));
         for bytes in 1..=SMALL {
-            let class = Class::of(bytes).expect("small");
+            let class = SizeClass::of(bytes).expect("small");
             let fits = u64::from(class.bytes());
             assert!(fits >= bytes);
             assert!(class.index() == 0 || u64::from(BYTES[class.index() - 1]) < bytes);
             assert!(fits - bytes < UNIT.max(fits / 8), "{bytes} bytes in a block of {fits}");
         }
-        assert_eq!(Class::of(SMALL + 1), None);
+        assert_eq!(SizeClass::of(SMALL + 1), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Small blocks, carved from slabs of 2 MiB that hold blocks of one size class each. Taking and giving one
 //! are a few words of a bitmap, whatever their number.
 
-use super::classes::{COUNT, Class, UNIT};
+use super::classes::{COUNT, SizeClass, UNIT};
 
 /// The size of a slab, and what it is aligned to.
 pub(crate) const SLAB: u64 = 2 << 20;
@@ -20,7 +20,7 @@ pub(crate) struct Slabs {
 
 #[derive(Debug)]
 struct Slab {
-    class: Class,
+    class: SizeClass,
     /// In its class's list of partial ones, while it has free blocks.
     listed: u32,
     free: u32,
@@ -32,7 +32,7 @@ struct Slab {
 
 /// The size of a block that was freed, and its slab if the block was the last of one that nobody needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Given {
+pub(crate) struct FreedBlock {
     pub(crate) bytes: u64,
     pub(crate) empty_slab: Option<u64>,
 }
@@ -45,7 +45,7 @@ impl Slabs {
     }
 
     /// A block of this class from the slabs there are.
-    pub(crate) fn take(&mut self, class: Class) -> Option<u64> {
+    pub(crate) fn take(&mut self, class: SizeClass) -> Option<u64> {
         let &place = self.partial[class.index()].last()?;
         let slab = self.at[place as usize].as_mut().expect("listed slabs exist");
         let offset = slab.take();
@@ -57,7 +57,7 @@ impl Slabs {
     }
 
     /// Adds a slab at `start`, a multiple of its size.
-    pub(crate) fn add(&mut self, class: Class, start: u64) {
+    pub(crate) fn add(&mut self, class: SizeClass, start: u64) {
         let place = (start / SLAB) as u32;
         let listed = self.partial[class.index()].len() as u32;
         self.partial[class.index()].push(place);
@@ -78,7 +78,7 @@ impl Slabs {
 
     /// Gives the live block at `offset` back; none when there is none. A slab that becomes empty while its
     /// class has another one with free blocks is given up.
-    pub(crate) fn give(&mut self, offset: u64) -> Option<Given> {
+    pub(crate) fn give(&mut self, offset: u64) -> Option<FreedBlock> {
         let place = offset / SLAB;
         let slab = self.at.get_mut(place as usize)?.as_mut()?;
         let block = slab.live_block(offset % SLAB)?;
@@ -94,7 +94,7 @@ impl Slabs {
         if unneeded {
             self.drop_slab(place as u32);
         }
-        Some(Given { bytes, empty_slab: unneeded.then_some(place * SLAB) })
+        Some(FreedBlock { bytes, empty_slab: unneeded.then_some(place * SLAB) })
     }
 
     /// Gives up all slabs without live blocks, and returns where they were.
@@ -126,7 +126,7 @@ impl Slabs {
 }
 
 impl Slab {
-    fn new(class: Class, listed: u32) -> Self {
+    fn new(class: SizeClass, listed: u32) -> Self {
         let count = SLAB as u32 / class.bytes();
         let mut slab = Self { class, listed, free: count, words_with_free: 0, words: [0; WORDS] };
         for word in 0..count.div_ceil(64) {
