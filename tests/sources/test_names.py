@@ -23,8 +23,8 @@ STILL_EMPTY = """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
     Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Header Hosts Job Kind
-    Lane Lookup Memory Mode Network Notice Outcome Owner Patience Placement Progress Proof RankSet
-    Remote Run Screen Shared Source Status Traffic Variables Wait Waiting Watch Writing
+    Lane Lookup Memory Network Notice Outcome Owner Patience Placement Progress Proof RankSet Remote Run
+    Screen Shared Source Status Traffic Variables Wait Waiting Watch Writing
 """
 
 

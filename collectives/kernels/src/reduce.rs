@@ -22,7 +22,7 @@ use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub use copy::Copying;
 pub use copy::{Beside, copy, copy_beside};
 use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer, Summed};
-use mode::Mode;
+use mode::ArithmeticMode;
 use operator::{Band, Bor, Bxor, Max, Mean, Min, PremulSum, Product, Quotient, Sum};
 use tile::{Fold, VectorUnit};
 
@@ -231,7 +231,7 @@ unsafe fn fold_on(
 ) {
     let Reduction { dtype, out: becomes, op, scale, divisor } = reduction;
     let (is_first_half, is_second_half) = (dtype.size() < becomes.size(), dtype.size() > becomes.size());
-    let _mode = Mode::enter();
+    let _mode = ArithmeticMode::enter();
     macro_rules! run {
         ($format:ty, $op:ty) => {
             run!($format, $format, $op, count)

@@ -21,13 +21,13 @@ const SETTINGS: Control = !0;
 #[cfg(not(target_arch = "x86_64"))]
 type Control = u64;
 
-/// Ours from [`enter`](Self::enter) on, the program's again when it is dropped.
-pub(super) struct Mode {
+/// The mode of the processor's arithmetic: ours from [`enter`](Self::enter) on, the program's again when this is dropped.
+pub(super) struct ArithmeticMode {
     /// The program's, if they are others than ours.
     programs: Option<Control>,
 }
 
-impl Mode {
+impl ArithmeticMode {
     #[inline]
     pub(super) fn enter() -> Self {
         let now = control();
@@ -40,7 +40,7 @@ impl Mode {
     }
 }
 
-impl Drop for Mode {
+impl Drop for ArithmeticMode {
     #[inline]
     fn drop(&mut self) {
         if let Some(programs) = self.programs {
