@@ -24,7 +24,7 @@ STILL_EMPTY = """
 SEVERAL_MEANINGS = """
     Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Header Hosts Job Kind
     Lane Lookup Memory Network Notice Outcome Owner Patience Placement Progress Proof RankSet Remote Run
-    Screen Shared Source Status Traffic Variables Wait Waiting Watch Writing
+    Screen Shared Source Status Variables Wait Waiting Watch Writing
 """
 
 

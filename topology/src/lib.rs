@@ -41,7 +41,8 @@ pub mod verify;
 pub use machine::{Machine, SharedMemory, Topology};
 pub use planner::{PlanError, Request, cost, plan};
 pub use schedule::{
-    Action, Algorithm, Block, Collective, Schedule, Source, Step, Table, Tensor, Traffic, UnknownAlgorithm,
+    Action, Algorithm, Block, Collective, Schedule, ScheduleTraffic, Source, Step, Table, Tensor,
+    UnknownAlgorithm,
 };
 pub use shape::{
     Arrangement, Coordinates, Dimension, Grid, Link, MAX_DIMENSIONS, Placement, PlacementError,

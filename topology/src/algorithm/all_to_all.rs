@@ -11,7 +11,7 @@
 use super::lane::{Direction, GridLane};
 use super::load::Cuts;
 use super::walk::{Pass, Round, Walk};
-use crate::schedule::{Action, Block, Step, Traffic};
+use crate::schedule::{Action, Block, ScheduleTraffic, Step};
 use crate::shape::{Dimension, Grid};
 
 /// Rank r sends block r→r+k and receives block r-k→r, for k = 1..P-1.
@@ -40,7 +40,7 @@ pub(super) fn along_dimensions(lane: &GridLane, grid: &Grid, rank: u32) -> Vec<S
 }
 
 /// Every block over every link of its way.
-pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &GridLane, grid: &Grid) {
+pub(super) fn add_traffic(traffic: &mut ScheduleTraffic, cuts: &Cuts, lane: &GridLane, grid: &Grid) {
     let ranks = grid.ranks();
     for chunk in 0..ranks * ranks {
         let bytes = cuts.bytes(Block { chunk, part: lane.part });

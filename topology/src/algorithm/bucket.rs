@@ -19,7 +19,7 @@ use super::lane::{Direction, GridLane, lane_count, lanes};
 use super::load::{Cuts, Load, check};
 use super::walk::{Round, Walk};
 use super::{all_to_all, spread, sweep};
-use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Step, Tensor, Traffic};
+use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, ScheduleTraffic, Step, Tensor};
 use crate::shape::Grid;
 
 /// The schedule of one rank of a grid.
@@ -46,11 +46,11 @@ pub fn schedule(collective: Collective, grid: &Grid, rank: u32) -> Schedule {
 
 /// Returns the traffic of all ranks of a grid: for each part and each directed link, the chunks that cross
 /// it.
-pub fn traffic(collective: Collective, grid: &Grid, tensor: Tensor) -> Traffic {
+pub fn traffic(collective: Collective, grid: &Grid, tensor: Tensor) -> ScheduleTraffic {
     let ranks = grid.ranks();
     let chunks = if collective == Collective::AllToAll { ranks * ranks } else { ranks };
     let cuts = Cuts { tensor, chunks, parts: lane_count(grid) };
-    let mut traffic = Traffic::default();
+    let mut traffic = ScheduleTraffic::default();
     for lane in lanes(grid) {
         match collective {
             Collective::Broadcast { root } => spread::add_traffic(&mut traffic, &cuts, &lane, grid, root),
@@ -143,7 +143,7 @@ enum Sweep {
     Gather,
 }
 
-fn add_sweeps(traffic: &mut Traffic, cuts: &Cuts, lane: &GridLane, grid: &Grid, sweep: Sweep) {
+fn add_sweeps(traffic: &mut ScheduleTraffic, cuts: &Cuts, lane: &GridLane, grid: &Grid, sweep: Sweep) {
     for rank in 0..grid.ranks() {
         let at = grid.coordinates(rank);
         for (position, &d) in lane.order.iter().enumerate() {

@@ -17,7 +17,9 @@
 //! through the meeting of the next collective: two windows for each rank, used in turn, are enough.
 
 use super::load::{Cuts, Load, check};
-use crate::schedule::{Action, Algorithm, Block, Collective, Schedule, Source, Step, Tensor, Traffic};
+use crate::schedule::{
+    Action, Algorithm, Block, Collective, Schedule, ScheduleTraffic, Source, Step, Tensor,
+};
 
 /// The schedule of one rank of a host.
 ///
@@ -30,8 +32,8 @@ pub fn schedule(collective: Collective, ranks: u32, rank: u32) -> Schedule {
 }
 
 /// Returns the traffic of all ranks: nothing goes from rank to rank, everything goes through memory.
-pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> Traffic {
-    let mut traffic = Traffic::default();
+pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> ScheduleTraffic {
+    let mut traffic = ScheduleTraffic::default();
     if ranks == 1 {
         return traffic;
     }

@@ -14,7 +14,7 @@ mod walk;
 
 pub use load::Load;
 
-use crate::schedule::{Algorithm, Collective, Schedule, Tensor, Traffic};
+use crate::schedule::{Algorithm, Collective, Schedule, ScheduleTraffic, Tensor};
 use crate::shape::Placement;
 
 /// The schedule of one rank, in time proportional to its steps.
@@ -36,7 +36,7 @@ pub fn traffic(
     collective: Collective,
     placement: &Placement,
     tensor: Tensor,
-) -> Traffic {
+) -> ScheduleTraffic {
     match algorithm {
         Algorithm::Flat => flat::traffic(collective, placement.ranks(), tensor),
         Algorithm::Ring => ring::traffic(collective, placement.ranks(), tensor),

@@ -14,7 +14,7 @@
 
 use super::load::{Cuts, Load, check};
 use super::{all_to_all, bucket};
-use crate::schedule::{Algorithm, Block, Collective, Schedule, Tensor, Traffic};
+use crate::schedule::{Algorithm, Block, Collective, Schedule, ScheduleTraffic, Tensor};
 use crate::shape::Grid;
 
 /// The schedule of one rank of a ring.
@@ -32,8 +32,8 @@ pub fn schedule(collective: Collective, ranks: u32, rank: u32) -> Schedule {
 }
 
 /// Returns the traffic of all ranks of a ring, in closed form.
-pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> Traffic {
-    let mut traffic = Traffic::default();
+pub fn traffic(collective: Collective, ranks: u32, tensor: Tensor) -> ScheduleTraffic {
+    let mut traffic = ScheduleTraffic::default();
     if ranks == 1 {
         return traffic;
     }

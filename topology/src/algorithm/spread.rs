@@ -8,7 +8,7 @@
 
 use super::lane::{Direction, GridLane};
 use super::load::Cuts;
-use crate::schedule::{Action, Block, Step, Traffic};
+use crate::schedule::{Action, Block, ScheduleTraffic, Step};
 use crate::shape::{Coordinates, Dimension, Grid};
 
 /// Rank r receives chunk c from its parent, then sends it to its children, for c = 0..P.
@@ -27,7 +27,13 @@ pub(super) fn steps(lane: &GridLane, grid: &Grid, root: u32, rank: u32) -> Vec<S
 }
 
 /// Every rank but the root receives the lane's part of the tensor once.
-pub(super) fn add_traffic(traffic: &mut Traffic, cuts: &Cuts, lane: &GridLane, grid: &Grid, root: u32) {
+pub(super) fn add_traffic(
+    traffic: &mut ScheduleTraffic,
+    cuts: &Cuts,
+    lane: &GridLane,
+    grid: &Grid,
+    root: u32,
+) {
     let tree = Tree { lane, grid, root: grid.coordinates(root) };
     let bytes = (0..grid.ranks()).map(|chunk| cuts.bytes(Block { chunk, part: lane.part })).sum();
     for rank in 0..grid.ranks() {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 pub use table::Table;
-pub use traffic::{Tensor, Traffic};
+pub use traffic::{ScheduleTraffic, Tensor};
 
 /// The most ranks an all-to-all can have: it numbers a chunk for each pair of ranks in 32 bits.
 pub const MAX_ALL_TO_ALL_RANKS: u32 = u16::MAX as u32;

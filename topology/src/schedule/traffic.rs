@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 /// Bytes that the ranks of one collective move.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Traffic {
+pub struct ScheduleTraffic {
     between: BTreeMap<(u32, u32), u64>,
     memory: u64,
 }
 
-impl Traffic {
+impl ScheduleTraffic {
     /// Bytes sent from one rank to another.
     pub fn between(&self, from: u32, to: u32) -> u64 {
         self.between.get(&(from, to)).copied().unwrap_or(0)

@@ -1,13 +1,13 @@
 //! The figures of schedules that are right.
 
 use super::error::VerifyError;
-use crate::schedule::Traffic;
+use crate::schedule::ScheduleTraffic;
 
 /// Figures that the verifier found for schedules that are right.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Proof {
     /// The bytes that the ranks moved.
-    pub traffic: Traffic,
+    pub traffic: ScheduleTraffic,
     /// Messages and meetings on the longest path through all ranks, each waiting for the one before.
     pub rounds: u64,
     /// Messages sent by all ranks.
@@ -19,7 +19,7 @@ impl Proof {
     ///
     /// # Errors
     /// The first pair of ranks, or the shared memory, that moved something else.
-    pub fn expect_traffic(&self, formula: &Traffic) -> Result<(), VerifyError> {
+    pub fn expect_traffic(&self, formula: &ScheduleTraffic) -> Result<(), VerifyError> {
         let (given, expected) = (self.traffic.memory(), formula.memory());
         if given != expected {
             return Err(VerifyError::MemoryTraffic { expected, given });

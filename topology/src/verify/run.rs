@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::contents::{Contents, Folds};
 use super::error::{Need, StepSite, StuckStep, VerifyError};
 use super::proof::Proof;
-use crate::schedule::{Action, Block, Schedule, Source, Step, Tensor, Traffic};
+use crate::schedule::{Action, Block, Schedule, ScheduleTraffic, Source, Step, Tensor};
 
 /// The state of all ranks.
 pub(super) struct SymbolicRun<'a> {
@@ -112,7 +112,7 @@ impl<'a> SymbolicRun<'a> {
             folded: BTreeMap::new(),
             meetings: BTreeMap::new(),
             folds: Folds::default(),
-            proof: Proof { traffic: Traffic::default(), rounds: 0, messages: 0 },
+            proof: Proof { traffic: ScheduleTraffic::default(), rounds: 0, messages: 0 },
         }
     }
 
