@@ -127,11 +127,11 @@ def test_words_that_are_compared_and_swapped():
 
 
 def test_shared_memory_has_no_lock():
-    assert with_pattern(r"\bunsafe impl\b.* Shared for\b") == {"collectives/memory/src/region.rs"}
+    assert with_pattern(r"\bunsafe impl\b.* Shareable for\b") == {"collectives/memory/src/region.rs"}
     region = (ROOT / "collectives/memory/src/region.rs").read_text()
-    shared = re.findall(r"impl(?:<.*?>)? Shared for (?:\w+::)*([\w\[\]; ]+) \{\}", region)
+    shared = re.findall(r"impl(?:<.*?>)? Shareable for (?:\w+::)*([\w\[\]; ]+) \{\}", region)
     words = {"Word", "AtomicU32", "AtomicU64", "[T; COUNT]"}
-    primitives = {"Publication", "Attendance", "Hands", "Doorbell", "Meeting", "RingCounters", "Progress"}
+    primitives = {"Publication", "Attendance", "Hands", "Doorbell", "Meeting", "RingCounters", "PieceCount"}
     assert set(shared) == words | primitives, "a type that processes share: say here that it holds no lock"
     files = ["publication", "attendance", "hands", "doorbell", "meeting", "ring", "chain", "ballot"]
     for name in files:

@@ -22,9 +22,9 @@ STILL_EMPTY = """
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
-    Between Class Count Crossing Delivery Doorbell Ending Failure Finding Frame Header Hosts Job Kind
-    Lane Lookup Memory Network Notice Outcome Owner Patience Placement Progress Proof RankSet Remote Run
-    Screen Shared Source Status Variables Wait Waiting Watch Writing
+    Between Class Crossing Delivery Ending Failure Finding Frame Header Hosts Job Kind Lane Lookup
+    Memory Network Notice Outcome Owner Patience Placement Proof Remote Screen Source Status Variables
+    Wait Waiting Watch Writing
 """
 
 

@@ -5,7 +5,8 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use tpurun_engine::benching::{Doorbell, Keys};
+use tpurun_engine::benching::Keys;
+use tpurun_memory::sync::Doorbell;
 
 fn matching(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("match");
@@ -28,7 +29,7 @@ fn doorbells(criterion: &mut Criterion) {
         scope.spawn(|| {
             let mut seen = 0;
             while !ended.load(Ordering::Acquire) {
-                there.wait(seen);
+                there.wait(seen, None);
                 if there.rings() != seen {
                     seen = there.rings();
                     back.ring();
@@ -40,7 +41,7 @@ fn doorbells(criterion: &mut Criterion) {
                 let seen = back.rings();
                 there.ring();
                 while back.rings() == seen {
-                    back.wait(seen);
+                    back.wait(seen, None);
                 }
             });
         });

@@ -4,7 +4,6 @@ use tpurun_kernels::dtype::{Dtype, ReduceOp};
 use tpurun_memory::buffer::Spans;
 use tpurun_memory::process;
 use tpurun_memory::region::Region;
-use tpurun_memory::sync;
 use tpurun_protocol::config::Matching;
 use tpurun_protocol::match_key::SLOT_BYTES;
 use tpurun_protocol::match_key::{self, Planned, Slot};
@@ -73,26 +72,5 @@ impl Keys {
 
     fn slot(&self, rank: usize) -> Slot<'_> {
         Slot::new(&self.region, rank * SLOT_BYTES)
-    }
-}
-
-/// A futex event counter.
-#[derive(Debug, Default)]
-pub struct Doorbell(sync::Doorbell);
-
-impl Doorbell {
-    /// The count so far.
-    pub fn rings(&self) -> u32 {
-        self.0.rings()
-    }
-
-    /// Adds one, and wakes the threads that sleep.
-    pub fn ring(&self) {
-        self.0.ring();
-    }
-
-    /// Sleeps until the count is another one.
-    pub fn wait(&self, seen: u32) {
-        self.0.wait(seen, None);
     }
 }

@@ -10,7 +10,7 @@ use crate::region::is_plain_memory;
 
 /// The kind of file that another process is to have open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FileKind {
     /// A memfd of plain pages.
     Memory,
     /// Either end of a pipe.
@@ -19,7 +19,7 @@ pub enum Kind {
 
 /// Opens a file that another process has open: `what` it says it is. The writer of the store says which process and
 /// which descriptor, so a file that is not of this user, or of another kind, is not even opened.
-pub fn open_of_process(what: &str, kind: Kind, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
+pub fn open_of_process(what: &str, kind: FileKind, pid: u32, fd: u32) -> Result<OwnedFd, Failure> {
     let path = format!("/proc/{pid}/fd/{fd}");
     let refused = |error: &dyn std::fmt::Display| {
         Failure::new(FailureKind::Transport, format!("cannot open {what} at {path}: {error}"))
@@ -40,11 +40,11 @@ pub fn open_of_process(what: &str, kind: Kind, pid: u32, fd: u32) -> Result<Owne
 
 /// # Errors
 /// A text with what was expected, and what the file is.
-fn check(place: &OwnedFd, kind: Kind, own: u32) -> Result<(), String> {
+fn check(place: &OwnedFd, kind: FileKind, own: u32) -> Result<(), String> {
     let found = rustix::fs::fstat(place).map_err(|error| error.to_string())?;
     let (is_so, shown) = match kind {
-        Kind::Memory => (is_plain_memory(place.as_fd()), "shared memory"),
-        Kind::Pipe => (FileType::from_raw_mode(found.st_mode) == FileType::Fifo, "a pipe"),
+        FileKind::Memory => (is_plain_memory(place.as_fd()), "shared memory"),
+        FileKind::Pipe => (FileType::from_raw_mode(found.st_mode) == FileType::Fifo, "a pipe"),
     };
     if !is_so {
         return Err("another kind of file is there".to_owned());
@@ -68,26 +68,29 @@ mod tests {
             |kind, fd: &OwnedFd| open_of_process("it", kind, std::process::id(), fd.as_raw_fd() as u32);
         let (_region, memory) = Region::create("tpurun-test", 4096).expect("memfds work here");
         let (out, _in) = rustix::pipe::pipe().expect("pipes work here");
-        opened(Kind::Memory, &memory).expect("memory of this process");
-        opened(Kind::Pipe, &out).expect("a pipe of this process");
+        opened(FileKind::Memory, &memory).expect("memory of this process");
+        opened(FileKind::Pipe, &out).expect("a pipe of this process");
         let file = OwnedFd::from(std::fs::File::open("Cargo.toml").expect("a file on disk"));
         let null = OwnedFd::from(std::fs::File::open("/dev/null").expect("a device"));
-        for (kind, fd) in
-            [(Kind::Memory, &out), (Kind::Memory, &null), (Kind::Memory, &file), (Kind::Pipe, &memory)]
-        {
+        for (kind, fd) in [
+            (FileKind::Memory, &out),
+            (FileKind::Memory, &null),
+            (FileKind::Memory, &file),
+            (FileKind::Pipe, &memory),
+        ] {
             let refused = opened(kind, fd).expect_err("another kind of file");
             assert_eq!(refused.kind(), FailureKind::Transport);
             assert!(refused.text().ends_with(": another kind of file is there"), "{}", refused.text());
         }
         let own = rustix::process::geteuid().as_raw();
-        check(&memory, Kind::Memory, own).expect("it is ours");
-        let refused = check(&memory, Kind::Memory, own + 1).expect_err("another user's");
+        check(&memory, FileKind::Memory, own).expect("it is ours");
+        let refused = check(&memory, FileKind::Memory, own + 1).expect_err("another user's");
         assert_eq!(
             refused,
             format!("expected shared memory of this user (uid {}), given one of uid {own}", own + 1)
         );
-        let gone =
-            open_of_process("it", Kind::Memory, std::process::id(), 1 << 20).expect_err("nothing is there");
+        let gone = open_of_process("it", FileKind::Memory, std::process::id(), 1 << 20)
+            .expect_err("nothing is there");
         assert_eq!(gone.kind(), FailureKind::RankLost);
     }
 }

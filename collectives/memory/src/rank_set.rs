@@ -5,13 +5,13 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// A set of ranks in a region. Bits that stand for no rank are ignored.
 #[derive(Clone, Copy, Debug)]
-pub struct RankSet<'a> {
+pub struct SharedRankSet<'a> {
     region: &'a Region,
     offset: usize,
     ranks: u32,
 }
 
-impl<'a> RankSet<'a> {
+impl<'a> SharedRankSet<'a> {
     /// The set at `offset`, for a communicator of `ranks` ranks.
     #[inline]
     pub fn new(region: &'a Region, offset: usize, ranks: u32) -> Self {
@@ -67,7 +67,7 @@ mod tests {
             size in 1u32..200, ranks in prop::collection::btree_set(0u32..250, 0..20), noise: u64,
         ) {
             let (region, _fd) = Region::create("test", 4096).expect("memfds work here");
-            let set = RankSet::new(&region, 64, size);
+            let set = SharedRankSet::new(&region, 64, size);
             set.word(size as usize / 65).store(noise, Ordering::Relaxed);
             set.clear();
             set.add(&ranks.iter().copied().collect::<Vec<_>>());

@@ -29,30 +29,30 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// # Safety
 /// Implementors are `repr(C)` or `repr(transparent)`, hold only atomics (or padding), and all zeroes is
 /// their first state.
-pub unsafe trait Shared {}
+pub unsafe trait Shareable {}
 
 // SAFETY: a `repr(transparent)` AtomicU32.
-unsafe impl Shared for Word {}
+unsafe impl Shareable for Word {}
 // SAFETY: an atomic.
-unsafe impl Shared for std::sync::atomic::AtomicU32 {}
+unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
 // SAFETY: an atomic.
-unsafe impl Shared for AtomicU64 {}
+unsafe impl Shareable for AtomicU64 {}
 // SAFETY: nothing but what may be shared, one after the other.
-unsafe impl<T: Shared, const COUNT: usize> Shared for [T; COUNT] {}
+unsafe impl<T: Shareable, const COUNT: usize> Shareable for [T; COUNT] {}
 // SAFETY: `repr(transparent)` over a `Word`.
-unsafe impl Shared for crate::sync::Publication {}
+unsafe impl Shareable for crate::sync::Publication {}
 // SAFETY: `repr(transparent)` over a `Word`.
-unsafe impl Shared for crate::sync::Attendance {}
+unsafe impl Shareable for crate::sync::Attendance {}
 // SAFETY: `repr(transparent)` over a `Word`.
-unsafe impl Shared for crate::sync::Hands {}
+unsafe impl Shareable for crate::sync::Hands {}
 // SAFETY: `repr(C)` over one `Word`.
-unsafe impl Shared for crate::sync::Doorbell {}
+unsafe impl Shareable for crate::sync::Doorbell {}
 // SAFETY: `repr(C)` over a `Word` and atomics, each alone on its cache line.
-unsafe impl Shared for crate::sync::Meeting {}
+unsafe impl Shareable for crate::sync::Meeting {}
 // SAFETY: `repr(C)` over atomics and padding.
-unsafe impl Shared for crate::sync::RingCounters {}
+unsafe impl Shareable for crate::sync::RingCounters {}
 // SAFETY: `repr(C)` over an atomic and padding.
-unsafe impl Shared for crate::sync::Progress {}
+unsafe impl Shareable for crate::sync::PieceCount {}
 
 /// Bytes that are read before their lines are handed back: about what a first-level cache holds.
 const KEPT: usize = 32 << 10;
@@ -175,10 +175,10 @@ impl Region {
 
     /// The atomic (or struct of atomics) at `offset`.
     #[inline]
-    pub fn at<T: Shared>(&self, offset: usize) -> &T {
+    pub fn at<T: Shareable>(&self, offset: usize) -> &T {
         let pointer = self.pointer(offset, size_of::<T>()).cast::<T>();
         assert!(pointer.is_aligned(), "offset {offset} is not aligned for {}", std::any::type_name::<T>());
-        // SAFETY: in bounds and aligned (checked above), zeroed or written through atomics only (`Shared`),
+        // SAFETY: in bounds and aligned (checked above), zeroed or written through atomics only (`Shareable`),
         // and mapped for as long as `self` lives.
         unsafe { &*pointer }
     }

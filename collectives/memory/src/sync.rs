@@ -21,7 +21,7 @@ mod queue;
 mod ring;
 
 pub use attendance::{Attendance, Standing};
-pub use chain::{Chain, Progress};
+pub use chain::{Chain, PieceCount};
 pub use completion::Completion;
 pub use doorbell::Doorbell;
 pub use hands::Hands;
@@ -29,7 +29,7 @@ pub use meeting::{Arrival, Bound, Meeting, Opened};
 pub use patience::Patience;
 pub use publication::{Publication, Settled, Writer};
 pub use queue::{Consume, Consumer, OpQueue};
-pub use ring::{Ring, RingCounters, RingError, Run};
+pub use ring::{Ring, RingCounters, RingError, RingRun};
 
 #[cfg(not(tpurun_loom))]
 mod imp {

@@ -375,7 +375,7 @@ impl Layout {
 const RING_COUNTER_BYTES: usize = 128;
 const _: () =
     assert!(size_of::<tpurun_memory::sync::RingCounters>() == RING_COUNTER_BYTES || cfg!(tpurun_loom));
-const _: () = assert!(size_of::<tpurun_memory::sync::Progress>() == PROGRESS_BYTES || cfg!(tpurun_loom));
+const _: () = assert!(size_of::<tpurun_memory::sync::PieceCount>() == PROGRESS_BYTES || cfg!(tpurun_loom));
 const _: () = assert!(size_of::<tpurun_memory::sync::Meeting>() <= PAGE / 2 || cfg!(tpurun_loom));
 
 /// Returns how much each of `ranks` ranks stages in a round that all read soon: all of it fits a large level

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Input, Target};
 use crate::join::survivors::Survivors;
 use tpurun_memory::region::Region;
-use tpurun_memory::sync::ballot::{self, Count};
+use tpurun_memory::sync::ballot::{self, Tally};
 use tpurun_memory::sync::{Bound, Opened, Patience};
 use tpurun_protocol::layout::{LINE, Layout, MAGIC, VERSION};
 use tpurun_protocol::membership::Membership;
@@ -99,9 +99,9 @@ fn look_around(segment: &Segment, input: &mut Input<'_>) {
 /// Looks for survivors where every word of the ballot may be anything.
 fn survive(segment: &Segment, input: &mut Input<'_>) {
     let (me, ranks) = (segment.rank(), segment.size());
-    let is_sound = |count: Count| match count {
-        Count::Decided(list) | Count::Missing(list) => list.iter().all(|rank| *rank < ranks),
-        Count::Corrupt => true,
+    let is_sound = |count: Tally| match count {
+        Tally::Decided(list) | Tally::Missing(list) => list.iter().all(|rank| *rank < ranks),
+        Tally::Corrupt => true,
     };
     assert!(is_sound(ballot::last(segment.roll())));
     let round = ballot::decided(segment.roll()).saturating_add(1);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::hosts::network::{Addresses, Crossing, Network};
 use crate::join::{Bootstrap, as_others_learn_it, interrupted, is_its_own};
-use tpurun_memory::descriptor::{Kind, open_of_process};
+use tpurun_memory::descriptor::{FileKind, open_of_process};
 use tpurun_memory::failure::{Failure, FailureKind, INTERRUPTED};
 use tpurun_memory::invalid_usage;
 use tpurun_memory::text::{hex, unhex};
@@ -284,7 +284,7 @@ impl SegmentAddress {
             return Err(Failure::new(FailureKind::Transport, text));
         }
         let fd = u32::try_from(self.fd).unwrap_or(u32::MAX);
-        let segment = open_of_process("the shared segment of rank 0", Kind::Memory, self.pid, fd)?;
+        let segment = open_of_process("the shared segment of rank 0", FileKind::Memory, self.pid, fd)?;
         if nonce_of(segment.as_fd()).map_err(|error| unreadable(&error))? != self.nonce {
             let (pid, why) =
                 (self.pid, "somebody else has written the store, or the process has made another");

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::join::bootstrap::ControlBootstrap;
 use crate::join::{Bootstrap, interrupted};
-use tpurun_memory::descriptor::{Kind, open_of_process};
+use tpurun_memory::descriptor::{FileKind, open_of_process};
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::invalid_usage;
 use tpurun_memory::process::Liveness;
-use tpurun_memory::rank_set::RankSet;
-use tpurun_memory::sync::ballot::{self, Count, Roll};
+use tpurun_memory::rank_set::SharedRankSet;
+use tpurun_memory::sync::ballot::{self, Roll, Tally};
 use tpurun_memory::sync::{Ordering, interrupt};
 use tpurun_protocol::control::ControlClient;
 use tpurun_protocol::membership::Membership;
@@ -69,16 +69,16 @@ impl<'a> Survivors<'a> {
     pub(crate) fn agree(&mut self) -> Result<Membership, Failure> {
         let (segment, me) = (self.segment, self.segment.rank());
         let Some(round) = ballot::decided(segment.roll()).checked_add(1) else { return Err(self.corrupt()) };
-        if round > 1 && !matches!(ballot::last(segment.roll()), Count::Decided(list) if list.contains(&me)) {
+        if round > 1 && !matches!(ballot::last(segment.roll()), Tally::Decided(list) if list.contains(&me)) {
             return Err(self.given_up());
         }
         ballot::wish(segment.roll(), me, round);
         loop {
             let seen = segment.bell().rings();
             let missing = match ballot::count(segment.roll(), me, round, |rank| self.is_present(rank)) {
-                Count::Decided(list) => return self.membership(round, &list),
-                Count::Missing(missing) => missing,
-                Count::Corrupt => return Err(self.corrupt()),
+                Tally::Decided(list) => return self.membership(round, &list),
+                Tally::Missing(missing) => missing,
+                Tally::Corrupt => return Err(self.corrupt()),
             };
             if interrupt::is_stopped() && ballot::retract(segment.roll(), me, round) {
                 return Err(interrupted(&segment.members().title()));
@@ -175,8 +175,8 @@ impl<'a> Survivors<'a> {
     }
 }
 
-fn lost_of(segment: &Segment) -> RankSet<'_> {
-    RankSet::new(segment.region(), segment.layout().given_up(), segment.size())
+fn lost_of(segment: &Segment) -> SharedRankSet<'_> {
+    SharedRankSet::new(segment.region(), segment.layout().given_up(), segment.size())
 }
 
 /// Meets through the segment of the communicator that the ranks come from: their first one says there under
@@ -218,7 +218,7 @@ impl Bootstrap for SegmentBootstrap<'_> {
             if (place >> 32) as u32 == self.members.epoch {
                 return open_of_process(
                     "the shared segment of rank 0",
-                    Kind::Memory,
+                    FileKind::Memory,
                     self.segment.roster().pid(first),
                     place as u32,
                 );

@@ -1,7 +1,7 @@
 //! The other side: the arena of another process of this host, mapped.
 
 use super::{Export, HEADER_BYTES, MAX_BYTES, PAGE, header, size};
-use crate::descriptor::{Kind, open_of_process};
+use crate::descriptor::{FileKind, open_of_process};
 use crate::failure::{Failure, FailureKind};
 use crate::region::Region;
 
@@ -27,7 +27,7 @@ impl PeerArena {
         let size = size(bytes)
             .ok_or_else(|| refused(&format_args!("its size of {bytes} bytes is not 1 to {MAX_BYTES}")))?;
         let what = format!("the arena of process {pid}");
-        let opened = open_of_process(&what, Kind::Memory, pid, fd)?;
+        let opened = open_of_process(&what, FileKind::Memory, pid, fd)?;
         let region = Region::open(&opened, size).map_err(|error| refused(&error))?;
         let mut found = [0; HEADER_BYTES];
         region.read(size - PAGE as usize, &mut found);

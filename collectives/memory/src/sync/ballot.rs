@@ -27,7 +27,7 @@ pub trait Roll {
 
 /// How a round stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Count {
+pub enum Tally {
     /// These ranks survive.
     Decided(Vec<u32>),
     /// These are present and do not wish for it yet.
@@ -55,7 +55,7 @@ pub fn wish(roll: &impl Roll, me: u32, round: u32) {
 }
 
 /// Decides `round` if all `present` ranks are there. `me` must wish for it.
-pub fn count(roll: &impl Roll, me: u32, round: u32, present: impl Fn(u32) -> bool) -> Count {
+pub fn count(roll: &impl Roll, me: u32, round: u32, present: impl Fn(u32) -> bool) -> Tally {
     loop {
         let seen = roll.state().load(Ordering::Acquire);
         if round_of(seen) >= round {
@@ -65,14 +65,14 @@ pub fn count(roll: &impl Roll, me: u32, round: u32, present: impl Fn(u32) -> boo
         let wishes = |rank: &u32| roll.wish(*rank).load(Ordering::Acquire) == round;
         let (list, missing): (Vec<u32>, Vec<u32>) = there.into_iter().partition(wishes);
         if !missing.is_empty() {
-            return Count::Missing(missing);
+            return Tally::Missing(missing);
         }
         write(roll, me, &list);
         let mine = u64::from(round) << 32 | seen & ATTEMPTS | u64::from(me);
         // Release: my list. A rank that reads the state with acquire may read it.
         if roll.state().compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             roll.bell().ring();
-            return Count::Decided(list);
+            return Tally::Decided(list);
         }
     }
 }
@@ -96,17 +96,17 @@ pub fn retract(roll: &impl Roll, me: u32, round: u32) -> bool {
 
 /// The list of the round decided last.
 #[inline]
-pub fn last(roll: &impl Roll) -> Count {
+pub fn last(roll: &impl Roll) -> Tally {
     read(roll, roll.state().load(Ordering::Acquire))
 }
 
-fn read(roll: &impl Roll, state: u64) -> Count {
+fn read(roll: &impl Roll, state: u64) -> Tally {
     let by = (state & BY) as u32;
     if by >= roll.ranks() {
-        return Count::Corrupt;
+        return Tally::Corrupt;
     }
     let has = |rank: &u32| roll.list(by, *rank as usize / 64).load(Ordering::Relaxed) & 1 << (rank % 64) != 0;
-    Count::Decided((0..roll.ranks()).filter(has).collect())
+    Tally::Decided((0..roll.ranks()).filter(has).collect())
 }
 
 fn write(roll: &impl Roll, me: u32, list: &[u32]) {
@@ -162,9 +162,9 @@ mod tests {
         loop {
             let seen = words.bell.rings();
             match count(words, me, round, &present) {
-                Count::Decided(list) => return list,
-                Count::Missing(_) => words.bell.wait(seen, None),
-                Count::Corrupt => unreachable!("only ranks write the state"),
+                Tally::Decided(list) => return list,
+                Tally::Missing(_) => words.bell.wait(seen, None),
+                Tally::Corrupt => unreachable!("only ranks write the state"),
             }
         }
     }
@@ -229,16 +229,16 @@ mod tests {
             let found = count(&*words, 0, 1, |_| true);
             let left = other.join().expect("the other does not panic");
             match found {
-                Count::Decided(list) => {
+                Tally::Decided(list) => {
                     assert_eq!(list, [0, 1]);
                     assert!(!left, "rank 1 left, and is in the list");
                 }
-                Count::Missing(missing) => assert_eq!(missing, [1]),
-                Count::Corrupt => unreachable!("only ranks write the state"),
+                Tally::Missing(missing) => assert_eq!(missing, [1]),
+                Tally::Corrupt => unreachable!("only ranks write the state"),
             }
             // Once it has left, nobody decides with it any more.
             if left {
-                assert_eq!(count(&*words, 0, 1, |_| true), Count::Missing(vec![1]));
+                assert_eq!(count(&*words, 0, 1, |_| true), Tally::Missing(vec![1]));
             }
         });
     }
@@ -247,7 +247,7 @@ mod tests {
     fn a_state_that_names_no_rank_is_noticed() {
         let words = Words::<2>::default();
         words.state.store(1 << 32 | 7, Ordering::Relaxed);
-        assert_eq!(last(&words), Count::Corrupt);
-        assert_eq!(count(&words, 0, 1, |_| true), Count::Corrupt);
+        assert_eq!(last(&words), Tally::Corrupt);
+        assert_eq!(count(&words, 0, 1, |_| true), Tally::Corrupt);
     }
 }

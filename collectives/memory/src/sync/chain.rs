@@ -13,23 +13,23 @@ use super::{AtomicU64, Ordering};
 /// How many pieces a rank has folded, or how often ranks have been done with some pieces. All zeroes is the first state.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct Progress(AtomicU64);
+pub struct PieceCount(AtomicU64);
 
 /// The chain as one rank sees it.
 #[derive(Debug)]
 pub struct Chain<'a> {
     /// The progress of the rank before this one; the first has none.
-    pub before: Option<&'a Progress>,
+    pub before: Option<&'a PieceCount>,
     /// The progress of this rank.
-    pub own: &'a Progress,
+    pub own: &'a PieceCount,
     /// The progress of the last rank, whose fold is whole.
-    pub last: &'a Progress,
+    pub last: &'a PieceCount,
     /// The ranks so far before this one, and before the last one, that their turns are near once these have had
     /// theirs; where there are none they always are.
-    pub near: [Option<&'a Progress>; 2],
+    pub near: [Option<&'a PieceCount>; 2],
     /// The progress of pieces. Pieces whose numbers leave the same remainder share one: there are at most as
     /// many as there are places.
-    pub done: &'a [Progress],
+    pub done: &'a [PieceCount],
     /// A piece is in the place of the one this many before it.
     pub places: u64,
     /// Pieces that are on their way at most: one is begun when the one this many before it is whole.
@@ -84,7 +84,7 @@ impl Chain<'_> {
         self.is_near(self.near[1], piece)
     }
 
-    fn is_near(&self, near: Option<&Progress>, piece: u64) -> bool {
+    fn is_near(&self, near: Option<&PieceCount>, piece: u64) -> bool {
         // Nothing is read because of it.
         near.is_none_or(|near| near.0.load(Ordering::Relaxed) > piece)
     }
@@ -97,7 +97,7 @@ impl Chain<'_> {
         before.wrapping_add(1).is_multiple_of(self.ranks.into())
     }
 
-    fn done(&self, piece: u64) -> &Progress {
+    fn done(&self, piece: u64) -> &PieceCount {
         &self.done[(piece % self.done.len() as u64) as usize]
     }
 }
@@ -112,8 +112,8 @@ mod tests {
 
     #[derive(Default)]
     struct Shared {
-        folded: [Progress; RANKS],
-        done: [Progress; RANKS],
+        folded: [PieceCount; RANKS],
+        done: [PieceCount; RANKS],
         bells: [Doorbell; RANKS],
         // Relaxed, so that only the protocol's own orderings make the sum visible.
         places: [(Bytes, AtomicU32); 2],

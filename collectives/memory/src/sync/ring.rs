@@ -33,7 +33,7 @@ pub struct Ring<'a> {
 
 /// A run of bytes of the ring: at most two pieces, the second one from the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct RingRun {
     /// Where it begins in the ring's data.
     pub offset: u32,
     /// Its length.
@@ -41,18 +41,18 @@ pub struct Run {
     capacity: u32,
 }
 
-impl Run {
+impl RingRun {
     /// The first `bytes` of this run.
     #[inline]
-    pub fn first(self, bytes: u32) -> Run {
-        Run { bytes: self.bytes.min(bytes), ..self }
+    pub fn first(self, bytes: u32) -> RingRun {
+        RingRun { bytes: self.bytes.min(bytes), ..self }
     }
 
     /// Returns the bytes that follow the first `bytes`.
     #[inline]
-    pub fn after(self, bytes: u32) -> Run {
+    pub fn after(self, bytes: u32) -> RingRun {
         let bytes = bytes.min(self.bytes);
-        Run { offset: (self.offset + bytes) % self.capacity, bytes: self.bytes - bytes, ..self }
+        RingRun { offset: (self.offset + bytes) % self.capacity, bytes: self.bytes - bytes, ..self }
     }
 
     /// The contiguous pieces, as (offset in the ring, bytes); the second may be empty.
@@ -73,7 +73,7 @@ impl<'a> Ring<'a> {
 
     /// Producer: the free run.
     #[inline]
-    pub fn writable(&self) -> Result<Run, RingError> {
+    pub fn writable(&self) -> Result<RingRun, RingError> {
         let tail = self.counters.tail.load(Ordering::Relaxed);
         // Acquire pairs with `consume`: the consumer has read what is to be overwritten.
         let head = self.counters.head.load(Ordering::Acquire);
@@ -91,7 +91,7 @@ impl<'a> Ring<'a> {
 
     /// Consumer: the filled run.
     #[inline]
-    pub fn readable(&self) -> Result<Run, RingError> {
+    pub fn readable(&self) -> Result<RingRun, RingError> {
         let head = self.counters.head.load(Ordering::Relaxed);
         // Acquire pairs with `publish`: the bytes are there.
         let tail = self.counters.tail.load(Ordering::Acquire);
@@ -106,9 +106,9 @@ impl<'a> Ring<'a> {
         self.counters.head.store(head.wrapping_add(u64::from(bytes)), Ordering::Release);
     }
 
-    fn run(&self, position: u64, bytes: u32) -> Run {
+    fn run(&self, position: u64, bytes: u32) -> RingRun {
         let offset = (position % u64::from(self.capacity)) as u32;
-        Run { offset, bytes, capacity: self.capacity }
+        RingRun { offset, bytes, capacity: self.capacity }
     }
 
     fn used(&self, head: u64, tail: u64) -> Result<u32, RingError> {
@@ -191,9 +191,9 @@ mod tests {
     #[cfg(not(tpurun_loom))]
     #[test]
     fn runs_wrap_around() {
-        let run = Run { offset: 6, bytes: 5, capacity: 8 };
+        let run = RingRun { offset: 6, bytes: 5, capacity: 8 };
         assert_eq!(run.pieces(), [(6, 2), (0, 3)]);
-        assert_eq!(run.after(3), Run { offset: 1, bytes: 2, capacity: 8 });
+        assert_eq!(run.after(3), RingRun { offset: 1, bytes: 2, capacity: 8 });
         assert_eq!(run.first(1).pieces(), [(6, 1), (0, 0)]);
     }
 }

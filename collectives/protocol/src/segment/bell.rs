@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use tpurun_memory::descriptor::{Kind, open_of_process};
+use tpurun_memory::descriptor::{FileKind, open_of_process};
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::sync::{AtomicU32, Ordering};
 
@@ -34,7 +34,7 @@ impl Bell {
     pub fn open(pid: u32, fd: u32) -> Result<Self, Failure> {
         // The pipe is opened for reading, too. So it always has a reader, and no SIGPIPE comes when the first rank is
         // gone.
-        open_of_process("the pipe to the network thread", Kind::Pipe, pid, fd).map(Self)
+        open_of_process("the pipe to the network thread", FileKind::Pipe, pid, fd).map(Self)
     }
 
     /// The descriptor by which other ranks of the host open it.

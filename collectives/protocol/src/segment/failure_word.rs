@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::process::Liveness;
-use tpurun_memory::rank_set::RankSet;
+use tpurun_memory::rank_set::SharedRankSet;
 use tpurun_memory::sync::{AtomicU32, Ordering, Publication, Settled, Writer};
 use tpurun_memory::text::head;
 
@@ -162,7 +162,7 @@ impl<'a> FailureWord<'a> {
         self.0.region.write(base + F_TEXT, text.as_bytes());
         self.0.region.at::<AtomicU32>(base + F_KIND).store(*kind as u32, Ordering::Relaxed);
         self.0.region.at::<AtomicU32>(base + F_BYTES).store(text.len() as u32, Ordering::Relaxed);
-        let blamed = RankSet::new(&self.0.region, self.0.layout.blamed(), self.0.size());
+        let blamed = SharedRankSet::new(&self.0.region, self.0.layout.blamed(), self.0.size());
         blamed.clear();
         blamed.add(ranks);
     }
@@ -236,7 +236,7 @@ impl<'a> FailureWord<'a> {
         self.0.region.read(base + F_TEXT, &mut text);
         let kind =
             FailureKind::from_code(self.0.region.at::<AtomicU32>(base + F_KIND).load(Ordering::Relaxed));
-        let blamed = RankSet::new(&self.0.region, self.0.layout.blamed(), self.0.size()).ranks();
+        let blamed = SharedRankSet::new(&self.0.region, self.0.layout.blamed(), self.0.size()).ranks();
         Some(Failure::new(kind, String::from_utf8_lossy(&text)).blaming(self.0.in_world(&blamed)))
     }
 

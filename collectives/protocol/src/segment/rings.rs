@@ -1,6 +1,6 @@
 //! The byte rings between ranks, and the messages that are pending on them.
 
-use tpurun_memory::sync::{AtomicU32, Chain, Ordering, Progress, Ring, Run};
+use tpurun_memory::sync::{AtomicU32, Chain, Ordering, PieceCount, Ring, RingRun};
 
 use crate::layout::PLACES;
 use crate::op::OpKind;
@@ -48,8 +48,8 @@ impl<'a> Rings<'a> {
     /// The chain of all ranks, as this one sees it, with `places` places and at most `most` pieces on their
     /// way. Ranks that are `near` ranks away are near.
     pub fn chain(self, places: u64, most: u64, near: u32) -> Chain<'a> {
-        let progress = |rank| self.0.region.at::<Progress>(self.0.layout.chain_rank(rank));
-        let done: &[Progress; PLACES] = self.0.region.at(self.0.layout.chain_places());
+        let progress = |rank| self.0.region.at::<PieceCount>(self.0.layout.chain_rank(rank));
+        let done: &[PieceCount; PLACES] = self.0.region.at(self.0.layout.chain_places());
         let rank = self.0.rank();
         Chain {
             before: rank.checked_sub(1).map(progress),
@@ -72,7 +72,7 @@ impl<'a> Rings<'a> {
 
     /// Copies bytes to the beginning of a run of the ring whose data is at `data`.
     #[inline]
-    pub fn write_run(self, data: usize, run: Run, bytes: &[u8]) {
+    pub fn write_run(self, data: usize, run: RingRun, bytes: &[u8]) {
         let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
         let (head, rest) = bytes.split_at(head as usize);
         self.0.region.write(data + first as usize, head);
@@ -81,7 +81,7 @@ impl<'a> Rings<'a> {
 
     /// Copies the beginning of a run of the ring whose data is at `data`.
     #[inline]
-    pub fn read_run(self, data: usize, run: Run, bytes: &mut [u8]) {
+    pub fn read_run(self, data: usize, run: RingRun, bytes: &mut [u8]) {
         let [(first, head), (second, _)] = run.first(bytes.len() as u32).pieces();
         let (head, rest) = bytes.split_at_mut(head as usize);
         self.0.region.read(data + first as usize, head);

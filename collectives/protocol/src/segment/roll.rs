@@ -1,6 +1,6 @@
 //! The words of a segment in which survivors agree on who they are.
 
-use tpurun_memory::rank_set::RankSet;
+use tpurun_memory::rank_set::SharedRankSet;
 use tpurun_memory::sync::ballot::Roll;
 use tpurun_memory::sync::{AtomicU32, AtomicU64, Doorbell};
 
@@ -25,6 +25,6 @@ impl Roll for Base {
     }
 
     fn list(&self, rank: u32, word: usize) -> &AtomicU64 {
-        RankSet::new(self.region(), self.layout().survivors(rank), self.size()).word(word)
+        SharedRankSet::new(self.region(), self.layout().survivors(rank), self.size()).word(word)
     }
 }
