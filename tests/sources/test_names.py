@@ -22,9 +22,8 @@ STILL_EMPTY = """
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
-    Between Class Crossing Delivery Ending Failure Finding Frame Header Hosts Job Kind Lane Lookup
-    Memory Network Notice Outcome Owner Patience Placement Proof Remote Screen Source Status Variables
-    Wait Waiting Watch Writing
+    Crossing Delivery Ending Failure Finding Frame Header Hosts Job Lookup Memory Network Notice Owner
+    Patience Placement Proof Screen Source Variables Wait Waiting Watch Writing
 """
 
 

@@ -24,10 +24,10 @@ use std::sync::Arc;
 use tpurun_memory::region::Region;
 use tpurun_memory::sync::{AtomicU64, Ordering};
 
-pub use lane::{Lane, LaneView};
+pub use lane::{BoardLane, LaneView};
 pub use marks::Mark;
 pub use record::{OpRecord, OpView, Outcome, RECORDS, Recording};
-pub use wait::{Wait, WaitKind, WaitView, Waiting};
+pub use wait::{Wait, WaitEntry, WaitKind, WaitView};
 
 /// The variable that carries the number of the inherited descriptor.
 pub const BOARD_FD_VAR: &str = "TPURUN_BOARD_FD";

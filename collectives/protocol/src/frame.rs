@@ -13,7 +13,7 @@
 /// The content of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// A piece of a rank's slot: its match key and the details for messages.
     Slot = 1,
     /// A piece of the keys that it offers behind that.
@@ -27,7 +27,7 @@ pub enum Kind {
     Arrived = 5,
     /// A rank is there: its process id.
     Member = 6,
-    /// How far a rank is: [`Status`].
+    /// How far a rank is: [`RankStatus`].
     Status = 7,
     /// The communicator has failed, for this reason on all hosts: [`Failed`].
     Failed = 8,
@@ -43,7 +43,7 @@ pub enum Kind {
     Folded = 12,
 }
 
-impl Kind {
+impl FrameKind {
     /// Whether it is bytes for a place, which may come one after the other.
     pub fn is_piece(self) -> bool {
         matches!(self, Self::Slot | Self::Behind | Self::Splits | Self::Window | Self::Folded)
@@ -52,9 +52,9 @@ impl Kind {
 
 /// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct FrameHeader {
     /// The content.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The rank of the communicator that it is about.
     pub rank: u32,
     /// The round of the meeting.
@@ -72,7 +72,7 @@ pub const MOST_BYTES: usize = 256 << 10;
 /// The same of what goes over several connections, so that each gets as much as the others.
 pub const STRIPE_BYTES: usize = 64 << 10;
 
-impl Header {
+impl FrameHeader {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -85,7 +85,7 @@ impl Header {
 
     /// `None` when it is not one that [`encode`](Self::encode) makes, or says that more follows than may.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        use Kind::*;
+        use FrameKind::*;
         let kinds =
             [Slot, Behind, Splits, Window, Arrived, Member, Status, Failed, Ring, Taken, Proposed, Folded];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[0])?;
@@ -97,7 +97,7 @@ impl Header {
 
 /// How far a rank is, for those who do not see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Status {
+pub struct RankStatus {
     /// Rounds it has come to.
     pub arrived: u64,
     /// Collectives it has posted.
@@ -108,7 +108,7 @@ pub struct Status {
     pub lost: u64,
 }
 
-impl Status {
+impl RankStatus {
     /// The length on the wire.
     pub const BYTES: usize = 32;
 
@@ -171,7 +171,7 @@ mod tests {
 
         #[test]
         fn any_header_is_decoded_or_refused(bytes: [u8; HEADER_BYTES]) {
-            if let Some(header) = Header::decode(&bytes) {
+            if let Some(header) = FrameHeader::decode(&bytes) {
                 prop_assert_eq!(header.encode(), bytes);
             }
         }
@@ -180,9 +180,9 @@ mod tests {
         fn headers_survive(kind in 1_u8..=12, rank: u32, round: u32, offset: u32, bytes in 0..=MOST_BYTES as u32) {
             let mut words = [0; HEADER_BYTES];
             words[0] = kind;
-            let kind = Header::decode(&words).expect("a kind").kind;
-            let header = Header { kind, rank, round, offset, bytes };
-            prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+            let kind = FrameHeader::decode(&words).expect("a kind").kind;
+            let header = FrameHeader { kind, rank, round, offset, bytes };
+            prop_assert_eq!(FrameHeader::decode(&header.encode()), Some(header));
         }
 
         #[test]
@@ -193,7 +193,7 @@ mod tests {
 
         #[test]
         fn any_payload_is_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            if let Some(status) = Status::decode(&bytes) {
+            if let Some(status) = RankStatus::decode(&bytes) {
                 prop_assert_eq!(&status.encode()[..], &bytes[..]);
             }
             if let Some(failed) = Failed::decode(&bytes) {

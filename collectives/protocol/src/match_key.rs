@@ -321,11 +321,11 @@ pub struct Difference {
     /// `reduce op, element count`.
     pub fields: String,
     /// The ranks of the group that said the same, and what that is; the largest class first.
-    pub classes: Vec<Class>,
+    pub classes: Vec<KeyClass>,
 }
 
 /// Ranks with one key. They may have posted it from several lines, which are texts of their own.
-pub type Class = Vec<(Vec<u32>, String)>;
+pub type KeyClass = Vec<(Vec<u32>, String)>;
 
 /// Compares the keys in `slots`, one per rank of the group.
 pub fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Difference> {
@@ -354,7 +354,7 @@ pub fn compare(slots: &[Slot<'_>], matching: Matching) -> Result<(), Difference>
     }
     let mut keys: Vec<Vec<u32>> = keys.into_values().collect();
     keys.sort_by_key(|ranks| (usize::MAX - ranks.len(), ranks[0]));
-    let mut classes: Vec<Class> = vec![];
+    let mut classes: Vec<KeyClass> = vec![];
     for ranks in keys {
         let mut by_text: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for rank in ranks {
@@ -449,7 +449,7 @@ mod tests {
     }
 
     fn ranks(difference: &Difference) -> Vec<Vec<u32>> {
-        let class = |class: &Class| class.iter().flat_map(|(ranks, _)| ranks.clone()).collect();
+        let class = |class: &KeyClass| class.iter().flat_map(|(ranks, _)| ranks.clone()).collect();
         difference.classes.iter().map(class).collect()
     }
 

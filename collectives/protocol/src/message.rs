@@ -14,7 +14,7 @@ const SITE_AT: usize = DIMS_AT + SHOWN_DIMS * 8;
 
 /// The description of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct MessageHeader {
     /// The epoch of the communicator: a message of another one is refused.
     pub epoch: u32,
     /// The tag that send and receive must have alike.
@@ -36,7 +36,7 @@ pub struct BadHeader {
     given: u64,
 }
 
-impl Header {
+impl MessageHeader {
     /// The header of a send, or the one a receive expects.
     pub fn of(op: &Op, epoch: u32) -> Self {
         let mut dims = [0; SHOWN_DIMS];
@@ -120,8 +120,8 @@ mod tests {
 
     use super::*;
 
-    fn header() -> Header {
-        Header {
+    fn header() -> MessageHeader {
+        MessageHeader {
             epoch: 3,
             tag: -7,
             dtype: Dtype::F32,
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_encoded_is_decoded() {
-        assert_eq!(Header::decode(&header().encode()), Ok(header()));
+        assert_eq!(MessageHeader::decode(&header().encode()), Ok(header()));
         assert_eq!(header().describe(1), "send(f32[2, 3], to rank 1) at a.py:1");
     }
 
@@ -145,7 +145,7 @@ mod tests {
             for (at, byte) in noise {
                 bytes[at % HEADER_BYTES] = byte;
             }
-            if let Ok(header) = Header::decode(&bytes) {
+            if let Ok(header) = MessageHeader::decode(&bytes) {
                 let _ = header.describe(0);
             }
         }

@@ -31,10 +31,10 @@ use crate::tuning::Tuning;
 pub use base::Base;
 use bell::{Bell, Ears};
 pub use failure_word::{FailureWord, Verdict};
-use header::{Header, refused};
 pub use header::{Nonce, nonce_of};
+use header::{SegmentHeader, refused};
 pub use loans::Loans;
-pub use remote::Remote;
+pub use remote::RemoteRanks;
 pub use rings::Rings;
 pub use roster::Roster;
 use settings::MOST_WINDOW;
@@ -109,7 +109,7 @@ impl Segment {
     pub fn inspect(fd: &OwnedFd, most_ranks: u32) -> Result<Self, Failure> {
         let unknown =
             Membership { name: "an unknown group".to_owned(), rank: 0, world_ranks: Vec::new(), epoch: 0 };
-        let header = Header::read(&unknown, fd)?;
+        let header = SegmentHeader::read(&unknown, fd)?;
         let (ranks, epoch) = (header.word(H_RANKS), header.word(H_EPOCH));
         // Before anything of that length is made.
         if ranks == 0 || ranks > most_ranks {
@@ -162,7 +162,7 @@ impl Segment {
     /// # Errors
     /// `Transport` when it is no segment of this version, of these members.
     pub fn join(members: Membership, fd: &OwnedFd) -> Result<Self, Failure> {
-        let header = Header::read(&members, fd)?;
+        let header = SegmentHeader::read(&members, fd)?;
         let foreign = |what: &str, expected: u64, given: u64| {
             let text =
                 format!("the shared segment of {} has {what} {given}, expected {expected}", members.title());
@@ -223,8 +223,8 @@ impl Segment {
 
     /// The words and stretches that ranks write for other hosts.
     #[inline]
-    pub fn remote(&self) -> Remote<'_> {
-        Remote(&self.0)
+    pub fn remote(&self) -> RemoteRanks<'_> {
+        RemoteRanks(&self.0)
     }
 
     /// The byte rings between ranks.

@@ -18,7 +18,7 @@ pub struct Supervised {
 
 /// The messages on their way between two ranks of a communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Between {
+pub struct MessagesBetween {
     /// Sends that the source has posted and that have not ended.
     pub sends: u32,
     /// Receives from this source that the destination has posted and that have not ended.
@@ -122,14 +122,14 @@ impl Supervised {
     /// Returns what this segment knows of the messages between two ranks of the communicator; nothing for
     /// ranks that it does not have. With ranks of several hosts, the segment of each host knows a part: the
     /// messages that its own ranks have posted, and those they have not been known to take.
-    pub fn between(&self, from: u32, to: u32) -> Between {
+    pub fn between(&self, from: u32, to: u32) -> MessagesBetween {
         let segment = &self.segment;
         if from >= segment.size() || to >= segment.size() || from == to {
-            return Between::default();
+            return MessagesBetween::default();
         }
         let load = |word: &tpurun_memory::sync::AtomicU32| word.load(tpurun_memory::sync::Ordering::Acquire);
         let readable = segment.rings().ring(P2P_CHANNEL, from, to).readable();
-        Between {
+        MessagesBetween {
             sends: load(segment.rings().pending_sends(from, to)),
             receives: load(segment.rings().pending_receives(from, to)),
             any_receives: load(segment.rings().pending_receives(to, to)),
@@ -139,11 +139,11 @@ impl Supervised {
     }
 }
 
-impl Between {
+impl MessagesBetween {
     /// Combines what two hosts know of the same ranks.
     #[must_use]
-    pub fn and(self, other: Between) -> Between {
-        Between {
+    pub fn and(self, other: MessagesBetween) -> MessagesBetween {
+        MessagesBetween {
             sends: self.sends.max(other.sends),
             receives: self.receives.max(other.receives),
             any_receives: self.any_receives.max(other.any_receives),

@@ -9,11 +9,11 @@ use tpurun_memory::buffer::Spans;
 
 /// Declared before what uses it, so that it is dropped after.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct TestTensors {
     tensors: Vec<Box<[u8]>>,
 }
 
-impl Memory {
+impl TestTensors {
     /// `chunks` pieces of `bytes` bytes, one per chunk.
     pub fn spans(&mut self, chunks: usize, bytes: usize) -> Spans {
         let first = self.tensors.len();

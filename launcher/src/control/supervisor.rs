@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use tpurun_memory::FailureKind;
-use tpurun_protocol::supervise::{Between, Supervised};
+use tpurun_protocol::supervise::{MessagesBetween, Supervised};
 
 use crate::judge::wait_graph::Groups;
 use crate::nodes::{Crossing, GroupSays};
@@ -123,7 +123,7 @@ impl Supervisor {
                 let pairs = (0..size).flat_map(|other| [(here, other), (other, here)]);
                 for (from, to) in pairs.filter(|(from, _)| *from == here || !is_here(*from)) {
                     let between = between(lives, from, to);
-                    if between != Between::default() {
+                    if between != MessagesBetween::default() {
                         messages.push(Crossing::new(*comm_id, from, to, between));
                     }
                 }
@@ -167,10 +167,13 @@ impl Supervisor {
 }
 
 /// Each life has what its ranks posted; of pretended hosts each has a segment of the same life.
-fn between(lives: &[Supervised], from: u32, to: u32) -> Between {
+fn between(lives: &[Supervised], from: u32, to: u32) -> MessagesBetween {
     let current = lives.last().is_some_and(|group| !group.is_bridged());
     let first = if current { lives.len() - 1 } else { 0 };
-    lives[first..].iter().map(|group| group.between(from, to)).fold(Between::default(), Between::and)
+    lives[first..]
+        .iter()
+        .map(|group| group.between(from, to))
+        .fold(MessagesBetween::default(), MessagesBetween::and)
 }
 
 /// Which node each rank of the world is on; nothing where there is only one.
@@ -197,7 +200,7 @@ struct Elsewhere {
     /// Communicators that all nodes with ranks of them know, as of the last look.
     told: HashSet<u64>,
     /// By communicator, sender and receiver.
-    messages: HashMap<(u64, u32, u32), Between>,
+    messages: HashMap<(u64, u32, u32), MessagesBetween>,
 }
 
 impl Elsewhere {
@@ -218,14 +221,14 @@ impl Groups for Supervisor {
         here.or_else(|| self.elsewhere.members.get(&comm_id).map(Vec::as_slice))
     }
 
-    fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<Between> {
+    fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<MessagesBetween> {
         let lives = self.groups.get(&comm_id);
         if lives.is_none() && !self.elsewhere.members.contains_key(&comm_id) {
             return None;
         }
         if !self.elsewhere.is_told(comm_id) {
             // A message that is not known may be on its way.
-            return Some(Between { sends: 1, receives: 1, any_receives: 0, in_flight: true });
+            return Some(MessagesBetween { sends: 1, receives: 1, any_receives: 0, in_flight: true });
         }
         let here = lives.map(|lives| between(lives, from, to)).unwrap_or_default();
         let there = self.elsewhere.messages.get(&(comm_id, from, to)).copied().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The state of a node's ranks, as it tells other nodes. Clocks of hosts differ: times are told as ages.
 
 use tpurun_protocol::board::{LaneView, OpView, RankView, Wait, WaitKind, WaitView};
-use tpurun_protocol::supervise::Between;
+use tpurun_protocol::supervise::MessagesBetween;
 
 pub(crate) use archived::{Crossing, GroupSays, LaneSays, LookAnswer, OpSays, RankSays, WaitSays, WaitsFor};
 
@@ -203,14 +203,14 @@ impl OpSays {
 }
 
 impl Crossing {
-    pub(crate) fn new(comm_id: u64, from: u32, to: u32, between: Between) -> Crossing {
-        let Between { sends, receives, any_receives, in_flight } = between;
+    pub(crate) fn new(comm_id: u64, from: u32, to: u32, between: MessagesBetween) -> Crossing {
+        let MessagesBetween { sends, receives, any_receives, in_flight } = between;
         Crossing { comm_id, from, to, sends, receives, any_receives, in_flight }
     }
 
-    pub(crate) fn between(&self) -> Between {
+    pub(crate) fn between(&self) -> MessagesBetween {
         let Crossing { sends, receives, any_receives, in_flight, .. } = *self;
-        Between { sends, receives, any_receives, in_flight }
+        MessagesBetween { sends, receives, any_receives, in_flight }
     }
 }
 

@@ -1,6 +1,6 @@
 use std::net::UdpSocket;
 
-use tpurun_protocol::supervise::Between;
+use tpurun_protocol::supervise::MessagesBetween;
 
 use super::said::{WaitSays, WaitsFor};
 use super::*;
@@ -264,7 +264,7 @@ fn seeds_are_frames() {
     let wait =
         WaitSays { token: 9, for_ns: 5, comm_id: 7, what: WaitsFor::Recv { from: 1 }, python_threads: 1 };
     let says = RankSays { rank: 3, pid: 7, waits: vec![wait], lanes: vec![] };
-    let between = Between { sends: 1, receives: 2, any_receives: 0, in_flight: true };
+    let between = MessagesBetween { sends: 1, receives: 2, any_receives: 0, in_flight: true };
     let said = LookAnswer {
         ranks: vec![says.clone()],
         groups: vec![GroupSays { comm_id: 7, members: vec![0, 3], has_failed: false }],

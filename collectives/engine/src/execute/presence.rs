@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::board::{
-    Board, Lane, OpRecord, Outcome, RankWriter, Recording, Wait, WaitKind, Waiting,
+    Board, BoardLane, OpRecord, Outcome, RankWriter, Recording, Wait, WaitEntry, WaitKind,
 };
 use tpurun_protocol::membership::Membership;
 use tpurun_protocol::op::{Op, OpKind};
@@ -13,7 +13,7 @@ use tpurun_protocol::strategy::Strategy;
 /// The lane of a communicator, and the waits of this rank's threads in it.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    board: Option<(Lane, RankWriter)>,
+    board: Option<(BoardLane, RankWriter)>,
     comm_id: u64,
 }
 
@@ -84,7 +84,7 @@ impl Presence {
     }
 
     /// The calling thread sleeps until what it waits for has happened; over when the answer is dropped.
-    pub(crate) fn waiting(&self, kind: WaitKind, python_threads: u32) -> Option<Waiting> {
+    pub(crate) fn waiting(&self, kind: WaitKind, python_threads: u32) -> Option<WaitEntry> {
         let (_, writer) = self.board.as_ref()?;
         Some(writer.waiting(Wait { comm_id: self.comm_id, kind, python_threads }))
     }
@@ -96,7 +96,7 @@ impl Presence {
         }
     }
 
-    fn lane(&self) -> Option<&Lane> {
+    fn lane(&self) -> Option<&BoardLane> {
         self.board.as_ref().map(|(lane, _)| lane)
     }
 }
@@ -105,7 +105,7 @@ impl Presence {
 #[derive(Debug)]
 pub(crate) struct Blocked {
     presence: Arc<Presence>,
-    _waiting: Option<Waiting>,
+    _waiting: Option<WaitEntry>,
 }
 
 impl Drop for Blocked {

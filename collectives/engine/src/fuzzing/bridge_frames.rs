@@ -3,7 +3,7 @@
 use super::{Input, Target};
 use crate::hosts::bridge::{Bridge, Frames, Shares};
 use crate::hosts::network::{Addresses, Greeting};
-use tpurun_protocol::frame::{Failed, HEADER_BYTES, Header, Kind, Status};
+use tpurun_protocol::frame::{Failed, FrameHeader, FrameKind, HEADER_BYTES, RankStatus};
 use tpurun_protocol::hosts::Hosts;
 use tpurun_protocol::layout::P2P_CHANNEL;
 use tpurun_protocol::segment::Segment;
@@ -49,7 +49,7 @@ fn run(bytes: &[u8]) {
             _ => {
                 let header = invented(&mut input);
                 let payload = input.take(header.bytes as usize).to_vec();
-                let header = Header { bytes: payload.len() as u32, ..header };
+                let header = FrameHeader { bytes: payload.len() as u32, ..header };
                 stream = [&header.encode()[..], &payload].concat();
             }
         }
@@ -63,11 +63,11 @@ fn run(bytes: &[u8]) {
     bridges.iter_mut().for_each(|bridge| bridge.lose(1));
 }
 
-fn invented(input: &mut Input<'_>) -> Header {
+fn invented(input: &mut Input<'_>) -> FrameHeader {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0] = 1 + input.below(12) as u8;
-    let kind = Header::decode(&bytes).expect("a kind").kind;
-    Header {
+    let kind = FrameHeader::decode(&bytes).expect("a kind").kind;
+    FrameHeader {
         kind,
         rank: input.number(6) as u32,
         round: input.number(8) as u32,
@@ -78,27 +78,28 @@ fn invented(input: &mut Input<'_>) -> Header {
 
 fn seeds() -> Vec<Vec<u8>> {
     let frame = |kind, rank, payload: &[u8]| {
-        let header = Header { kind, rank, round: 0, offset: 0, bytes: payload.len() as u32 };
+        let header = FrameHeader { kind, rank, round: 0, offset: 0, bytes: payload.len() as u32 };
         [&header.encode()[..], payload].concat()
     };
-    let arrived =
-        |rank, of| Header { kind: Kind::Arrived, rank, round: 0, offset: of, bytes: 0 }.encode().to_vec();
+    let arrived = |rank, of| {
+        FrameHeader { kind: FrameKind::Arrived, rank, round: 0, offset: of, bytes: 0 }.encode().to_vec()
+    };
     // Connection, host, action, then bytes for its stream, at most 64 of them.
     let sent_over = |connection: u8, host: u8, bytes: Vec<u8>| {
         let chunk = |bytes: &[u8]| [&[connection, host, 2][..], bytes, &vec![0; 64 - bytes.len()]].concat();
         bytes.chunks(64).take(1).flat_map(chunk).collect::<Vec<u8>>()
     };
     let sent = |host, bytes| sent_over(0, host, bytes);
-    let status = Status { arrived: 1, posted: 2, left: 1, lost: 0 };
+    let status = RankStatus { arrived: 1, posted: 2, left: 1, lost: 0 };
     let failed = Failed { kind: 3, blamed: vec![1], text: "rank 1 is gone".to_owned() };
     vec![
-        sent(1, frame(Kind::Member, 1, &7_u32.to_le_bytes())),
-        sent(1, frame(Kind::Slot, 1, &[3; 40])),
-        [sent(2, frame(Kind::Window, 3, &[5; 40])), sent(2, arrived(3, 1)), vec![0, 0, 0]].concat(),
-        [sent(2, arrived(3, 2)), sent_over(1, 2, frame(Kind::Window, 3, &[5; 40]))].concat(),
+        sent(1, frame(FrameKind::Member, 1, &7_u32.to_le_bytes())),
+        sent(1, frame(FrameKind::Slot, 1, &[3; 40])),
+        [sent(2, frame(FrameKind::Window, 3, &[5; 40])), sent(2, arrived(3, 1)), vec![0, 0, 0]].concat(),
+        [sent(2, arrived(3, 2)), sent_over(1, 2, frame(FrameKind::Window, 3, &[5; 40]))].concat(),
         [sent_over(1, 2, arrived(3, 0)), sent(2, arrived(3, 2)), vec![0, 0, 0]].concat(),
-        sent(1, frame(Kind::Status, 4, &status.encode())),
-        sent(1, frame(Kind::Failed, 1, &failed.encode())),
+        sent(1, frame(FrameKind::Status, 4, &status.encode())),
+        sent(1, frame(FrameKind::Failed, 1, &failed.encode())),
         Greeting { communicator: 5, host: 1 }.encode().to_vec(),
         b"127.0.0.1:9,10,11 3082".to_vec(),
     ]

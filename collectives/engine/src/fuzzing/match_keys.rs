@@ -8,7 +8,7 @@ use tpurun_protocol::match_key::SLOT_BYTES;
 use tpurun_protocol::match_key::{self, MAX_BEHIND, Offer, Planned, Slot};
 use tpurun_protocol::op::OpKind;
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::testing::{Memory, op};
+use tpurun_protocol::testing::{TestTensors, op};
 
 pub(super) const TARGET: Target = Target { name: "match_keys", run, seeds };
 
@@ -21,7 +21,7 @@ fn run(bytes: &[u8]) {
     let kind = input.one_of(&KINDS);
     let segment = Segment::alone("dp0", ranks, 4096);
     let (region, layout) = (segment.region(), segment.layout());
-    let mut memory = Memory::default();
+    let mut memory = TestTensors::default();
     let op = op(kind, Dtype::F32, memory.spans(1, 32), memory.spans(1, 32));
     let slots: Vec<Slot<'_>> = segment.ranks().map(|rank| Slot::new(region, layout.slot(rank, 0))).collect();
     for slot in &slots {

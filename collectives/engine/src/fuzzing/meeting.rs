@@ -15,7 +15,7 @@ use tpurun_protocol::match_key::{Offer, Planned, Slot};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::strategy::Strategy;
-use tpurun_protocol::testing::{KINDS, Memory, chunks, op};
+use tpurun_protocol::testing::{KINDS, TestTensors, chunks, op};
 
 pub(super) const TARGET: Target = Target { name: "meeting", run, seeds };
 
@@ -24,7 +24,7 @@ fn run(bytes: &[u8]) {
     let ranks = 2 + input.below(3) as u32;
     let segment = Arc::new(Segment::alone("dp0", ranks, 4096));
     let config = Config { cpus: 1, ..Config::default() };
-    let mut memory = Memory::default();
+    let mut memory = TestTensors::default();
     let bytes = 4 * input.below(64);
     let op = any_op(&mut input, &mut memory, ranks, bytes);
     if validate(&op, segment.members()).is_err() {
@@ -66,7 +66,7 @@ fn run(bytes: &[u8]) {
     }
 }
 
-fn any_op(input: &mut Input<'_>, memory: &mut Memory, ranks: u32, bytes: usize) -> Op {
+fn any_op(input: &mut Input<'_>, memory: &mut TestTensors, ranks: u32, bytes: usize) -> Op {
     let kind = input.one_of(&KINDS);
     let root = input.below(ranks as usize) as u32;
     let (inputs, outputs) = chunks(kind, root, ranks as usize);

@@ -10,10 +10,10 @@ use crate::queue::work::{Carrier, Work};
 use tpurun_kernels::dtype::Dtype;
 use tpurun_protocol::board::WaitKind;
 use tpurun_protocol::layout::P2P_CHANNEL;
-use tpurun_protocol::message::{HEADER_BYTES, Header};
+use tpurun_protocol::message::{HEADER_BYTES, MessageHeader};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::testing::{Memory, op};
+use tpurun_protocol::testing::{TestTensors, op};
 
 pub(super) const TARGET: Target = Target { name: "message_lane", run, seeds };
 
@@ -23,13 +23,13 @@ const MOST_STEPS: usize = 200;
 fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     if let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>()
-        && let Ok(header) = Header::decode(bytes)
+        && let Ok(header) = MessageHeader::decode(bytes)
     {
         let _ = header.describe(0);
-        assert_eq!(Header::decode(&header.encode()).map(|again| again.bytes), Ok(header.bytes));
+        assert_eq!(MessageHeader::decode(&header.encode()).map(|again| again.bytes), Ok(header.bytes));
     }
     let segment = Arc::new(Segment::alone("dp0", 3, 4096));
-    let mut memory = Memory::default();
+    let mut memory = TestTensors::default();
     let mut works = Vec::new();
     let mut messages = Messages::new(segment.clone(), Arc::new(Presence::new(None, segment.members())));
     let mut steps = 0;
@@ -67,7 +67,7 @@ fn run(bytes: &[u8]) {
     }
 }
 
-fn message(input: &mut Input<'_>, memory: &mut Memory, peer: u32) -> Op {
+fn message(input: &mut Input<'_>, memory: &mut TestTensors, peer: u32) -> Op {
     let (tag, bytes) = (input.below(3) as i32, 4 * input.below(64));
     let dtype = input.one_of(&[Dtype::U8, Dtype::F32]);
     if input.below(2) == 0 {
@@ -80,8 +80,8 @@ fn message(input: &mut Input<'_>, memory: &mut Memory, peer: u32) -> Op {
 }
 
 /// An honest header of which some bytes were changed.
-fn write_header(segment: &Segment, input: &mut Input<'_>, memory: &mut Memory, peer: u32) {
-    let mut bytes = Header::of(&message(input, memory, peer), 0).encode();
+fn write_header(segment: &Segment, input: &mut Input<'_>, memory: &mut TestTensors, peer: u32) {
+    let mut bytes = MessageHeader::of(&message(input, memory, peer), 0).encode();
     for _ in 0..input.below(4) {
         // Payload lengths of gigabytes are bounded elsewhere, and only take time.
         let at = input.below(HEADER_BYTES);

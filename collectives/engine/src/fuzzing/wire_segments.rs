@@ -11,7 +11,7 @@ use crate::execute::transport::shm::ShmTransport;
 use tpurun_kernels::dtype::{Dtype, ReduceOp};
 use tpurun_kernels::reduce::Reduction;
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::testing::Memory;
+use tpurun_protocol::testing::TestTensors;
 use tpurun_protocol::wire::{Form, HEADER_BYTES, Header};
 
 pub(super) const TARGET: Target = Target { name: "wire_segments", run, seeds };
@@ -24,7 +24,7 @@ fn run(bytes: &[u8]) {
         assert_eq!(&header.encode()[..], &bytes[..HEADER_BYTES]);
     }
     let mut input = Input::new(bytes);
-    let mut memory = Memory::default();
+    let mut memory = TestTensors::default();
     let (collective, algorithm) = what(&mut input);
     let elements = input.below(24);
     let mut ranks: Vec<Execution> =
@@ -48,7 +48,7 @@ fn what(input: &mut Input<'_>) -> (Collective, Algorithm) {
 }
 
 fn execution(
-    memory: &mut Memory,
+    memory: &mut TestTensors,
     collective: Collective,
     algorithm: Algorithm,
     rank: usize,

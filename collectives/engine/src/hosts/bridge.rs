@@ -23,7 +23,9 @@ pub(crate) use stripe::Shares;
 use stripe::{Pieces, Stripe};
 use tpurun_memory::failure::FailureKind;
 use tpurun_memory::sync::{Ordering, RingError};
-use tpurun_protocol::frame::{Failed, HEADER_BYTES, Header, Kind, MOST_BYTES, STRIPE_BYTES, Status};
+use tpurun_protocol::frame::{
+    Failed, FrameHeader, FrameKind, HEADER_BYTES, MOST_BYTES, RankStatus, STRIPE_BYTES,
+};
 use tpurun_protocol::layout::{CHANNELS, TURNS};
 use tpurun_protocol::segment::{Segment, Verdict};
 
@@ -76,7 +78,7 @@ struct TellingOf {
     /// Was told, or heard.
     is_there: bool,
     /// As it was told, of a rank here.
-    status: Status,
+    status: RankStatus,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -136,7 +138,7 @@ impl Bridge {
         self.look_at(|now, told| now != told)
     }
 
-    fn look_at(&mut self, is_news: fn(&Status, &Status) -> bool) -> Outbox {
+    fn look_at(&mut self, is_news: fn(&RankStatus, &RankStatus) -> bool) -> Outbox {
         let segment = self.segment.clone();
         let mut out: Outbox = (0..self.peers.len()).map(|_| Parcel::default()).collect();
         if !self.stripe.is_first() {
@@ -147,7 +149,7 @@ impl Bridge {
             return out;
         }
         // Before the rest: what a rank has sent before it left is there, too, then.
-        let ranks: Vec<(u32, Status)> =
+        let ranks: Vec<(u32, RankStatus)> =
             self.own_ranks().into_iter().map(|rank| (rank, segment.roster().status(rank))).collect();
         self.tell_members(&mut out);
         while segment.remote().local_rounds() > self.sent {
@@ -163,7 +165,7 @@ impl Bridge {
             let told = &mut self.ranks[rank as usize].status;
             if is_news(&status, told) {
                 *told = status;
-                self.to_all(&mut out, about(Kind::Status, rank, Status::BYTES), &status.encode());
+                self.to_all(&mut out, about(FrameKind::Status, rank, RankStatus::BYTES), &status.encode());
             }
         }
         self.tell_failure(&mut out);
@@ -199,7 +201,7 @@ impl Bridge {
         self.segment.ranks_here().to_vec()
     }
 
-    fn to_all(&self, out: &mut Outbox, header: Header, payload: &[u8]) {
+    fn to_all(&self, out: &mut Outbox, header: FrameHeader, payload: &[u8]) {
         let others = (0_u32..).zip(out).filter(|(host, _)| *host != self.segment.host());
         for (_, parcel) in others {
             parcel.push(&header, payload);
@@ -211,7 +213,7 @@ impl Bridge {
             let pid = self.segment.roster().pid(rank);
             if pid != 0 && !self.ranks[rank as usize].is_there {
                 self.ranks[rank as usize].is_there = true;
-                self.to_all(out, about(Kind::Member, rank, 4), &pid.to_le_bytes());
+                self.to_all(out, about(FrameKind::Member, rank, 4), &pid.to_le_bytes());
             }
         }
     }
@@ -221,7 +223,7 @@ impl Bridge {
     fn tell_failure(&mut self, out: &mut Outbox) {
         if let Some(failed) = self.heard.take() {
             let failed = failed.encode();
-            self.to_all(out, about(Kind::Failed, self.segment.rank(), failed.len()), &failed);
+            self.to_all(out, about(FrameKind::Failed, self.segment.rank(), failed.len()), &failed);
         }
         if self.verdict == Verdicts::Decided {
             return;
@@ -233,11 +235,11 @@ impl Bridge {
             self.verdict = Verdicts::Decided;
             self.segment.failure_word().decide(&failed);
             let failed = failed.encode();
-            self.to_all(out, about(Kind::Failed, rank, failed.len()), &failed);
+            self.to_all(out, about(FrameKind::Failed, rank, failed.len()), &failed);
         } else if self.verdict != Verdicts::Proposed(decides) {
             self.verdict = Verdicts::Proposed(decides);
             let failed = failed.encode();
-            out[decides as usize].push(&about(Kind::Proposed, rank, failed.len()), &failed);
+            out[decides as usize].push(&about(FrameKind::Proposed, rank, failed.len()), &failed);
         }
     }
 
@@ -281,7 +283,7 @@ impl Bridge {
         self.rings.entry((channel, from, to)).or_default().moved += u64::from(fresh.bytes);
         while fresh.bytes > 0 {
             let bytes = fresh.bytes.min(MOST_BYTES as u32);
-            let header = Header { kind: Kind::Ring, rank: from, round: channel, offset: to, bytes };
+            let header = FrameHeader { kind: FrameKind::Ring, rank: from, round: channel, offset: to, bytes };
             frames.push_with(&header, |payload| segment.rings().read_run(data, fresh, payload));
             fresh = fresh.after(bytes);
         }
@@ -296,14 +298,15 @@ impl Bridge {
         if taken > carried.taken {
             carried.taken = taken;
             let frames = &mut out[self.segment.hosts().of(from) as usize];
-            let header = Header { kind: Kind::Taken, rank: to, round: channel, offset: from, bytes: 8 };
+            let header =
+                FrameHeader { kind: FrameKind::Taken, rank: to, round: channel, offset: from, bytes: 8 };
             frames.push(&header, &taken.to_le_bytes());
         }
         Ok(())
     }
 
     /// Bytes for a ring to a rank here.
-    fn fill_ring(&mut self, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+    fn fill_ring(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Wrong> {
         let (channel, from, to) = (header.round, header.rank, header.offset);
         self.check_ring(channel, to)?;
         let segment = &self.segment;
@@ -320,7 +323,7 @@ impl Bridge {
     }
 
     /// Room in a ring of a rank here.
-    fn free_ring(&mut self, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+    fn free_ring(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Wrong> {
         let (channel, from, to) = (header.round, header.offset, header.rank);
         self.check_ring(channel, from)?;
         let taken = payload.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("no count of bytes"))?;
@@ -364,7 +367,7 @@ impl Bridge {
         let segment = &self.segment;
         for Stretch { kind, rank, place, offset, bytes, to } in pieces {
             let header =
-                Header { kind, rank, round: round as u32, offset: offset as u32, bytes: bytes as u32 };
+                FrameHeader { kind, rank, round: round as u32, offset: offset as u32, bytes: bytes as u32 };
             let piece = Piece::of(segment, place + offset, bytes);
             let hosts = (0_u32..).zip(&mut *out).filter(|(host, _)| match to {
                 Some(to) => *host == to,
@@ -378,7 +381,7 @@ impl Bridge {
     ///
     /// # Errors
     /// When that can not be.
-    pub(crate) fn take(&mut self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+    pub(crate) fn take(&mut self, host: u32, header: &FrameHeader, payload: &[u8]) -> Result<(), Wrong> {
         // Not cloned: an atomic count after every copy waits until that has reached the memory.
         let segment = &self.segment;
         if segment.hosts().count() <= host || host == segment.host() {
@@ -391,12 +394,14 @@ impl Bridge {
             return Err(Wrong("a frame of another length than it says"));
         }
         match header.kind {
-            Kind::Slot | Kind::Behind | Kind::Splits | Kind::Window | Kind::Folded => {
-                self.put(host, header, payload)
-            }
-            Kind::Arrived => self.arrive(host, header),
+            FrameKind::Slot
+            | FrameKind::Behind
+            | FrameKind::Splits
+            | FrameKind::Window
+            | FrameKind::Folded => self.put(host, header, payload),
+            FrameKind::Arrived => self.arrive(host, header),
             _ if !self.stripe.is_first() => Err(Wrong("a frame on a connection for pieces")),
-            Kind::Member => {
+            FrameKind::Member => {
                 let pid = payload.try_into().map(u32::from_le_bytes).map_err(|_| Wrong("no process id"))?;
                 let known = &mut self.ranks[header.rank as usize];
                 if known.is_there || pid == 0 {
@@ -406,22 +411,22 @@ impl Bridge {
                 segment.roster().attach_remote(header.rank, pid);
                 Ok(())
             }
-            Kind::Ring => self.fill_ring(header, payload),
-            Kind::Taken => self.free_ring(header, payload),
-            Kind::Status => {
-                let status = Status::decode(payload).ok_or(Wrong("no status"))?;
+            FrameKind::Ring => self.fill_ring(header, payload),
+            FrameKind::Taken => self.free_ring(header, payload),
+            FrameKind::Status => {
+                let status = RankStatus::decode(payload).ok_or(Wrong("no status"))?;
                 // It may be one round ahead of what is open here.
                 let arrived = status.arrived.min(self.peers[host as usize].arrived + 1);
-                let status = Status { arrived, ..status };
+                let status = RankStatus { arrived, ..status };
                 segment.roster().put_status(header.rank, &status);
                 Ok(())
             }
-            Kind::Failed | Kind::Proposed => {
+            FrameKind::Failed | FrameKind::Proposed => {
                 let failed = Failed::decode(payload).ok_or(Wrong("no failure"))?;
                 if failed.blamed.iter().any(|rank| *rank >= segment.size()) {
                     return Err(Wrong("a failure that blames a rank there is not"));
                 }
-                if header.kind == Kind::Failed && self.verdict != Verdicts::Decided {
+                if header.kind == FrameKind::Failed && self.verdict != Verdicts::Decided {
                     self.verdict = Verdicts::Decided;
                     segment.failure_word().decide(&failed);
                     self.heard = Some(failed.clone());
@@ -443,8 +448,8 @@ impl Bridge {
         !self.stripe.is_first() || ahead.len() < self.stripe.most_ahead() && is_next
     }
 
-    fn arrive(&mut self, host: u32, header: &Header) -> Result<(), Wrong> {
-        let Header { round, offset: of, .. } = *header;
+    fn arrive(&mut self, host: u32, header: &FrameHeader) -> Result<(), Wrong> {
+        let FrameHeader { round, offset: of, .. } = *header;
         if !self.is_next(host, round) {
             return Err(Wrong("an arrival at another round than the next one"));
         }
@@ -461,7 +466,7 @@ impl Bridge {
         Ok(())
     }
 
-    fn put(&self, host: u32, header: &Header, payload: &[u8]) -> Result<(), Wrong> {
+    fn put(&self, host: u32, header: &FrameHeader, payload: &[u8]) -> Result<(), Wrong> {
         if !self.is_next(host, header.round) {
             return Err(Wrong("a piece of another round than the next one"));
         }
@@ -555,7 +560,7 @@ impl Bridge {
 /// Bytes that a rank has written somewhere, for other hosts.
 #[derive(Clone, Copy)]
 struct Stretch {
-    kind: Kind,
+    kind: FrameKind,
     rank: u32,
     /// Where its pieces of this kind begin here.
     place: usize,
@@ -570,8 +575,11 @@ fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
     let parity = (round % 2) as usize;
     let of_rank = |rank: &u32| {
         let (rank, written) = (*rank, segment.remote().written(*rank, parity));
-        let kinds =
-            [(Kind::Slot, written.slot), (Kind::Behind, written.behind), (Kind::Splits, written.splits)];
+        let kinds = [
+            (FrameKind::Slot, written.slot),
+            (FrameKind::Behind, written.behind),
+            (FrameKind::Splits, written.splits),
+        ];
         kinds.map(|(kind, bytes)| {
             let place = area(segment, kind, rank, round).0;
             Stretch { kind, rank, place, offset: 0, bytes, to: None }
@@ -591,22 +599,22 @@ fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
             bulk.push(Stretch { kind, rank, place, offset, bytes, to });
         };
         let window = layout.window(rank, parity);
-        add(Kind::Window, window, 0, written.for_all, None);
+        add(FrameKind::Window, window, 0, written.for_all, None);
         let partial = layout.partial(turn(round));
-        add(Kind::Window, partial, 0, written.partial, None);
+        add(FrameKind::Window, partial, 0, written.partial, None);
         let for_each = if written.is_partial { partial } else { window };
         if written.stride > 0 {
             for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
                 let bytes = segment.remote().written_for(rank, parity, to).min(written.stride);
                 let offset = written.stride * to as usize;
                 if offset + bytes <= layout.window_bytes() {
-                    add(Kind::Window, for_each, offset, bytes, Some(segment.hosts().of(to)));
+                    add(FrameKind::Window, for_each, offset, bytes, Some(segment.hosts().of(to)));
                 }
             }
         }
         for own in own_ranks {
             let stretch = written.folded.of(*own);
-            add(Kind::Folded, layout.folded(turn(round)), stretch.start, stretch.len(), None);
+            add(FrameKind::Folded, layout.folded(turn(round)), stretch.start, stretch.len(), None);
         }
     }
     bulk
@@ -628,22 +636,22 @@ fn turn(round: u64) -> usize {
 
 /// Returns the header that says that all ranks here have come to a round, and that its pieces go over `of`
 /// connections.
-fn arrival(segment: &Segment, round: u64, of: usize) -> Header {
-    Header { round: round as u32, offset: of as u32, ..about(Kind::Arrived, segment.rank(), 0) }
+fn arrival(segment: &Segment, round: u64, of: usize) -> FrameHeader {
+    FrameHeader { round: round as u32, offset: of as u32, ..about(FrameKind::Arrived, segment.rank(), 0) }
 }
 
-fn about(kind: Kind, rank: u32, bytes: usize) -> Header {
-    Header { kind, rank, round: 0, offset: 0, bytes: bytes as u32 }
+fn about(kind: FrameKind, rank: u32, bytes: usize) -> FrameHeader {
+    FrameHeader { kind, rank, round: 0, offset: 0, bytes: bytes as u32 }
 }
 
 /// Where a rank's pieces of this kind lie, and how much room they have.
-fn area(segment: &Segment, kind: Kind, rank: u32, round: u64) -> (usize, usize) {
+fn area(segment: &Segment, kind: FrameKind, rank: u32, round: u64) -> (usize, usize) {
     let (parity, layout) = ((round % 2) as usize, segment.layout());
     match kind {
-        Kind::Slot => (layout.slot(rank, parity), tpurun_protocol::match_key::SLOT_BYTES),
-        Kind::Behind => (layout.behind(rank, parity), tpurun_protocol::match_key::OFFERS_BYTES),
-        Kind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
-        Kind::Folded => (layout.folded(turn(round)), layout.window_bytes()),
+        FrameKind::Slot => (layout.slot(rank, parity), tpurun_protocol::match_key::SLOT_BYTES),
+        FrameKind::Behind => (layout.behind(rank, parity), tpurun_protocol::match_key::OFFERS_BYTES),
+        FrameKind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
+        FrameKind::Folded => (layout.folded(turn(round)), layout.window_bytes()),
         _ => (layout.window(rank, parity), layout.window_bytes()),
     }
 }
@@ -655,7 +663,7 @@ pub(crate) struct Frames {
     /// The beginning of a frame that is not whole yet.
     begun: Vec<u8>,
     /// The rest of a piece that has not come yet.
-    piece: Option<Header>,
+    piece: Option<FrameHeader>,
 }
 
 impl Frames {
@@ -664,12 +672,12 @@ impl Frames {
     pub(crate) fn feed(
         &mut self,
         mut bytes: &[u8],
-        mut take: impl FnMut(&Header, &[u8]) -> Result<(), Wrong>,
+        mut take: impl FnMut(&FrameHeader, &[u8]) -> Result<(), Wrong>,
     ) -> Result<(), Wrong> {
         while !bytes.is_empty() {
             if let Some(piece) = &mut self.piece {
                 let (now, rest) = bytes.split_at(bytes.len().min(piece.bytes as usize));
-                take(&Header { bytes: now.len() as u32, ..*piece }, now)?;
+                take(&FrameHeader { bytes: now.len() as u32, ..*piece }, now)?;
                 bytes = rest;
                 piece.offset = piece.offset.saturating_add(now.len() as u32);
                 piece.bytes -= now.len() as u32;
@@ -700,8 +708,8 @@ impl Frames {
         Ok(())
     }
 
-    fn header(&self) -> Result<Header, Wrong> {
-        let header = self.begun.first_chunk().and_then(Header::decode);
+    fn header(&self) -> Result<FrameHeader, Wrong> {
+        let header = self.begun.first_chunk().and_then(FrameHeader::decode);
         header.ok_or(Wrong("bytes that are no frame"))
     }
 }

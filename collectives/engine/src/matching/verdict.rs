@@ -2,7 +2,7 @@
 //! them with host, pid and line, and the guilty as data.
 
 use tpurun_memory::failure::FailureKind;
-use tpurun_protocol::match_key::{Class, Difference};
+use tpurun_protocol::match_key::{Difference, KeyClass};
 use tpurun_protocol::segment::{Segment, Verdict};
 
 /// Lines that a text lists before it only counts.
@@ -22,7 +22,7 @@ pub(crate) fn of_classes(
     head: String,
     did: &str,
     kinds: &str,
-    classes: &[Class],
+    classes: &[KeyClass],
 ) -> Verdict {
     let guilty = minority(classes);
     let mut lines = vec![];
@@ -55,7 +55,7 @@ pub(crate) fn listed(mut head: String, lines: &[String], kinds: &str) -> String 
 }
 
 /// All ranks but those of the largest class; nobody when no class is larger than all others.
-fn minority(classes: &[Class]) -> Vec<u32> {
+fn minority(classes: &[KeyClass]) -> Vec<u32> {
     let mut ranks: Vec<Vec<u32>> = classes
         .iter()
         .map(|class| class.iter().flat_map(|(ranks, _)| ranks.iter().copied()).collect())
@@ -71,7 +71,7 @@ fn minority(classes: &[Class]) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    fn classes(ranks: &[&[u32]]) -> Vec<Class> {
+    fn classes(ranks: &[&[u32]]) -> Vec<KeyClass> {
         ranks.iter().map(|ranks| vec![(ranks.to_vec(), String::new())]).collect()
     }
 

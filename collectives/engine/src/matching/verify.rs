@@ -9,7 +9,7 @@ use crate::matching::verdict;
 use tpurun_memory::buffer::Spans;
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::config::Results;
-use tpurun_protocol::match_key::{Class, Slot};
+use tpurun_protocol::match_key::{KeyClass, Slot};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 
@@ -42,7 +42,7 @@ pub(crate) fn compare(segment: &Segment, op: &Op, seq: u64, parity: usize) -> Re
         }
     }
     classes.sort_by_key(|(_, ranks)| (usize::MAX - ranks.len(), ranks[0]));
-    let classes: Vec<Class> =
+    let classes: Vec<KeyClass> =
         classes.into_iter().map(|(hash, ranks)| vec![(ranks, format!("{hash:016x}"))]).collect();
     let name = segment.members().title();
     let posted = tpurun_protocol::match_key::Posted::of(op);

@@ -21,7 +21,7 @@ use tpurun_memory::process::LOOK_PERIOD;
 use tpurun_protocol::board::Recording;
 use tpurun_protocol::layout::P2P_CHANNEL;
 use tpurun_protocol::match_key::Posted;
-use tpurun_protocol::message::{HEADER_BYTES, Header};
+use tpurun_protocol::message::{HEADER_BYTES, MessageHeader};
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::{Segment, Verdict};
 
@@ -55,7 +55,7 @@ enum Inbound {
 /// A message set aside; complete once `bytes` has its full length.
 #[derive(Debug)]
 struct Unexpected {
-    header: Header,
+    header: MessageHeader,
     bytes: Vec<u8>,
     moved: usize,
 }
@@ -311,7 +311,7 @@ impl Messages {
                 if (run.bytes as usize) < HEADER_BYTES {
                     break;
                 }
-                let header = Header::of(&pending.op, segment.members().epoch).encode();
+                let header = MessageHeader::of(&pending.op, segment.members().epoch).encode();
                 segment.rings().write_run(data, run, &header);
                 room = run.after(HEADER_BYTES as u32);
                 pending.moved = HEADER_BYTES;
@@ -357,7 +357,7 @@ impl Messages {
                     }
                     let mut bytes = [0; HEADER_BYTES];
                     segment.rings().read_run(data, run, &mut bytes);
-                    let header = Header::decode(&bytes)
+                    let header = MessageHeader::decode(&bytes)
                         .map_err(|error| segment.failure_word().corrupt(from, &error.to_string()))?;
                     if !self.begin(from, header)? {
                         return Ok(());
@@ -419,7 +419,7 @@ impl Messages {
     }
 
     /// Decides where a message goes; false when it has to stay in the ring for now.
-    fn begin(&mut self, from: u32, header: Header) -> Result<bool, Failure> {
+    fn begin(&mut self, from: u32, header: MessageHeader) -> Result<bool, Failure> {
         if let Some(index) = self.first_match(from, header.tag) {
             let receive = self.receives.remove(index).expect("its position was just found");
             if let Err(failure) = self.agree(from, &header, &receive) {
@@ -484,9 +484,9 @@ impl Messages {
     }
 
     /// A message must be what its receive expects, before it is written (law I2 of `docs/invariants.md`).
-    fn agree(&self, from: u32, header: &Header, receive: &Pending) -> Result<(), Failure> {
+    fn agree(&self, from: u32, header: &MessageHeader, receive: &Pending) -> Result<(), Failure> {
         let segment = &self.segment;
-        let expected = Header::of(&receive.op, segment.members().epoch);
+        let expected = MessageHeader::of(&receive.op, segment.members().epoch);
         if header.epoch != expected.epoch {
             let text = format!("a message of epoch {}, expected {}", header.epoch, expected.epoch);
             return Err(segment.failure_word().corrupt(from, &text));
@@ -575,7 +575,7 @@ mod tests {
             let receiver = scope.spawn(|| segment(&handover, 1));
             (segment(&handover, 0), receiver.join().expect("it comes"))
         });
-        let header = Header::of(&op(OpKind::Send), epoch).encode();
+        let header = MessageHeader::of(&op(OpKind::Send), epoch).encode();
         let ring = sender.rings().ring(P2P_CHANNEL, 0, 1);
         let run = ring.writable().expect("nobody wrote nonsense");
         sender.rings().write_run(sender.layout().ring_data(P2P_CHANNEL, 0, 1), run, &header);

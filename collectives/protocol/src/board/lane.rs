@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 ///
 /// Its methods may be called from any thread of the rank.
 #[derive(Debug)]
-pub struct Lane {
+pub struct BoardLane {
     pub(super) board: Board,
     pub(super) at: usize,
     /// The rank's slot.
@@ -65,7 +65,7 @@ impl LaneView {
 
 impl RankWriter {
     /// Opens a lane for a new communicator; `None` when [`LANES`] of them are open already.
-    pub fn claim_lane(&self, comm_id: u64, name: &str, size: u32, comm_rank: u32) -> Option<Lane> {
+    pub fn claim_lane(&self, comm_id: u64, name: &str, size: u32, comm_rank: u32) -> Option<BoardLane> {
         let board = &self.board;
         board.store(slot_at(self.rank) + SLOT_PID, u64::from(std::process::id()));
         let at = self.unused_lane().or_else(|| self.closed_lane())?;
@@ -76,7 +76,7 @@ impl RankWriter {
         }
         board.write_text(at + NAME, NAME_BYTES, head(name, NAME_BYTES).as_bytes());
         board.word(at + STATE).store(STATE_OPEN, Ordering::Release);
-        Some(Lane { board: board.clone(), at, slot: slot_at(self.rank), closed: AtomicBool::new(false) })
+        Some(BoardLane { board: board.clone(), at, slot: slot_at(self.rank), closed: AtomicBool::new(false) })
     }
 
     fn unused_lane(&self) -> Option<usize> {
@@ -103,7 +103,7 @@ impl RankWriter {
     }
 }
 
-impl Lane {
+impl BoardLane {
     /// The collective in flight waits for others from now on.
     #[inline]
     pub fn blocked(&self) {
@@ -153,7 +153,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for BoardLane {
     fn drop(&mut self) {
         self.close();
     }

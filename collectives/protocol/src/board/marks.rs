@@ -3,7 +3,7 @@
 //! The steps of the engine are marked where it records operations anyway. Those of the Python package are
 //! written through the inherited descriptor, at an offset that the launcher tells (`python/tpurun/_marks.py`).
 
-use super::{Board, Lane, SLOT_MARKS, slot_at};
+use super::{Board, BoardLane, SLOT_MARKS, slot_at};
 
 /// A step of a rank's start. Each is marked once, whichever communicator is the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Board {
     }
 }
 
-impl Lane {
+impl BoardLane {
     /// Two threads that are first at the same time both write, and what they write is nearly the same.
     #[inline]
     pub(super) fn mark_first(&self, mark: Mark, now_ns: impl FnOnce() -> u64) {

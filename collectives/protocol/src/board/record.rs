@@ -3,7 +3,7 @@
 //! A record is begun when the program posts the operation and completed as the operation goes on. Records
 //! lie in a ring; one that was overwritten meanwhile is no longer completed.
 
-use super::{Board, Lane, MAX_DIMS, Mark, SITE_BYTES, now_ns, pack, unpack};
+use super::{Board, BoardLane, MAX_DIMS, Mark, SITE_BYTES, now_ns, pack, unpack};
 use tpurun_memory::sync::Ordering;
 use tpurun_memory::text::tail;
 
@@ -103,7 +103,7 @@ pub struct Recording {
     number: u64,
 }
 
-impl Lane {
+impl BoardLane {
     /// Begins the record of an operation that the program has just posted.
     pub fn posted(&self, op: &OpRecord<'_>) -> Recording {
         let now = now_ns();

@@ -124,7 +124,7 @@ fn a_wait_has_a_token_of_its_own() {
         WaitKind::Recv { from: None },
         WaitKind::Creation,
     ];
-    let entries: Vec<Waiting> = kinds.iter().map(|kind| rank.waiting(wait(*kind))).collect();
+    let entries: Vec<WaitEntry> = kinds.iter().map(|kind| rank.waiting(wait(*kind))).collect();
     let seen = board.read(1).waits;
     assert_eq!(seen.iter().map(|view| view.wait).collect::<Vec<_>>(), kinds.map(wait));
     drop(entries);
@@ -132,7 +132,7 @@ fn a_wait_has_a_token_of_its_own() {
     let _again = rank.waiting(wait(WaitKind::Creation));
     let again = board.read(1).waits[0];
     assert!(seen.iter().all(|view| view.token != again.token));
-    let _more: Vec<Waiting> = (0..20).map(|_| rank.waiting(wait(WaitKind::Creation))).collect();
+    let _more: Vec<WaitEntry> = (0..20).map(|_| rank.waiting(wait(WaitKind::Creation))).collect();
     assert_eq!(board.read(1).waits.len(), wait::WAITS, "more are not shown");
 }
 
@@ -156,7 +156,8 @@ fn long_texts_keep_the_telling_end_and_whole_characters() {
 fn lanes_run_out_and_closed_ones_come_back() {
     let (board, _fd) = Board::create(1).unwrap();
     let rank = board.rank(0);
-    let mut lanes: Vec<Lane> = (0..LANES as u64).map(|id| rank.claim_lane(id, "g", 1, 0).unwrap()).collect();
+    let mut lanes: Vec<BoardLane> =
+        (0..LANES as u64).map(|id| rank.claim_lane(id, "g", 1, 0).unwrap()).collect();
     assert!(rank.claim_lane(100, "g", 1, 0).is_none());
     lanes[5].posted(&op(0, "old.py:1", &[]));
     let closed = lanes.remove(5);

@@ -55,19 +55,19 @@ pub struct WaitView {
 
 /// A thread's entry; taken off the board on drop.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct WaitEntry {
     /// `None` when all entries were taken.
     entry: Option<(Board, usize)>,
 }
 
 impl RankWriter {
     /// Puts a wait of the calling thread on the board.
-    pub fn waiting(&self, wait: Wait) -> Waiting {
+    pub fn waiting(&self, wait: Wait) -> WaitEntry {
         let board = &self.board;
         let free = (0..WAITS).map(|index| wait_at(self.rank, index)).find(|at| {
             board.word(*at).compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         });
-        let Some(at) = free else { return Waiting { entry: None } };
+        let Some(at) = free else { return WaitEntry { entry: None } };
         let (code, peer, seq) = encode(wait.kind);
         board.store(at + SINCE, now_ns());
         board.store(at + COMM_ID, wait.comm_id);
@@ -79,11 +79,11 @@ impl RankWriter {
         let token = tokens.fetch_add(1, Ordering::Relaxed).wrapping_add(FIRST_TOKEN).max(FIRST_TOKEN);
         // Release: a reader that sees the token sees the words above.
         board.word(at).store(token, Ordering::Release);
-        Waiting { entry: Some((board.clone(), at)) }
+        WaitEntry { entry: Some((board.clone(), at)) }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitEntry {
     fn drop(&mut self) {
         if let Some((board, at)) = &self.entry {
             board.word(*at).store(FREE, Ordering::Release);

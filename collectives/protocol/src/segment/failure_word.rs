@@ -16,7 +16,7 @@ use crate::frame::Failed;
 use crate::layout::FAILURE_TEXT_BYTES;
 
 use super::base::Base;
-use super::remote::Remote;
+use super::remote::RemoteRanks;
 use super::roster::Roster;
 use super::words::*;
 
@@ -275,7 +275,7 @@ impl<'a> FailureWord<'a> {
     /// nothing joins the hosts over which they could.
     #[inline]
     pub fn decide_alone(self) {
-        if Remote(self.0).says_it_is_bridged()
+        if RemoteRanks(self.0).says_it_is_bridged()
             && let Some(failed) = self.candidate()
         {
             self.decide(&failed);

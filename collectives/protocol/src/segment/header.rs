@@ -19,13 +19,13 @@ use super::settings::Settings;
 use super::words::*;
 
 /// The header that memory of another process has, read before it is mapped.
-pub(super) struct Header {
+pub(super) struct SegmentHeader {
     words: [u8; HEADER_BYTES],
     /// The bytes of all of it.
     pub(super) bytes: usize,
 }
 
-impl Header {
+impl SegmentHeader {
     pub(super) fn read(members: &Membership, fd: &OwnedFd) -> Result<Self, Failure> {
         let inspected = || {
             // Reading a descriptor that is no memory may block.

@@ -72,9 +72,9 @@ pub struct ArenaStretch {
 
 /// The words and stretches that ranks write for other hosts.
 #[derive(Clone, Copy, Debug)]
-pub struct Remote<'a>(pub(super) &'a Base);
+pub struct RemoteRanks<'a>(pub(super) &'a Base);
 
-impl<'a> Remote<'a> {
+impl<'a> RemoteRanks<'a> {
     /// The same, for a reader that was not told where they are.
     #[inline]
     pub fn says_it_is_bridged(self) -> bool {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tpurun_memory::process::{self, Liveness};
 use tpurun_memory::sync::{AtomicU32, AtomicU64, Attendance, Ordering};
 
-use crate::frame::Status;
+use crate::frame::RankStatus;
 use crate::looks::share;
 use crate::rank_list::RankList;
 
@@ -213,8 +213,8 @@ impl<'a> Roster<'a> {
 
     /// How far a rank here is.
     #[inline]
-    pub fn status(self, rank: u32) -> Status {
-        Status {
+    pub fn status(self, rank: u32) -> RankStatus {
+        RankStatus {
             arrived: self.arrived(rank).load(Ordering::Relaxed),
             posted: self.posted(rank).load(Ordering::Relaxed),
             left: self.left(rank).map_or(0, |seq| seq.saturating_add(1)),
@@ -223,7 +223,7 @@ impl<'a> Roster<'a> {
     }
 
     /// How far a rank of another host is.
-    pub fn put_status(self, rank: u32, status: &Status) {
+    pub fn put_status(self, rank: u32, status: &RankStatus) {
         self.arrived(rank).fetch_max(status.arrived, Ordering::Relaxed);
         self.posted(rank).fetch_max(status.posted, Ordering::Relaxed);
         if status.left > 0 && self.left(rank).is_none() {

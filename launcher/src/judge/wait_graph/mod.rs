@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use petgraph::algo::{astar, tarjan_scc};
 use petgraph::graphmap::DiGraphMap;
 use tpurun_protocol::board::{LANES, LaneView, RankView, WaitKind, WaitView};
-use tpurun_protocol::supervise::Between;
+use tpurun_protocol::supervise::MessagesBetween;
 
 pub(crate) use text::{Names, describe};
 
@@ -28,7 +28,7 @@ pub(crate) trait Groups {
     /// The ranks of a communicator by their rank in the world; `None` when it is not known.
     fn members(&self, comm_id: u64) -> Option<&[u32]>;
     /// The messages between two of its ranks (in its own numbering); `None` when it is not known.
-    fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<Between>;
+    fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<MessagesBetween>;
 }
 
 /// All ranks as seen at one time.
@@ -272,7 +272,7 @@ impl World<'_> {
             }
             WaitKind::Send { to } => {
                 let between = self.groups.between(comm_id, me.comm_rank, to);
-                let takes_it = |between: Between| between.receives > 0 || between.any_receives > 0;
+                let takes_it = |between: MessagesBetween| between.receives > 0 || between.any_receives > 0;
                 match (between, members.as_ref().and_then(|members| members.get(to as usize))) {
                     (Some(between), Some(other)) if !takes_it(between) => Needs::All([*other].into()),
                     _ => Needs::Unknown,
@@ -280,11 +280,12 @@ impl World<'_> {
             }
             WaitKind::Recv { from } => {
                 let Some(members) = members else { return Needs::Unknown };
+                let nothing_comes = |between: MessagesBetween| between.sends == 0 && !between.in_flight;
                 let others = (0_u32..).zip(members.iter().copied()).filter(|(_, other)| *other != rank);
                 let mut sources = BTreeSet::new();
                 for (source, other) in others.filter(|(source, _)| from.is_none_or(|from| from == *source)) {
                     match self.groups.between(comm_id, source, me.comm_rank) {
-                        Some(Between { sends: 0, in_flight: false, .. }) => drop(sources.insert(other)),
+                        Some(between) if nothing_comes(between) => drop(sources.insert(other)),
                         _ => return Needs::Unknown,
                     }
                 }

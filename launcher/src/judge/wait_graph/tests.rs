@@ -11,7 +11,7 @@ const ME: u32 = 1;
 #[derive(Default)]
 struct Known {
     members: HashMap<u64, Vec<u32>>,
-    between: HashMap<(u64, u32, u32), Between>,
+    between: HashMap<(u64, u32, u32), MessagesBetween>,
 }
 
 impl Groups for Known {
@@ -19,7 +19,7 @@ impl Groups for Known {
         self.members.get(&comm_id).map(Vec::as_slice)
     }
 
-    fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<Between> {
+    fn between(&self, comm_id: u64, from: u32, to: u32) -> Option<MessagesBetween> {
         Some(self.between.get(&(comm_id, from, to)).copied().unwrap_or_default())
     }
 }
@@ -263,13 +263,16 @@ fn messages_that_nobody_sends_or_takes() {
     assert_eq!(both_receive.circle().unwrap().comm_ids(), [0].into());
     let mut on_its_way = two();
     on_its_way.views = both_receive.views.clone();
-    on_its_way.known.between.insert((0, 1, 0), Between { in_flight: true, ..Between::default() });
+    on_its_way
+        .known
+        .between
+        .insert((0, 1, 0), MessagesBetween { in_flight: true, ..MessagesBetween::default() });
     assert_eq!(on_its_way.circle(), None);
     let mut both_send = two();
     both_send.wait(0, 0, WaitKind::Send { to: 1 });
     both_send.wait(1, 0, WaitKind::Send { to: 0 });
     for (from, to) in [(0, 1), (1, 0)] {
-        let full = Between { sends: 1, in_flight: true, ..Between::default() };
+        let full = MessagesBetween { sends: 1, in_flight: true, ..MessagesBetween::default() };
         both_send.known.between.insert((0, from, to), full);
     }
     assert!(both_send.circle().is_some());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use tpurun_protocol::frame::Header;
+use tpurun_protocol::frame::FrameHeader;
 use tpurun_protocol::segment::Segment;
 
 /// Bytes of the smallest piece that is shared; a smaller one is copied.
@@ -54,20 +54,20 @@ impl AsRef<[u8]> for Stretch {
 
 impl Parcel {
     /// A small frame.
-    pub(super) fn push(&mut self, header: &Header, payload: &[u8]) {
+    pub(super) fn push(&mut self, header: &FrameHeader, payload: &[u8]) {
         self.open.extend(header.encode());
         self.open.extend(payload);
     }
 
     /// One whose payload is written by `fill`.
-    pub(super) fn push_with(&mut self, header: &Header, fill: impl FnOnce(&mut [u8])) {
+    pub(super) fn push_with(&mut self, header: &FrameHeader, fill: impl FnOnce(&mut [u8])) {
         self.open.extend(header.encode());
         let start = self.open.len();
         self.open.resize(start + header.bytes as usize, 0);
         fill(&mut self.open[start..]);
     }
 
-    pub(super) fn push_piece(&mut self, header: &Header, piece: &Piece) {
+    pub(super) fn push_piece(&mut self, header: &FrameHeader, piece: &Piece) {
         match piece {
             Piece::Copied(bytes) => self.push(header, bytes),
             Piece::Shared(bytes) => {

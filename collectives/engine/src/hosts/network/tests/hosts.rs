@@ -14,7 +14,7 @@ use crate::hosts::bridge::{Bridge, Shares};
 use tpurun_memory::failure::FailureKind;
 use tpurun_memory::sync::Arrival;
 use tpurun_protocol::authority::{Authority, RankKey};
-use tpurun_protocol::frame::Status;
+use tpurun_protocol::frame::RankStatus;
 use tpurun_protocol::hosts::Hosts;
 use tpurun_protocol::network::Link;
 use tpurun_protocol::segment::remote::Written;
@@ -133,7 +133,7 @@ impl Ranks {
             moved = true;
         }
         if self.leaves && self.is_done() {
-            let status = Status { left: u64::from(ROUNDS) + 1, ..Status::default() };
+            let status = RankStatus { left: u64::from(ROUNDS) + 1, ..RankStatus::default() };
             self.own.iter().for_each(|rank| self.segment.roster().put_status(*rank, &status));
             self.leaves = false;
             moved = true;

@@ -23,7 +23,7 @@ use super::super::{Address, SILENCE};
 use super::{HERE, ID};
 use crate::hosts::bridge::{Bridge, Shares};
 use tpurun_protocol::authority::{Authority, RankKey};
-use tpurun_protocol::frame::{Header, Kind, Status};
+use tpurun_protocol::frame::{FrameHeader, FrameKind, RankStatus};
 use tpurun_protocol::hosts::Hosts;
 use tpurun_protocol::segment::Segment;
 
@@ -73,7 +73,7 @@ impl End {
     /// Has something to send to the other host: that it has come to this round.
     fn send(&mut self, host: u32, round: u32) {
         let rank = 1 - host;
-        let header = Header { kind: Kind::Arrived, rank, round, offset: 0, bytes: 0 };
+        let header = FrameHeader { kind: FrameKind::Arrived, rank, round, offset: 0, bytes: 0 };
         let now = self.now();
         self.lanes.say(now, ID, host, Bytes::copy_from_slice(&header.encode()));
     }
@@ -305,7 +305,7 @@ fn a_connection_that_breaks_is_cut_off_at_last() {
 #[test]
 fn a_connection_of_who_has_left_may_break() {
     let (one, mut other, segment) = connected();
-    segment.roster().put_status(0, &Status { arrived: 1, posted: 1, left: 2, lost: 0 });
+    segment.roster().put_status(0, &RankStatus { arrived: 1, posted: 1, left: 2, lost: 0 });
     drop(one);
     assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
     other.ahead = 2 * SILENCE;

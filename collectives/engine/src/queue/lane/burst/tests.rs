@@ -10,12 +10,12 @@ use tpurun_protocol::config::{Config, Matching};
 use tpurun_protocol::match_key::{Planned, Slot};
 use tpurun_protocol::op::OpKind;
 use tpurun_protocol::segment::Segment;
-use tpurun_protocol::testing::{self as memory, Memory};
+use tpurun_protocol::testing::{self as memory, TestTensors};
 
 const RANKS: u32 = 3;
 
 /// All-reduces in place of so many elements each.
-fn ops(memory: &mut Memory, counts: &[usize]) -> Vec<Op> {
+fn ops(memory: &mut TestTensors, counts: &[usize]) -> Vec<Op> {
     let op = |count: &usize| {
         let tensor = memory.spans(1, count * 8);
         memory::op(OpKind::AllReduce, Dtype::I64, tensor.clone(), tensor)
@@ -42,7 +42,7 @@ fn elements(segment: &Segment, tensor: &Spans) -> Vec<i64> {
 /// queued, and the others, which are there already, have posted theirs.
 fn run(own: &[usize], others: [&[usize]; RANKS as usize - 1]) -> (usize, Vec<Vec<i64>>) {
     let segment = Arc::new(Segment::alone("dp0", RANKS, 4096));
-    let mut memory = Memory::default();
+    let mut memory = TestTensors::default();
     let presence = Arc::new(Presence::new(None, segment.members()));
     let config = Config { cpus: 1, ..Config::default() };
     let mut lane = Lane::new(segment.clone(), config, presence, Arc::default()).unwrap();
