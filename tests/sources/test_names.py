@@ -22,8 +22,8 @@ STILL_EMPTY = """
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
-    Crossing Delivery Ending Failure Finding Frame Header Hosts Job Lookup Memory Network Notice Owner
-    Patience Placement Proof Screen Source Variables Wait Waiting Watch Writing
+    Crossing Delivery Ending Failure Finding Frame Header Hosts Lookup Memory Notice Owner Patience
+    Proof Screen Source Variables Wait Waiting Watch Writing
 """
 
 

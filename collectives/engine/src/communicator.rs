@@ -19,7 +19,7 @@ use crate::join::survivors::Survivors;
 use crate::join::{self, Bootstrap};
 use crate::matching::validate::validate;
 use crate::plan::sizes::window_bytes;
-use crate::queue::engine::{Job, Jobs, MessageThread, QUEUE_LENGTH};
+use crate::queue::engine::{CollectiveQueue, MessageThread, QUEUE_LENGTH, QueuedCollective};
 use crate::queue::lane::Lane;
 use crate::queue::p2p::Messages;
 use crate::queue::work::{Carrier, OnDone, Outcome, Work};
@@ -64,7 +64,7 @@ pub struct Communicator {
     presence: Arc<Presence>,
     lane: Arc<Mutex<Lane>>,
     /// Those that are posted before they are waited for, once there was one.
-    collectives: Mutex<Option<Arc<Jobs>>>,
+    collectives: Mutex<Option<Arc<CollectiveQueue>>>,
     messages: MessageThread,
     watch: Mutex<Option<Watch>>,
     /// No launcher watches over its ranks.
@@ -243,11 +243,11 @@ impl Communicator {
             let mut jobs = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
             let new = || {
                 let tuning = *self.segment.tuning();
-                Jobs::new(self.lane.clone(), self.queued.clone(), self.presence.clone(), tuning)
+                CollectiveQueue::new(self.lane.clone(), self.queued.clone(), self.presence.clone(), tuning)
             };
             jobs.get_or_insert_with(new).clone()
         };
-        let job = Job { op, work: work.clone(), timeout, recording };
+        let job = QueuedCollective { op, work: work.clone(), timeout, recording };
         if !jobs.push(job, lazy, Instant::now() + timeout)? {
             if self.shared.closing.load(Ordering::Acquire) {
                 return Err(self.shut_down());
@@ -305,7 +305,7 @@ impl Communicator {
         }
     }
 
-    fn jobs(&self) -> Option<Arc<Jobs>> {
+    fn jobs(&self) -> Option<Arc<CollectiveQueue>> {
         if !self.is_own() {
             return None;
         }

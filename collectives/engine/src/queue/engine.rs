@@ -33,14 +33,14 @@ const IDLE: Duration = Duration::from_secs(5);
 
 /// A collective on its way to the thread that runs it.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct QueuedCollective {
     pub(crate) op: Op,
     pub(crate) work: Arc<Work>,
     pub(crate) timeout: Duration,
     pub(crate) recording: Option<Recording>,
 }
 
-impl Job {
+impl QueuedCollective {
     fn call(&self) -> Call<'_> {
         Call { op: &self.op, timeout: self.timeout, recording: self.recording }
     }
@@ -49,8 +49,8 @@ impl Job {
 /// Queued collectives: the progress thread runs them one after the other, or a thread that waits for one of them
 /// does.
 #[derive(Debug)]
-pub(crate) struct Jobs {
-    queue: OpQueue<Job>,
+pub(crate) struct CollectiveQueue {
+    queue: OpQueue<QueuedCollective>,
     lane: Arc<Mutex<Lane>>,
     /// Those that have not ended.
     queued: Arc<AtomicUsize>,
@@ -71,7 +71,7 @@ struct Server {
     thread: Option<Joined>,
 }
 
-impl Jobs {
+impl CollectiveQueue {
     pub(crate) fn new(
         lane: Arc<Mutex<Lane>>,
         queued: Arc<AtomicUsize>,
@@ -82,12 +82,17 @@ impl Jobs {
         Arc::new(Self { queue, lane, queued, hurried, presence, tuning, server: Mutex::default() })
     }
 
-    /// False when the queue stays full until then, or is closed. A lazy job is begun here if it can be, and
+    /// False when the queue stays full until then, or is closed. A lazy collective is begun here if it can be, and
     /// then ends when somebody waits for it, or [`attend`](Self::attend)s to it.
     ///
     /// # Errors
     /// `Transport`, without a thread that could run it; then it is not queued.
-    pub(crate) fn push(self: &Arc<Self>, job: Job, lazy: bool, deadline: Instant) -> Result<bool, Failure> {
+    pub(crate) fn push(
+        self: &Arc<Self>,
+        job: QueuedCollective,
+        lazy: bool,
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
         self.have_server()?;
         self.queued.fetch_add(1, Ordering::AcqRel);
         let seq = job.work.seq();
@@ -95,7 +100,7 @@ impl Jobs {
             self.queued.fetch_sub(1, Ordering::AcqRel);
             return Ok(false);
         }
-        // It may have ended since. Whether it saw the job or we see its end, the lock decides.
+        // It may have ended since. Whether it saw the collective or we see its end, the lock decides.
         if let Err(failure) = self.have_server() {
             tracing::warn!(%failure, "collectives run only while somebody waits");
         }
@@ -188,7 +193,7 @@ impl Jobs {
     fn begin_all(&self) -> bool {
         while let Some(mut jobs) = self.queue.try_consume() {
             // One more than can begin: then something is left.
-            let calls: Vec<Call<'_>> = jobs.front(BURST + 1).iter().map(Job::call).collect();
+            let calls: Vec<Call<'_>> = jobs.front(BURST + 1).iter().map(QueuedCollective::call).collect();
             if calls.is_empty() {
                 return true;
             }
@@ -204,9 +209,9 @@ impl Jobs {
         false
     }
 
-    /// Runs the oldest job, and those that share a meeting with it; false when there is none.
-    fn run_some(&self, mut jobs: Consumer<'_, Job>, caller: Option<u32>) -> bool {
-        let calls: Vec<Call<'_>> = jobs.front(BURST).iter().map(Job::call).collect();
+    /// Runs the oldest collective, and those that share a meeting with it; false when there is none.
+    fn run_some(&self, mut jobs: Consumer<'_, QueuedCollective>, caller: Option<u32>) -> bool {
+        let calls: Vec<Call<'_>> = jobs.front(BURST).iter().map(QueuedCollective::call).collect();
         if calls.is_empty() {
             return false;
         }
@@ -216,11 +221,11 @@ impl Jobs {
     }
 
     /// The oldest of them, `ran` in number, have ended.
-    fn settle(&self, mut jobs: Consumer<'_, Job>, ran: usize, result: Result<(), Failure>) {
+    fn settle(&self, mut jobs: Consumer<'_, QueuedCollective>, ran: usize, result: Result<(), Failure>) {
         let outcome: Outcome = result.map(|()| None);
         let mut callbacks: Vec<OnDone> = vec![];
         for _ in 0..ran {
-            let Job { op, work, .. } = jobs.pop().expect("what ran was there");
+            let QueuedCollective { op, work, .. } = jobs.pop().expect("what ran was there");
             // The operation's memory is the user's again from here on.
             drop(op);
             self.queued.fetch_sub(1, Ordering::AcqRel);

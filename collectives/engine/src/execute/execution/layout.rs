@@ -26,14 +26,14 @@ pub(super) struct Extent {
 }
 
 /// Finds blocks; in elements throughout.
-pub(super) struct Placement<'a> {
+pub(super) struct BlockOffsets<'a> {
     schedule: &'a Schedule,
     /// Where each chunk of the input begins, and the end.
     input: Vec<usize>,
     output: Vec<usize>,
 }
 
-impl<'a> Placement<'a> {
+impl<'a> BlockOffsets<'a> {
     /// Checks that the buffers are what the collective needs.
     pub(super) fn new(
         schedule: &'a Schedule,
@@ -51,9 +51,9 @@ impl<'a> Placement<'a> {
             });
             std::iter::once(0).chain(ends).collect::<Vec<_>>()
         };
-        let placement = Self { schedule, input: starts(&buffers.input), output: starts(&buffers.output) };
-        placement.check()?;
-        Ok(placement)
+        let offsets = Self { schedule, input: starts(&buffers.input), output: starts(&buffers.output) };
+        offsets.check()?;
+        Ok(offsets)
     }
 
     fn check(&self) -> Result<(), ExecutionError> {

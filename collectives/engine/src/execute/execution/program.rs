@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use tpurun_topology::{Action, Block, Schedule, Step};
 
 use super::ExecutionError;
-use super::layout::{Buffers, Extent, Placement};
+use super::layout::{BlockOffsets, Buffers, Extent};
 use super::slots;
 use tpurun_kernels::reduce::Reduction;
 use tpurun_memory::traffic::Traffic;
@@ -94,8 +94,8 @@ impl Program {
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result<Self, ExecutionError> {
-        let placement = Placement::new(schedule, buffers, reduction.dtype().size())?;
-        let mut compiler = Compiler { schedule, reduction, blocks: track(schedule, &placement)? };
+        let offsets = BlockOffsets::new(schedule, buffers, reduction.dtype().size())?;
+        let mut compiler = Compiler { schedule, reduction, blocks: track(schedule, &offsets)? };
         let mut program = Self { channels: Vec::new(), kept: Vec::new(), scratch_bytes: 0 };
         for steps in &schedule.channels {
             let tasks = steps.iter().map(|step| compiler.compile(step)).collect::<Result<Vec<_>, _>>()?;
@@ -103,7 +103,7 @@ impl Program {
             program.scratch_bytes = slots::assign(&mut tasks, program.scratch_bytes);
             program.channels.push(tasks);
         }
-        program.kept = compiler.kept(&placement)?;
+        program.kept = compiler.kept(&offsets)?;
         Ok(program)
     }
 
@@ -143,7 +143,7 @@ impl Program {
 }
 
 /// Collects the blocks that the steps touch.
-fn track(schedule: &Schedule, placement: &Placement<'_>) -> Result<HashMap<Block, Tracked>, ExecutionError> {
+fn track(schedule: &Schedule, offsets: &BlockOffsets<'_>) -> Result<HashMap<Block, Tracked>, ExecutionError> {
     let mut blocks = HashMap::new();
     for (channel, steps) in schedule.channels.iter().enumerate() {
         for step in steps {
@@ -155,7 +155,7 @@ fn track(schedule: &Schedule, placement: &Placement<'_>) -> Result<HashMap<Block
             if rank >= schedule.ranks || rank == schedule.rank {
                 return Err(ExecutionError::Schedule { block, problem: "moves to or from no other rank" });
             }
-            let extent = placement.block(block)?;
+            let extent = offsets.block(block)?;
             let untouched = Tracked { channel, extent, holding: Holding::Untouched, receives_left: 0 };
             let tracked = blocks.entry(block).or_insert(untouched);
             if tracked.channel != channel {
@@ -258,12 +258,12 @@ impl Compiler<'_> {
     }
 
     /// The outputs that no step makes must be inputs.
-    fn kept(&self, placement: &Placement<'_>) -> Result<Vec<Kept>, ExecutionError> {
+    fn kept(&self, offsets: &BlockOffsets<'_>) -> Result<Vec<Kept>, ExecutionError> {
         let mut kept = Vec::new();
         let schedule = self.schedule;
         let chunks = (0..schedule.chunks()).filter(|&chunk| schedule.is_output(chunk));
         for block in chunks.flat_map(|chunk| (0..schedule.parts).map(move |part| Block { chunk, part })) {
-            let Extent { count, input, output: Some(output) } = placement.block(block)? else { continue };
+            let Extent { count, input, output: Some(output) } = offsets.block(block)? else { continue };
             match (self.blocks.get(&block).map(|tracked| tracked.holding), input) {
                 (Some(Holding::Whole(_)), _) => {}
                 (Some(Holding::Partial(_)), _) => {

@@ -13,7 +13,7 @@ use tpurun_protocol::wire::{HEADER_BYTES, Header};
 
 /// The links between some ranks.
 #[derive(Clone, Debug)]
-pub struct Network(Rc<RefCell<State>>);
+pub struct MemoryNetwork(Rc<RefCell<State>>);
 
 #[derive(Debug)]
 struct State {
@@ -25,7 +25,7 @@ struct State {
     dropped: BTreeSet<u32>,
 }
 
-impl Network {
+impl MemoryNetwork {
     /// A network whose queues hold `depth` segments.
     ///
     /// # Panics
@@ -75,10 +75,10 @@ impl Network {
     }
 }
 
-/// One rank's end of a [`Network`].
+/// One rank's end of a [`MemoryNetwork`].
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    network: Network,
+    network: MemoryNetwork,
     rank: u32,
 }
 
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn queues_are_bounded_ordered_and_independent() {
-        let network = Network::new(1, 2);
+        let network = MemoryNetwork::new(1, 2);
         let (mut a, mut b) = (network.endpoint(0), network.endpoint(1));
         assert_eq!(a.try_send(1, &header(0, 1), &[0]), Sending::Sent);
         assert_eq!(a.try_send(1, &header(0, 2), &[0]), Sending::Sent);
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn cut_links_hold_and_dropped_ranks_lose() {
-        let network = Network::new(2, 1);
+        let network = MemoryNetwork::new(2, 1);
         let (mut a, mut b) = (network.endpoint(0), network.endpoint(1));
         network.cut(0, 1);
         assert_eq!(a.try_send(1, &header(0, 1), &[0]), Sending::Sent);
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_seed_replays() {
         let order = |seed| {
-            let network = Network::new(seed, 1);
+            let network = MemoryNetwork::new(seed, 1);
             for from in 1..20 {
                 network.endpoint(from).try_send(0, &header(0, 0), &[0]);
             }

@@ -6,7 +6,7 @@ use tpurun_topology::{Algorithm, Collective, Placement, Torus, algorithm};
 
 use super::memory::{Tensor, fold, number};
 use crate::execute::execution::{Buffers, Execution, Operation};
-use crate::execute::transport::mem::{Endpoint, Network};
+use crate::execute::transport::mem::{Endpoint, MemoryNetwork};
 use crate::execute::transport::{DriveError, Round, Sending, Transport, drive, receive};
 use tpurun_kernels::dtype::{Dtype, ReduceOp};
 use tpurun_kernels::reduce::Reduction;
@@ -24,7 +24,7 @@ pub(super) struct Case {
 
 pub(super) struct World {
     case: Case,
-    pub(super) network: Network,
+    pub(super) network: MemoryNetwork,
     pub(super) ranks: Vec<Rank>,
     inputs: Vec<Vec<Vec<u8>>>,
     /// Chunks that each rank must end with.
@@ -64,7 +64,7 @@ impl World {
         elements: usize,
         buffers: impl Fn(Tensor, Tensor) -> (Buffers, Option<Tensor>, Tensor),
     ) -> Self {
-        let network = Network::new(case.seed, 1 + case.seed as usize % 3);
+        let network = MemoryNetwork::new(case.seed, 1 + case.seed as usize % 3);
         let reduction = Reduction::new(case.dtype, case.op, 2.0, case.ranks).expect("cases are defined");
         let inputs = inputs(case, &network, elements);
         let expected = outputs(case, reduction, &inputs);
@@ -160,7 +160,7 @@ impl World {
 }
 
 /// The input chunks of every rank.
-fn inputs(case: &Case, network: &Network, elements: usize) -> Vec<Vec<Vec<u8>>> {
+fn inputs(case: &Case, network: &MemoryNetwork, elements: usize) -> Vec<Vec<Vec<u8>>> {
     let ranks = case.ranks as usize;
     let chunk = |count: usize| {
         let numbers = (0..count).map(|_| network.random(15) as i8 - 7);
