@@ -22,8 +22,6 @@ STILL_EMPTY = """
 """
 # Names of public types in several modules, which the glossary does not explain.
 SEVERAL_MEANINGS = """
-    Crossing Delivery Ending Failure Finding Frame Header Hosts Lookup Memory Notice Owner Patience
-    Proof Screen Source Variables Wait Waiting Watch Writing
 """
 
 

@@ -9,7 +9,7 @@ use crate::control::control_server::ControlServer;
 use crate::job::policy::{Census, Tolerance};
 use crate::judge::heard::Heard;
 use crate::judge::losses::{self, Losses};
-use crate::judge::verdict::{self, Failure, Verdict};
+use crate::judge::verdict::{self, FailedRank, Verdict};
 use crate::processes::kill;
 use crate::ranks::Ending;
 
@@ -31,10 +31,10 @@ impl Account {
     }
 
     /// Explains how the program of a rank has failed.
-    pub(super) fn explain(&self, world: &World, rank: u32, ending: Ending, at: Instant) -> Failure {
+    pub(super) fn explain(&self, world: &World, rank: u32, ending: Ending, at: Instant) -> FailedRank {
         let own = world.run_dir.error_of(rank);
         let error = self.heard.explain(rank, ending, own, &world.board.records(rank), board::now_ns());
-        Failure { rank, ending, error, at }
+        FailedRank { rank, ending, error, at }
     }
 
     /// The verdict on the failures seen so far.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tpurun_protocol::board::RankView;
 
 use crate::job::Job;
-use crate::judge::verdict::Failure;
+use crate::judge::verdict::FailedRank;
 use crate::ranks::{Ending, Rank};
 
 /// All ranks of the job, those on other nodes included.
@@ -14,7 +14,7 @@ use crate::ranks::{Ending, Rank};
 pub(super) struct AllRanks {
     pub(super) ranks: Vec<Rank>,
     /// Ranks that have failed, in the order in which that was seen.
-    pub(super) failures: Vec<Failure>,
+    pub(super) failures: Vec<FailedRank>,
     /// Ranks that exited with code 0, first one first.
     pub(super) left: Vec<u32>,
     /// The views that ranks of other nodes left behind when they ended in order.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use tpurun_protocol::board::RankView;
 
-use crate::nodes::{JobFailure, Proof};
+use crate::nodes::{DeadlockProof, JobFailure};
 
 /// One thing to do; the loop does it in [`Agent::execute`](super::Agent::execute).
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) enum Instruction {
     /// To look around at this time, if not before.
     LookBy(Instant),
     /// To tell the ranks here of a deadlock that stands on the other nodes.
-    Deadlock(Proof),
+    Deadlock(DeadlockProof),
     /// To let timeouts to come say which ranks keep others waiting.
     NoteSuspects,
     /// To begin no other world, for this reason.

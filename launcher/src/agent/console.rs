@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::output::writer::Screen;
+use crate::output::writer::StandardStreams;
 use crate::output::{Output, Stream};
 use crate::ranks::Chunk;
 
@@ -14,13 +14,13 @@ pub(super) const LOST_OUTPUT: i32 = 1;
 /// Everything that is shown, in one order.
 pub(super) struct Console {
     pub(super) output: Output,
-    pub(super) screen: Screen,
+    pub(super) screen: StandardStreams,
     /// By rank: standard streams that have not ended.
     open_streams: Vec<u8>,
 }
 
 impl Console {
-    pub(super) fn new(output: Output, screen: Screen, ranks: u32) -> Console {
+    pub(super) fn new(output: Output, screen: StandardStreams, ranks: u32) -> Console {
         Console { output, screen, open_streams: vec![0; ranks as usize] }
     }
 

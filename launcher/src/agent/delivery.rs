@@ -10,12 +10,12 @@ use tpurun_protocol::board::RankView;
 use super::console::Console;
 use super::world::World;
 use crate::judge::wait_graph::{self, Deadlock, Names};
-use crate::nodes::Proof;
+use crate::nodes::DeadlockProof;
 use crate::ranks::Rank;
 
 /// The failures that are to be told to the ranks now, or may be soon.
 #[derive(Debug, Default)]
-pub(super) struct Delivery {
+pub(super) struct FailureDelivery {
     /// Lost ranks that the others do not know of yet.
     due: Vec<Due>,
     suspicion: Suspicion,
@@ -35,7 +35,7 @@ struct Suspicion {
     stuck: Option<wait_graph::Stuck>,
 }
 
-impl Delivery {
+impl FailureDelivery {
     /// A rank has ended, other than in order.
     pub(super) fn mourn(&mut self, rank: u32, now: Instant) {
         self.due.push(Due { rank, at: now + LAST_WORDS });
@@ -55,7 +55,7 @@ impl Delivery {
     }
 
     /// Looks for ranks that can never go on; a proof takes two looks.
-    pub(super) fn look_for_deadlock(&mut self, world: &World, views: &[RankView]) -> Option<Proof> {
+    pub(super) fn look_for_deadlock(&mut self, world: &World, views: &[RankView]) -> Option<DeadlockProof> {
         let ended: Vec<bool> = world.roster.ranks.iter().map(Rank::has_ended).collect();
         let supervisor = world.control.supervisor();
         let graph = wait_graph::World { views, ended: &ended, groups: supervisor };
@@ -89,9 +89,9 @@ impl Delivery {
     }
 }
 
-fn proof(deadlock: Deadlock, names: &Names<'_>) -> Proof {
+fn proof(deadlock: Deadlock, names: &Names<'_>) -> DeadlockProof {
     let text = wait_graph::describe(&deadlock, names);
-    Proof {
+    DeadlockProof {
         groups: deadlock.comm_ids().into_iter().collect(),
         guilty: deadlock.guilty(),
         finished: deadlock.finished.into_iter().collect(),
@@ -100,14 +100,14 @@ fn proof(deadlock: Deadlock, names: &Names<'_>) -> Proof {
 }
 
 /// Notes the failure in all communicators here, before any rank wakes up and acts on it in one of them.
-pub(super) fn settle_deadlock(world: &World, proof: &Proof) {
-    let Proof { groups, guilty, text, .. } = proof;
+pub(super) fn settle_deadlock(world: &World, proof: &DeadlockProof) {
+    let DeadlockProof { groups, guilty, text, .. } = proof;
     world.control.supervisor().fail_quietly(groups, FailureKind::Deadlock, text, guilty);
 }
 
 /// Wakes the ranks.
-pub(super) fn announce_deadlock(world: &mut World, proof: &Proof) {
-    let Proof { groups, guilty, finished, text } = proof;
+pub(super) fn announce_deadlock(world: &mut World, proof: &DeadlockProof) {
+    let DeadlockProof { groups, guilty, finished, text } = proof;
     world.control.supervisor().announce(groups);
     world.run_dir.event("deadlock", json!({"ranks": guilty, "text": text}));
     for rank in finished {

@@ -7,7 +7,7 @@ use tpurun_memory::FailureKind;
 use tpurun_protocol::board::RankView;
 
 use super::account::Account;
-use super::delivery::{self, Delivery, SECOND_LOOK};
+use super::delivery::{self, FailureDelivery, SECOND_LOOK};
 use super::lingering::Lingering;
 use super::nodes::Others;
 use super::observation::{self, Observation};
@@ -15,15 +15,15 @@ use super::phase::WorldPhase;
 use super::world::World;
 use crate::job::Job;
 use crate::judge::verdict::Verdict;
-use crate::nodes::Proof;
+use crate::nodes::DeadlockProof;
 use crate::observe::run_dir::RunDir;
-use crate::observe::stacks::Class;
+use crate::observe::stacks::StackClass;
 use crate::ranks::Ending;
 
 /// The knowledge of the failures of one world, and of those that may come.
 pub(super) struct Judge {
     pub(super) account: Account,
-    delivery: Delivery,
+    delivery: FailureDelivery,
     observation: Observation,
     lingering: Lingering,
 }
@@ -32,7 +32,7 @@ impl Judge {
     pub(super) fn new(job: &Job, run_dir: &RunDir) -> Judge {
         Judge {
             account: Account::default(),
-            delivery: Delivery::default(),
+            delivery: FailureDelivery::default(),
             observation: Observation::new(job, run_dir),
             lingering: Lingering::default(),
         }
@@ -41,7 +41,7 @@ impl Judge {
     /// Other ranks follow.
     pub(super) fn renew(&mut self) {
         self.account = Account::default();
-        self.delivery = Delivery::default();
+        self.delivery = FailureDelivery::default();
         self.observation.renew();
         self.lingering = Lingering::default();
     }
@@ -109,13 +109,13 @@ impl Judge {
     }
 
     /// Tells the ranks here of a deadlock that stands on the other nodes.
-    pub(super) fn hear_of_deadlock(&mut self, world: &mut World, proof: &Proof) {
+    pub(super) fn hear_of_deadlock(&mut self, world: &mut World, proof: &DeadlockProof) {
         delivery::settle_deadlock(world, proof);
         self.announce_deadlock(world, proof);
     }
 
     /// Tells the ranks here of a deadlock, once they have been asked where they are.
-    pub(super) fn announce_deadlock(&mut self, world: &mut World, proof: &Proof) {
+    pub(super) fn announce_deadlock(&mut self, world: &mut World, proof: &DeadlockProof) {
         self.observation.ask_for_stacks(world);
         delivery::announce_deadlock(world, proof);
     }
@@ -174,7 +174,7 @@ impl Judge {
     }
 
     /// The places where the ranks were when the job failed of a hang.
-    pub(super) fn stacks(&self) -> &[Class] {
+    pub(super) fn stacks(&self) -> &[StackClass] {
         self.observation.stacks()
     }
 

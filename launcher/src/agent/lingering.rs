@@ -8,7 +8,7 @@ use tpurun_protocol::board;
 
 use super::phase::WorldPhase;
 use super::world::World;
-use crate::judge::verdict::{self, Waiting};
+use crate::judge::verdict::{self, WaitingRanks};
 use crate::ranks::Ending;
 
 /// The ranks of one world that linger.
@@ -51,7 +51,7 @@ impl Lingering {
         let verdict = verdict::of_leaving(&[rank], &world.views(), board::now_ns(), now);
         let Some(waiting) = verdict.and_then(|verdict| verdict.waiting) else { return };
         self.suspected.insert(rank);
-        let Waiting { ranks, group, .. } = waiting;
+        let WaitingRanks { ranks, group, .. } = waiting;
         let (noun, verb) = if ranks.len() == 1 { ("rank", "waits") } else { ("ranks", "wait") };
         world.run_dir.event("program lingers", json!({"rank": rank, "waiting": ranks.to_string()}));
         world.say(&format!(

@@ -17,10 +17,10 @@ use super::watchers::Watchers;
 use super::world::World;
 use crate::control::supervisor::Spread;
 use crate::job::Job;
-use crate::nodes::{Frame, JobFailure, Nodes, Proof, RankSays};
+use crate::nodes::{DeadlockProof, Frame, JobFailure, Nodes, RankSays};
 use crate::observe::run_dir::RunDir;
 use crate::place::cluster;
-use crate::place::hosts::{self, Hosts};
+use crate::place::hosts::{self, JobHosts};
 use crate::place::schedulers;
 use crate::ranks::Ending;
 
@@ -33,7 +33,7 @@ pub(super) struct Others {
     /// A proposal that waits until then for a better one, or for the word of node 0.
     proposal: Option<(JobFailure, Instant)>,
     /// A proven deadlock, and the time at which the ranks here hear of it.
-    proven: Option<(Proof, Instant)>,
+    proven: Option<(DeadlockProof, Instant)>,
     pub(super) turn: Turn,
     /// By node: all its ranks have ended well.
     pub(super) done: Vec<bool>,
@@ -57,7 +57,7 @@ pub(super) async fn meet(job: &mut Job) -> Result<Option<Nodes>, String> {
     }
     let nodes = nodes?;
     let parts = nodes.table.iter().map(|node| (node.host.clone(), node.address.clone(), node.ranks));
-    if let Err(error) = job.spread(Hosts::new(parts), nodes.ranks_of(nodes.node)) {
+    if let Err(error) = job.spread(JobHosts::new(parts), nodes.ranks_of(nodes.node)) {
         // The others find the same, as soon as they have been told of all nodes.
         nodes.close().await;
         return Err(error);
@@ -160,13 +160,13 @@ impl Others {
     /// Tells the other nodes of a deadlock. The ranks here hear of it when those nodes have heard of it, too: a rank
     /// that wakes up wakes those there, which would act on the failure in one communicator while others still wait in
     /// another one.
-    pub(super) fn tell_deadlock(&mut self, proof: Proof, now: Instant) {
+    pub(super) fn tell_deadlock(&mut self, proof: DeadlockProof, now: Instant) {
         self.nodes.tell(&Frame::Deadlock(proof.clone()));
         self.proven = Some((proof, now + HEARD_AFTER));
     }
 
     /// The deadlock that the ranks here hear of now.
-    pub(super) fn take_proof(&mut self, now: Instant) -> Option<Proof> {
+    pub(super) fn take_proof(&mut self, now: Instant) -> Option<DeadlockProof> {
         self.proven.take_if(|(_, until)| now >= *until).map(|(proof, _)| proof)
     }
 

@@ -9,26 +9,26 @@ use crate::job::Job;
 use crate::judge::foreign::Sleepers;
 use crate::judge::suspects::{self, Notice, Suspects};
 use crate::judge::verdict::Verdict;
-use crate::judge::watch::Watch;
+use crate::judge::watch::StoppedRanks;
 use crate::observe::run_dir::RunDir;
-use crate::observe::stacks::Class;
+use crate::observe::stacks::StackClass;
 use crate::ranks::Rank;
 
 /// The remarkable things about ranks that run.
 pub(super) struct Observation {
-    watch: Watch,
+    watch: StoppedRanks,
     suspects: Suspects,
     /// Ranks that wait where nothing is seen of it.
     sleepers: Sleepers,
     /// The places where the ranks were when the job failed of a hang.
-    stacks: Vec<Class>,
+    stacks: Vec<StackClass>,
 }
 
 impl Observation {
     pub(super) fn new(job: &Job, run_dir: &RunDir) -> Observation {
         let (dir, file) = (run_dir.stacks_dir(), run_dir.stacks_file());
         Observation {
-            watch: Watch::default(),
+            watch: StoppedRanks::default(),
             suspects: Suspects::new(dir.clone(), file.clone(), job.hosts.clone()),
             sleepers: Sleepers::new(run_dir.path().to_owned(), dir, file),
             stacks: Vec::new(),
@@ -37,7 +37,7 @@ impl Observation {
 
     /// Other ranks follow.
     pub(super) fn renew(&mut self) {
-        self.watch = Watch::default();
+        self.watch = StoppedRanks::default();
         self.suspects = self.suspects.renewed();
         self.sleepers.forget();
         self.stacks.clear();
@@ -85,7 +85,7 @@ impl Observation {
         self.stacks = self.suspects.stacks("when the job hung", &ranks);
     }
 
-    pub(super) fn stacks(&self) -> &[Class] {
+    pub(super) fn stacks(&self) -> &[StackClass] {
         &self.stacks
     }
 }

@@ -8,8 +8,8 @@ use crate::base::rank_set::RankSet;
 use crate::nodes::Nodes;
 use crate::observe::flight::Flight;
 use crate::observe::flight::capture::{self, JobContext};
-use crate::observe::flight::dump::Writing;
-use crate::observe::flight::notice::{NodeRanks, Notice};
+use crate::observe::flight::dump::DumpWriting;
+use crate::observe::flight::notice::{JobNotice, NodeRanks};
 use crate::observe::flight::processes::RankStory;
 use crate::ranks::{Ending, Rank};
 
@@ -17,7 +17,7 @@ use crate::ranks::{Ending, Rank};
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     /// The notice of the ranks that run now; None until they start.
-    notice: Option<Notice>,
+    notice: Option<JobNotice>,
     dump: Dump,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Recorder {
 enum Dump {
     #[default]
     None,
-    Writing(io::Result<Writing>),
+    Writing(io::Result<DumpWriting>),
     Written,
 }
 
@@ -36,7 +36,7 @@ impl Recorder {
         let (run, job) = (world.run_dir.id(), &world.job);
         let (board_fd, age) = (world.board_fd.as_raw_fd(), world.started.elapsed());
         let others = nodes.map_or_else(Vec::new, others_of);
-        let notice = Notice::of_this_agent(&run, job.ranks, &job.programs, board_fd, age, others);
+        let notice = JobNotice::of_this_agent(&run, job.ranks, &job.programs, board_fd, age, others);
         if let Err(error) = notice.write(world.run_dir.path()) {
             world.say(&format!("tpurun status will not find this job: cannot write its job.json: {error}"));
         }
@@ -50,7 +50,7 @@ impl Recorder {
         let has_lanes = |flight: &Flight| flight.ranks.iter().any(|rank| !rank.lanes.is_empty());
         let Some(flight) = flight.filter(has_lanes) else { return };
         self.finish(world);
-        self.dump = Dump::Writing(Writing::start(world.run_dir.path(), flight));
+        self.dump = Dump::Writing(DumpWriting::start(world.run_dir.path(), flight));
     }
 
     /// Returns what all ranks here do, and what is known of others; None before they start. `server` is the process
@@ -66,7 +66,7 @@ impl Recorder {
     /// Waits until the files are written.
     pub(super) fn finish(&mut self, world: &mut World) {
         match std::mem::take(&mut self.dump) {
-            Dump::Writing(writing) => match writing.and_then(Writing::finish) {
+            Dump::Writing(writing) => match writing.and_then(DumpWriting::finish) {
                 Ok(()) => self.dump = Dump::Written,
                 Err(error) => world.say(&format!("what the ranks had posted could not be kept: {error}")),
             },

@@ -35,7 +35,7 @@ use crate::nodes::Nodes;
 use crate::observe::run_dir::{self, RunDir};
 use crate::observe::timings::Step;
 use crate::output::labels::Labels;
-use crate::output::writer::Screen;
+use crate::output::writer::StandardStreams;
 use crate::output::{Output, OutputConfig, Victim, VictimLookup};
 use crate::processes::cgroup;
 use crate::ranks::Chunk;
@@ -77,7 +77,7 @@ impl Agent {
         let run_dir = nodes::run_dir(&job, nodes.as_ref())?;
         let (board, board_fd) = Board::create(job.ranks).map_err(refused("the board"))?;
         let output = new_output(&job, &run_dir);
-        let screen = Screen::new().map_err(refused("the output"))?;
+        let screen = StandardStreams::new().map_err(refused("the output"))?;
         let (tx, chunks, control, server) = channels(&job);
         let identities = Identities::new(nodes.as_ref().map(|nodes| nodes.credentials().clone()));
         let events = nodes.as_mut().map_or_else(|| mpsc::channel(1).1, Nodes::take_events);

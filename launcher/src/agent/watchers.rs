@@ -11,7 +11,7 @@ use tpurun_protocol::board;
 use super::world::World;
 use crate::nodes::{Frame, Nodes};
 use crate::observe::flight::Flight;
-use crate::observe::flight::elsewhere::{self, Writing};
+use crate::observe::flight::elsewhere::{self, DocumentWriting};
 
 /// The agent's own state for those who look at the job.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Watchers {
     /// The CPU time that the ranks had used when they were told of last.
     before: Option<Flight>,
     /// The documents that other nodes have sent, each on its way to a file.
-    writing: BTreeMap<u32, Writing>,
+    writing: BTreeMap<u32, DocumentWriting>,
 }
 
 impl Watchers {
@@ -37,7 +37,7 @@ impl Watchers {
             return;
         }
         // Where there can be no thread, nothing is shown.
-        if let Ok(writing) = Writing::start(run_dir, node, ranks, document) {
+        if let Ok(writing) = DocumentWriting::start(run_dir, node, ranks, document) {
             self.writing.insert(node, writing);
         }
     }

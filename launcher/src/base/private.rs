@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 /// The users that may own a directory that was there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum AllowedOwner {
     /// This user.
     User,
     /// This user; root, too, where nobody else can take away what this user makes in it (`/tmp`).
@@ -67,7 +67,7 @@ fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 ///
 /// # Errors
 /// Also when it is a link, is no directory, or belongs to somebody else.
-pub(crate) fn directory(path: &Path, owner: Owner) -> io::Result<()> {
+pub(crate) fn directory(path: &Path, owner: AllowedOwner) -> io::Result<()> {
     // Without a slash at the end, which would follow a link.
     let whole: PathBuf = std::path::absolute(path)?.components().collect();
     check_way(&whole)?;
@@ -107,7 +107,7 @@ fn check_way(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn check_directory(path: &Path, owner: Owner) -> io::Result<()> {
+fn check_directory(path: &Path, owner: AllowedOwner) -> io::Result<()> {
     let found = path.symlink_metadata()?;
     let own = rustix::process::geteuid().as_raw();
     let wanted = format!("a directory of this user (uid {own})");
@@ -120,7 +120,7 @@ fn check_directory(path: &Path, owner: Owner) -> io::Result<()> {
     }
     // Others can rename what is in a directory that all may write to, unless it is sticky.
     let keeps = found.mode() & 0o1002 != 0o0002;
-    let may_be = is_own(&found) || owner == Owner::UserOrRoot && found.uid() == 0 && keeps;
+    let may_be = is_own(&found) || owner == AllowedOwner::UserOrRoot && found.uid() == 0 && keeps;
     if may_be || is_own_there(path, &found) {
         return Ok(());
     }
@@ -190,22 +190,22 @@ mod tests {
     fn a_directory_is_made_or_is_ours() {
         let dir = tempfile::tempdir().unwrap();
         let (real, link) = (dir.path().join("a/b"), dir.path().join("link"));
-        directory(&real, Owner::User).unwrap();
-        directory(&real, Owner::User).unwrap();
+        directory(&real, AllowedOwner::User).unwrap();
+        directory(&real, AllowedOwner::User).unwrap();
         assert_eq!(real.metadata().unwrap().mode() & 0o777, 0o700);
         symlink(&real, &link).unwrap();
         for given in [link.clone(), dir.path().join("link/"), dir.path().join("link/.")] {
-            let refused = directory(&given, Owner::User).unwrap_err().to_string();
+            let refused = directory(&given, AllowedOwner::User).unwrap_err().to_string();
             assert!(refused.contains(&format!("given a link to {}", real.display())), "{refused}");
         }
         assert!(folder(&link).is_err());
         // A link of one's own on the way is one's own decision.
-        directory(&link.join("c"), Owner::User).unwrap();
+        directory(&link.join("c"), AllowedOwner::User).unwrap();
         fs::write(dir.path().join("file"), "").unwrap();
-        assert!(directory(&dir.path().join("file"), Owner::User).is_err());
+        assert!(directory(&dir.path().join("file"), AllowedOwner::User).is_err());
         let nothing = dir.path().join("nothing");
         symlink(dir.path().join("made"), &nothing).unwrap();
-        assert!(directory(&nothing, Owner::User).is_err() && !dir.path().join("made").exists());
+        assert!(directory(&nothing, AllowedOwner::User).is_err() && !dir.path().join("made").exists());
     }
 
     #[test]
@@ -218,20 +218,25 @@ mod tests {
             symlink(&theirs, &link).unwrap();
             std::os::unix::fs::chown(&theirs, Some(12345), None).unwrap();
             std::os::unix::fs::lchown(&link, Some(12345), None).unwrap();
-            let refused = directory(&theirs, Owner::UserOrRoot).unwrap_err().to_string();
+            let refused = directory(&theirs, AllowedOwner::UserOrRoot).unwrap_err().to_string();
             assert!(
                 refused.starts_with("expected a directory of this user (uid 0), given one of uid 12345: ")
             );
             assert_eq!(fs::read_dir(&theirs).unwrap().count(), 0);
-            let refused = directory(&link.join("mine"), Owner::User).unwrap_err().to_string();
+            let refused = directory(&link.join("mine"), AllowedOwner::User).unwrap_err().to_string();
             assert!(refused.ends_with("link is a link of another user (uid 12345)"), "{refused}");
             fs::write(dir.path().join("log"), "").unwrap();
             std::os::unix::fs::chown(dir.path().join("log"), Some(12345), None).unwrap();
             let refused = appended(&dir.path().join("log")).unwrap_err().to_string();
             assert!(refused.starts_with("expected a file of our own, given one of uid 12345: "), "{refused}");
         } else {
-            assert!(directory(Path::new("/usr"), Owner::User).unwrap_err().to_string().contains("of uid 0"));
+            assert!(
+                directory(Path::new("/usr"), AllowedOwner::User)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("of uid 0")
+            );
         }
-        assert!(directory(root, Owner::User).is_err());
+        assert!(directory(root, AllowedOwner::User).is_err());
     }
 }

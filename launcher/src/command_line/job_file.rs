@@ -9,8 +9,8 @@ use toml::{Table, Value};
 
 use crate::command_line::definition::{Cli, OF_PROGRAM};
 use crate::job::environment;
-use crate::job::program::Given;
-use crate::job::target::Kind;
+use crate::job::program::GivenProgram;
+use crate::job::target::TargetKind;
 use crate::job::values::ranks_from;
 
 /// A file that was read; only what its options mean is still to be checked.
@@ -18,7 +18,7 @@ use crate::job::values::ranks_from;
 pub(crate) struct JobFile {
     /// As the user gave it.
     shown: String,
-    pub(crate) programs: Vec<Given>,
+    pub(crate) programs: Vec<GivenProgram>,
     options: Table,
 }
 
@@ -100,7 +100,7 @@ fn word(option: &Arg, name: &str, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={text}").into()))
 }
 
-fn programs(value: Option<&Value>, dir: &Path) -> Result<Vec<Given>, String> {
+fn programs(value: Option<&Value>, dir: &Path) -> Result<Vec<GivenProgram>, String> {
     let tables = match value {
         Some(Value::Array(tables)) if !tables.is_empty() => tables,
         None | Some(Value::Array(_)) => return Err("expected at least one [[program]], given none".into()),
@@ -115,7 +115,7 @@ fn programs(value: Option<&Value>, dir: &Path) -> Result<Vec<Given>, String> {
         .collect()
 }
 
-fn program(table: &Table, dir: &Path) -> Result<Given, String> {
+fn program(table: &Table, dir: &Path) -> Result<GivenProgram, String> {
     known(table, &["name", "ranks", "command", "env", "cwd"])?;
     let mut words = match table.get("command") {
         Some(Value::Array(list)) if !list.is_empty() => strings("command", list)?,
@@ -126,10 +126,10 @@ fn program(table: &Table, dir: &Path) -> Result<Given, String> {
     if is_module {
         words.remove(0);
     }
-    Ok(Given {
+    Ok(GivenProgram {
         role: text(table, "name")?,
         ranks: table.get("ranks").map(ranks).transpose()?,
-        kind: if is_module { Kind::Module } else { Kind::Guess },
+        kind: if is_module { TargetKind::Module } else { TargetKind::Guess },
         words,
         env: env(table.get("env"))?,
         cwd: text(table, "cwd")?.map(|cwd| directory(&cwd, dir)).transpose()?,
@@ -242,9 +242,9 @@ mod tests {
         assert!(file.options(|id| id == "timeout").unwrap().is_empty());
         assert_eq!(file.locate("--timeout: x".into()), "--timeout: x");
         let [eval, train] = &file.programs[..] else { panic!("{file:?}") };
-        assert_eq!((eval.role.as_deref(), eval.ranks, eval.kind), (Some("eval"), None, Kind::Guess));
+        assert_eq!((eval.role.as_deref(), eval.ranks, eval.kind), (Some("eval"), None, TargetKind::Guess));
         assert_eq!(eval.words, ["eval.py", ":"]);
-        assert_eq!((train.role.as_deref(), train.ranks, train.kind), (None, Some(7), Kind::Module));
+        assert_eq!((train.role.as_deref(), train.ranks, train.kind), (None, Some(7), TargetKind::Module));
         assert_eq!(train.words, ["pkg.train", "--lr", "1"]);
         assert_eq!(train.env, [("LR".into(), "0.1".into())]);
         assert_eq!(train.cwd.as_deref(), Some(Path::new("/usr/lib")));

@@ -12,11 +12,11 @@ use crate::job::values::parse_stack_signal;
 use crate::nodes::TOKEN;
 
 /// The value of a variable.
-pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+pub(crate) type OsLookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// The options that variables give.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Variables {
+pub(crate) struct VariableOptions {
     /// The options as a person would type them.
     pub(super) words: Vec<OsString>,
     sources: Vec<Source>,
@@ -30,13 +30,13 @@ struct Source {
     id: String,
 }
 
-impl Variables {
+impl VariableOptions {
     /// Reads the variables of options that this command uses and its line does not give.
     ///
     /// # Errors
     /// One line that names the variable.
-    pub(super) fn read(line: &ArgMatches, lookup: Lookup<'_>) -> Result<Variables, String> {
-        let mut given = Variables::default();
+    pub(super) fn read(line: &ArgMatches, lookup: OsLookup<'_>) -> Result<VariableOptions, String> {
+        let mut given = VariableOptions::default();
         for option in Cli::command().get_arguments() {
             let id = option.get_id().as_str();
             let variable = option.get_env().and_then(OsStr::to_str);
@@ -73,7 +73,7 @@ pub(super) fn command() -> Command {
     Cli::command().mut_args(|option| option.env(None::<&'static str>))
 }
 
-fn text_of(variable: &str, lookup: Lookup<'_>) -> Result<Option<String>, String> {
+fn text_of(variable: &str, lookup: OsLookup<'_>) -> Result<Option<String>, String> {
     let given = lookup(variable).filter(|text| !text.is_empty());
     let text = given.map(OsString::into_string).transpose();
     text.map_err(|text| format!("{variable}: expected UTF-8, given {}", text.display()))
@@ -95,7 +95,7 @@ fn word(option: &Arg, variable: &str, text: &str) -> Result<Option<String>, Stri
 }
 
 /// Variables without an option that ranks will read: bad ones are refused before any rank is started.
-fn check_others(lookup: Lookup<'_>) -> Result<(), String> {
+fn check_others(lookup: OsLookup<'_>) -> Result<(), String> {
     let in_words = |variable, read: &dyn Fn(&str) -> Result<(), String>| match text_of(variable, lookup)? {
         Some(text) => read(&text).map_err(|error| format!("{variable}: {error}")),
         None => Ok(()),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use super::definition::{Cli, Command, OF_PROGRAM, Options, is_typed, one_line};
-use super::variables::{Lookup, Variables, command};
+use super::variables::{OsLookup, VariableOptions, command};
 use crate::command_line::job_file::JobFile;
 
 /// A whole command line, with all that it has taken in from elsewhere.
@@ -20,7 +20,7 @@ pub(crate) struct CommandLine {
     /// The file that `--job` names.
     pub(crate) job_file: Option<JobFile>,
     /// The options that the environment gave.
-    pub(crate) variables: Variables,
+    pub(crate) variables: VariableOptions,
 }
 
 impl CommandLine {
@@ -34,7 +34,7 @@ impl CommandLine {
         }
     }
 
-    fn new(first: Cli, variables: Variables) -> CommandLine {
+    fn new(first: Cli, variables: VariableOptions) -> CommandLine {
         let Cli { options, command, program } = first;
         CommandLine { options, command, program, others: Vec::new(), job_file: None, variables }
     }
@@ -69,7 +69,7 @@ pub(crate) fn read(words: &[OsString]) -> Result<CommandLine, Refusal> {
 }
 
 /// The same where variables have other values.
-pub(crate) fn read_with(words: &[OsString], lookup: Lookup<'_>) -> Result<CommandLine, Refusal> {
+pub(crate) fn read_with(words: &[OsString], lookup: OsLookup<'_>) -> Result<CommandLine, Refusal> {
     let mut programs = words.split(|word| word == SEPARATOR);
     let first = programs.next().unwrap_or_default();
     let line = matches(&[], first).map_err(Refusal::Clap)?;
@@ -78,7 +78,7 @@ pub(crate) fn read_with(words: &[OsString], lookup: Lookup<'_>) -> Result<Comman
     if let (false, Some(command)) = (others.is_empty(), line.subcommand_name()) {
         return Err(Refusal::Line(not_a_program(1, command)));
     }
-    let variables = Variables::read(&line, lookup).map_err(Refusal::Line)?;
+    let variables = VariableOptions::read(&line, lookup).map_err(Refusal::Line)?;
     if typed.options.job.is_some() {
         return with_job_file(&typed, &line, first, others.first().copied(), variables);
     }
@@ -124,7 +124,7 @@ fn with_job_file(
     line: &ArgMatches,
     words: &[OsString],
     other: Option<&[OsString]>,
-    variables: Variables,
+    variables: VariableOptions,
 ) -> Result<CommandLine, Refusal> {
     let path = cli.options.job.as_deref().expect("only called with one");
     let shown = path.display();

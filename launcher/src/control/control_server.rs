@@ -16,7 +16,7 @@ use tpurun_protocol::control::{
     AgentFrame, ControlError, Message, RankFrame, Sender, ask_for_senders, receive, send,
 };
 
-use crate::control::exchange::{Delivery, Exchange, Orphan};
+use crate::control::exchange::{Exchange, Orphan, SegmentDelivery};
 use crate::control::identities::Identities;
 use crate::control::supervisor::{Spread, Supervisor};
 use crate::judge::last_words::in_group;
@@ -198,7 +198,7 @@ impl ControlServer {
         }
     }
 
-    fn deliver(&mut self, key: &str, delivery: &Delivery<Offered>) {
+    fn deliver(&mut self, key: &str, delivery: &SegmentDelivery<Offered>) {
         let (key, request) = (key.to_owned(), delivery.request);
         match &*delivery.segment {
             Offered::Segment(segment) => {

@@ -47,7 +47,7 @@ pub(crate) struct Orphan {
 
 /// A segment on its way to the rank that asked for it.
 #[derive(Debug)]
-pub(crate) struct Delivery<S> {
+pub(crate) struct SegmentDelivery<S> {
     pub(crate) rank: u32,
     pub(crate) request: u64,
     pub(crate) segment: Arc<S>,
@@ -62,7 +62,12 @@ impl<S> Exchange<S> {
     ///
     /// # Errors
     /// When more are held than any program needs; each costs a descriptor.
-    pub(crate) fn offer(&mut self, key: &str, readers: u32, segment: S) -> Result<Vec<Delivery<S>>, String> {
+    pub(crate) fn offer(
+        &mut self,
+        key: &str,
+        readers: u32,
+        segment: S,
+    ) -> Result<Vec<SegmentDelivery<S>>, String> {
         if readers == 0 {
             return Ok(Vec::new());
         }
@@ -93,7 +98,7 @@ impl<S> Exchange<S> {
         rank: u32,
         request: u64,
         from: u32,
-    ) -> Result<Option<Delivery<S>>, String> {
+    ) -> Result<Option<SegmentDelivery<S>>, String> {
         let of_rank = self.waiting.get(&rank).copied().unwrap_or(0);
         if of_rank >= MAX_WAITING {
             return Err(format!("{MAX_WAITING} requests of this rank are waiting already"));
@@ -145,7 +150,7 @@ impl<S> Exchange<S> {
         orphans
     }
 
-    fn deliver(&mut self, key: &str, waiting: Waiting) -> Option<Delivery<S>> {
+    fn deliver(&mut self, key: &str, waiting: Waiting) -> Option<SegmentDelivery<S>> {
         let offers = &mut self.keys.get_mut(key)?.offers;
         let offer = offers.get_mut(&waiting.number)?;
         offer.readers_left -= 1;
@@ -154,7 +159,7 @@ impl<S> Exchange<S> {
             offers.remove(&waiting.number);
             self.held -= 1;
         }
-        Some(Delivery { rank: waiting.rank, request: waiting.request, segment })
+        Some(SegmentDelivery { rank: waiting.rank, request: waiting.request, segment })
     }
 
     /// Everybody has had everything: counting from 0 again gives the same pairs.
@@ -180,7 +185,7 @@ const MAX_WAITING: usize = 1 << 14;
 mod tests {
     use super::*;
 
-    fn got(delivery: &Delivery<&'static str>) -> (u32, u64, &'static str) {
+    fn got(delivery: &SegmentDelivery<&'static str>) -> (u32, u64, &'static str) {
         (delivery.rank, delivery.request, *delivery.segment)
     }
 

@@ -10,7 +10,7 @@ use tpurun_memory::FailureKind;
 use tpurun_protocol::supervise::{MessagesBetween, Supervised};
 
 use crate::judge::wait_graph::Groups;
-use crate::nodes::{Crossing, GroupSays};
+use crate::nodes::{GroupSays, MessagesSays};
 
 /// By the number that the board shows; a group that was destroyed and made again under its old name has
 /// several lives.
@@ -109,7 +109,7 @@ impl Supervisor {
     }
 
     /// Communicators of ranks here, and what is known here of the messages between their ranks.
-    pub(crate) fn known(&self) -> (Vec<GroupSays>, Vec<Crossing>) {
+    pub(crate) fn known(&self) -> (Vec<GroupSays>, Vec<MessagesSays>) {
         let (mut groups, mut messages) = (Vec::new(), Vec::new());
         for (comm_id, lives) in &self.groups {
             let Some(current) = lives.last() else { continue };
@@ -124,7 +124,7 @@ impl Supervisor {
                 for (from, to) in pairs.filter(|(from, _)| *from == here || !is_here(*from)) {
                     let between = between(lives, from, to);
                     if between != MessagesBetween::default() {
-                        messages.push(Crossing::new(*comm_id, from, to, between));
+                        messages.push(MessagesSays::new(*comm_id, from, to, between));
                     }
                 }
             }
@@ -147,7 +147,7 @@ impl Supervisor {
     }
 
     /// Takes in what a node says at a look.
-    pub(crate) fn hear(&mut self, node: u32, groups: Vec<GroupSays>, messages: &[Crossing]) {
+    pub(crate) fn hear(&mut self, node: u32, groups: Vec<GroupSays>, messages: &[MessagesSays]) {
         let elsewhere = &mut self.elsewhere;
         for GroupSays { comm_id, members, has_failed } in groups {
             elsewhere.known_by.insert((comm_id, node));

@@ -21,7 +21,7 @@ use crate::job::policy::Policy;
 use crate::job::program::Programs;
 use crate::nodes::Plan;
 use crate::place::cluster::Cluster;
-use crate::place::hosts::Hosts;
+use crate::place::hosts::JobHosts;
 use crate::place::ssh_hosts::Remote;
 use crate::processes::addresses;
 
@@ -33,7 +33,7 @@ pub(crate) struct Job {
     /// Those that this tpurun runs.
     pub(crate) here: Range<u32>,
     /// Where the ranks are, or are pretended to be.
-    pub(crate) hosts: Hosts,
+    pub(crate) hosts: JobHosts,
     /// The faults that the network between them is to have for what ranks here send.
     pub(crate) link: Option<Link>,
     pub(crate) connections: Option<usize>,
@@ -112,7 +112,7 @@ impl Job {
     }
 
     /// The job of which the ranks `here` are on this node.
-    pub(crate) fn spread(&mut self, hosts: Hosts, here: Range<u32>) -> Result<(), String> {
+    pub(crate) fn spread(&mut self, hosts: JobHosts, here: Range<u32>) -> Result<(), String> {
         let ranks = hosts.iter().map(|host| host.ranks.end).max().unwrap_or(self.ranks);
         (self.ranks, self.here, self.hosts) = (ranks, here, hosts);
         self.programs.resize(ranks);

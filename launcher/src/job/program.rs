@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::job::target::{Kind, Target};
+use crate::job::target::{Target, TargetKind};
 
 /// One program as the command line or the job file gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Given {
+pub(crate) struct GivenProgram {
     pub(crate) role: Option<String>,
     /// None: one, or as many as the job has.
     pub(crate) ranks: Option<u32>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TargetKind,
     pub(crate) words: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) cwd: Option<PathBuf>,
@@ -69,7 +69,7 @@ impl Programs {
     ///
     /// # Errors
     /// One line; of several programs it says which one.
-    pub(crate) fn new(given: Vec<Given>, python: Start) -> Result<Programs, String> {
+    pub(crate) fn new(given: Vec<GivenProgram>, python: Start) -> Result<Programs, String> {
         let names = unique_names(&given);
         let are_several = given.len() > 1;
         let mut programs = Vec::with_capacity(given.len());
@@ -85,7 +85,7 @@ impl Programs {
                 _ => name.clone(),
             };
             let start = if is_forked { python } else { Start::Spawn };
-            let Given { env, cwd, .. } = given;
+            let GivenProgram { env, cwd, .. } = given;
             let ranks = given.ranks.unwrap_or(1);
             programs.push(Program { name, role, first_rank, ranks, target, env, cwd, start });
             first_rank = first_rank.saturating_add(ranks);
@@ -149,7 +149,7 @@ impl Programs {
 }
 
 /// The role where it is given, else what the program is called; those that are the same are numbered.
-fn unique_names(given: &[Given]) -> Vec<String> {
+fn unique_names(given: &[GivenProgram]) -> Vec<String> {
     let wanted: Vec<String> = given.iter().map(name_of).collect();
     let mut counts: HashMap<&str, u32> = HashMap::new();
     wanted.iter().for_each(|name| *counts.entry(name).or_default() += 1);
@@ -168,11 +168,13 @@ fn unique_names(given: &[Given]) -> Vec<String> {
     wanted.iter().map(|name| if is_alone(name) { name.clone() } else { numbered(name.as_str()) }).collect()
 }
 
-fn name_of(given: &Given) -> String {
+fn name_of(given: &GivenProgram) -> String {
     let word = given.words.first().map_or("", String::as_str);
     let word = match given.kind {
-        Kind::Module => word.rsplit('.').next(),
-        Kind::Guess | Kind::Executable => Path::new(word).file_stem().and_then(|stem| stem.to_str()),
+        TargetKind::Module => word.rsplit('.').next(),
+        TargetKind::Guess | TargetKind::Executable => {
+            Path::new(word).file_stem().and_then(|stem| stem.to_str())
+        }
     };
     let text = given.role.as_deref().filter(|role| !role.is_empty()).or(word).unwrap_or_default();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -214,11 +216,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn given(words: &[&str], ranks: u32) -> Given {
-        Given {
+    fn given(words: &[&str], ranks: u32) -> GivenProgram {
+        GivenProgram {
             ranks: Some(ranks),
             words: words.iter().map(|word| word.to_string()).collect(),
-            ..Given::default()
+            ..GivenProgram::default()
         }
     }
 
@@ -242,7 +244,7 @@ mod tests {
 
     #[test]
     fn names_are_roles_or_stems_and_differ() {
-        let role = |role: &str| Given { role: Some(role.into()), ..given(&["true"], 1) };
+        let role = |role: &str| GivenProgram { role: Some(role.into()), ..given(&["true"], 1) };
         let of = |given| Programs::new(given, Start::Spawn).map(|all| names(&all).join(" ")).unwrap();
         assert_eq!(
             of(vec![given(&["/bin/true"], 1), given(&["true"], 1), role("actor")]),
@@ -254,14 +256,14 @@ mod tests {
             "true-1 true-2 true-3"
         );
         assert_eq!(of(vec![role("a b|\n"), role("")]), "a_b__ true");
-        let module = Given { kind: Kind::Module, ..given(&["pkg.train"], 1) };
+        let module = GivenProgram { kind: TargetKind::Module, ..given(&["pkg.train"], 1) };
         assert_eq!(of(vec![module]), "train");
     }
 
     #[test]
     fn a_single_program_has_torchruns_role() {
         let role = |role: Option<&str>| {
-            let given = Given { role: role.map(Into::into), ..given(&["true"], 1) };
+            let given = GivenProgram { role: role.map(Into::into), ..given(&["true"], 1) };
             Programs::new(vec![given], Start::Spawn).unwrap().of(0).role.clone()
         };
         assert_eq!((role(None).as_str(), role(Some("a b")).as_str()), ("default", "a b"));
@@ -274,7 +276,7 @@ mod tests {
         std::fs::write(&script, "").unwrap();
         let start = |name: &str| {
             let env = vec![(name.to_owned(), String::new())];
-            let given = Given { env, ..given(&[script.to_str().unwrap()], 1) };
+            let given = GivenProgram { env, ..given(&[script.to_str().unwrap()], 1) };
             Programs::new(vec![given], Start::ForkServer).unwrap().of(0).start
         };
         assert_eq!(start("LR"), Start::ForkServer);
@@ -319,9 +321,9 @@ mod tests {
 
         #[test]
         fn names_never_clash(roles in prop::collection::vec("(a|b|a-1|a-2|b-1|)", 1..9)) {
-            let given: Vec<Given> = roles
+            let given: Vec<GivenProgram> = roles
                 .iter()
-                .map(|role| Given { role: Some(role.clone()), ..given(&["a"], 1) })
+                .map(|role| GivenProgram { role: Some(role.clone()), ..given(&["a"], 1) })
                 .collect();
             let names = unique_names(&given);
             let different: HashSet<&String> = names.iter().collect();

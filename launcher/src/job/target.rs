@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// How the first word of a command is meant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TargetKind {
     /// A script or an executable, as it turns out.
     #[default]
     Guess,
@@ -31,17 +31,17 @@ pub(crate) enum Target {
 
 impl Target {
     /// Tells the kinds apart the way a person would, who is in `cwd` or where tpurun was started.
-    pub(crate) fn new(kind: Kind, words: &[String], cwd: Option<&Path>) -> Result<Target, String> {
+    pub(crate) fn new(kind: TargetKind, words: &[String], cwd: Option<&Path>) -> Result<Target, String> {
         let Some((first, args)) = words.split_first() else {
             return Err("expected a program to run, given none (see tpurun --help)".into());
         };
         let args = args.to_vec();
-        if kind == Kind::Module {
+        if kind == TargetKind::Module {
             return Ok(Target::Module { name: first.clone(), args });
         }
         let path = cwd.map_or_else(|| PathBuf::from(first), |cwd| cwd.join(first));
         let executable = || if first.contains('/') { executable_file(&path) } else { find_executable(first) };
-        if kind == Kind::Executable {
+        if kind == TargetKind::Executable {
             let path = executable().ok_or_else(|| no_such("a program", first, &path))?;
             return Ok(Target::Executable { path, args });
         }
@@ -148,7 +148,7 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn target(kind: Kind, path: &Path) -> Result<Target, String> {
+    fn target(kind: TargetKind, path: &Path) -> Result<Target, String> {
         Target::new(kind, &[path.to_str().unwrap().into(), "x".into()], None)
     }
 
@@ -162,15 +162,16 @@ mod tests {
     #[test]
     fn programs_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        let script =
-            |name, text, mode| target(Kind::Guess, &write(dir.path(), name, text, mode)).unwrap().is_python();
+        let script = |name, text, mode| {
+            target(TargetKind::Guess, &write(dir.path(), name, text, mode)).unwrap().is_python()
+        };
         assert!(script("a.py", "", 0o644));
         assert!(script("exe.py", "#!/bin/sh\n", 0o755));
         assert!(script("train", "#!/usr/bin/env python3\n", 0o755));
         assert!(script("plain", "print()", 0o644));
         assert!(!script("run.sh", "#!/bin/sh\n", 0o755));
-        assert!(!Target::new(Kind::Guess, &["true".into()], None).unwrap().is_python());
-        assert!(!target(Kind::Executable, &dir.path().join("exe.py")).unwrap().is_python());
+        assert!(!Target::new(TargetKind::Guess, &["true".into()], None).unwrap().is_python());
+        assert!(!target(TargetKind::Executable, &dir.path().join("exe.py")).unwrap().is_python());
     }
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "a.py", "", 0o644);
         let solver = write(dir.path(), "solver", "#!/bin/sh\n", 0o755);
-        let of = |word: &str| Target::new(Kind::Guess, &[word.into()], Some(dir.path()));
+        let of = |word: &str| Target::new(TargetKind::Guess, &[word.into()], Some(dir.path()));
         assert_eq!(of("a.py").unwrap(), Target::Script { path: "a.py".into(), args: vec![] });
         let Target::Executable { path, .. } = of("./solver").unwrap() else { panic!("no executable") };
         assert_eq!(path.canonicalize().unwrap(), solver.canonicalize().unwrap());
@@ -188,14 +189,14 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_named() {
-        let error = Target::new(Kind::Guess, &["nope.py".into()], None).unwrap_err();
+        let error = Target::new(TargetKind::Guess, &["nope.py".into()], None).unwrap_err();
         assert_eq!(error, "expected a script or program, given nope.py: no such file");
         assert!(
-            Target::new(Kind::Guess, &[], None)
+            Target::new(TargetKind::Guess, &[], None)
                 .unwrap_err()
                 .starts_with("expected a program to run, given none")
         );
-        let error = Target::new(Kind::Executable, &["/etc/passwd".into()], None).unwrap_err();
+        let error = Target::new(TargetKind::Executable, &["/etc/passwd".into()], None).unwrap_err();
         assert_eq!(error, "expected a program, given /etc/passwd: it is not executable");
         assert!(
             find_python(Some("/nope/python")).unwrap_err().starts_with("--python: expected an interpreter")

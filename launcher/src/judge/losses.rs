@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::rank_set::RankSet;
 use crate::job::policy::Census;
 use crate::judge::report;
-use crate::judge::verdict::{self, Failure};
+use crate::judge::verdict::{self, FailedRank};
 
 /// The losses of a world so far.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Losses {
 impl Losses {
     /// Accounts for the failures that were not among `failures` the last time. Returns a line for each way
     /// to fail; `running` ranks go on.
-    pub(crate) fn take(&mut self, failures: &[Failure], running: u32) -> Vec<String> {
+    pub(crate) fn take(&mut self, failures: &[FailedRank], running: u32) -> Vec<String> {
         let new = self.new_among(failures);
         self.judged = failures.len();
         let followed: RankSet = new.iter().filter(|one| verdict::is_echo(one)).map(|one| one.rank).collect();
@@ -44,7 +44,7 @@ impl Losses {
     }
 
     /// Those that are not accounted for yet.
-    pub(crate) fn new_among<'a>(&self, failures: &'a [Failure]) -> &'a [Failure] {
+    pub(crate) fn new_among<'a>(&self, failures: &'a [FailedRank]) -> &'a [FailedRank] {
         failures.get(self.judged..).unwrap_or_default()
     }
 
@@ -94,7 +94,7 @@ pub(crate) fn survived(losses: &Losses, ranks: u32, restarts: &str, ran_for: Dur
 }
 
 /// Failures alike, first ones first.
-fn by_kind<'a>(failures: impl Iterator<Item = &'a Failure>) -> Vec<(RankSet, String)> {
+fn by_kind<'a>(failures: impl Iterator<Item = &'a FailedRank>) -> Vec<(RankSet, String)> {
     let mut kinds: Vec<(Vec<u32>, String)> = Vec::new();
     for failure in failures {
         let how = report::in_one_line(failure.ending, failure.error.as_ref());
@@ -120,7 +120,7 @@ mod tests {
     use expect_test::expect;
     use std::time::Instant;
 
-    fn failure(rank: u32, ending: Ending, kind: &str) -> Failure {
+    fn failure(rank: u32, ending: Ending, kind: &str) -> FailedRank {
         let error = (!kind.is_empty()).then(|| ErrorRecord {
             kind: kind.into(),
             message: "it is bad\nvery".into(),
@@ -128,7 +128,7 @@ mod tests {
             line: 7,
             ..ErrorRecord::default()
         });
-        Failure { rank, ending, error, at: Instant::now() }
+        FailedRank { rank, ending, error, at: Instant::now() }
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn many_ways_to_fail_fit_on_the_screen() {
         let mut losses = Losses::default();
-        let failures: Vec<Failure> =
+        let failures: Vec<FailedRank> =
             (0..64).map(|rank| failure(rank, Ending::Exit(rank as i32 + 1), "")).collect();
         losses.take(&failures, 0);
         let lines = losses.besides(None);

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::base::rank_set::RankSet;
-use crate::judge::verdict::{Cause, Verdict, Waiting};
+use crate::judge::verdict::{Cause, Verdict, WaitingRanks};
 use crate::observe::op_text;
 use crate::observe::run_dir::ErrorRecord;
-use crate::observe::stacks::{self, Class};
+use crate::observe::stacks::{self, StackClass};
 use crate::ranks::Ending;
 
 /// The facts that the report is made from, besides the verdict.
@@ -40,7 +40,7 @@ pub(crate) struct Facts<'a> {
     /// How many restarts there were; empty when there were none to have.
     pub(crate) restarts: String,
     /// Where the ranks were, when that matters.
-    pub(crate) stacks: &'a [Class],
+    pub(crate) stacks: &'a [StackClass],
     /// The kernel has ended processes for want of memory while the job ran.
     pub(crate) is_out_of_memory: bool,
 }
@@ -215,7 +215,7 @@ fn why(verdict: &Verdict, facts: &Facts<'_>) -> Vec<String> {
     lines
 }
 
-fn waited(waiting: &Waiting) -> String {
+fn waited(waiting: &WaitingRanks) -> String {
     let (count, noun) = match waiting.ranks.len() {
         1 => (format!("rank {}", waiting.ranks), "was"),
         count => (format!("{count} ranks"), "were"),
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    fn waiting() -> Waiting {
+    fn waiting() -> WaitingRanks {
         let op = OpView {
             seq: 11,
             collective: 0,
@@ -314,7 +314,7 @@ mod tests {
             site: "train.py:5".into(),
             ..OpView::default()
         };
-        Waiting { ranks: "0-1,3-61".parse().unwrap(), group: "dp0".into(), op: Some(op) }
+        WaitingRanks { ranks: "0-1,3-61".parse().unwrap(), group: "dp0".into(), op: Some(op) }
     }
 
     fn error(message: &str) -> ErrorRecord {
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    fn check(cause: Cause, waiting: Option<Waiting>, facts: &Facts<'_>, expected: Expect) {
+    fn check(cause: Cause, waiting: Option<WaitingRanks>, facts: &Facts<'_>, expected: Expect) {
         let verdict = Verdict { waiting, ..Verdict::plain(Some(2), cause, Instant::now()) };
         let text = render(&verdict, facts);
         assert!(text.lines().count() <= 25, "{text}");
@@ -394,7 +394,7 @@ mod tests {
             Facts { log_file: None, last_line: None, ran_for: Duration::from_millis(1234), ..facts("0") };
         check(
             Cause::LeftEarly { error: None },
-            Some(Waiting { ranks: "0".parse().unwrap(), group: "dp0".into(), op: None }),
+            Some(WaitingRanks { ranks: "0".parse().unwrap(), group: "dp0".into(), op: None }),
             &facts,
             expect![[r#"
             tpurun: FAILED after 1.2 s  exit 1  run tpurun-runs/20261121-030415-7f3a
@@ -435,11 +435,11 @@ mod tests {
 
     #[test]
     fn stacks_get_the_room_that_is_left() {
-        let class = |rank: u32| Class {
+        let class = |rank: u32| StackClass {
             ranks: std::iter::once(rank).collect(),
             place: format!("all_reduce <- train.py:{rank} in main"),
         };
-        let stacks: Vec<Class> = (0..64).map(class).collect();
+        let stacks: Vec<StackClass> = (0..64).map(class).collect();
         check(
             Cause::LeftEarly { error: None },
             None,

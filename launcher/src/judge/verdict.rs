@@ -17,7 +17,7 @@ pub(crate) struct Verdict {
     pub(crate) culprit: Option<u32>,
     pub(crate) cause: Cause,
     /// The ranks that waited for the culprit.
-    pub(crate) waiting: Option<Waiting>,
+    pub(crate) waiting: Option<WaitingRanks>,
     /// Ranks that the store does not answer, if the culprit holds it.
     pub(crate) asking: RankSet,
     pub(crate) at: Instant,
@@ -46,7 +46,7 @@ pub(crate) enum Cause {
 
 /// Ranks that wait for the culprit in the same communicator.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRanks {
     pub(crate) ranks: RankSet,
     pub(crate) group: String,
     /// The operation that one of them waits in; None when its record was torn.
@@ -55,7 +55,7 @@ pub(crate) struct Waiting {
 
 /// A rank that ended other than with exit code 0.
 #[derive(Clone, Debug)]
-pub(crate) struct Failure {
+pub(crate) struct FailedRank {
     pub(crate) rank: u32,
     pub(crate) ending: Ending,
     pub(crate) error: Option<ErrorRecord>,
@@ -98,7 +98,7 @@ impl Verdict {
 ///
 /// `failures` in the order they were seen, which is not quite the order they happened: the kernel hands out
 /// the dead by number. `left` are the ranks that had exited with code 0, first one first.
-pub(crate) fn of_failures(failures: &[Failure], left: &[u32], views: &[RankView]) -> Option<Verdict> {
+pub(crate) fn of_failures(failures: &[FailedRank], left: &[u32], views: &[RankView]) -> Option<Verdict> {
     let first = failures.iter().find(|failure| !is_echo(failure)).or_else(|| failures.first())?;
     let named = first.error.as_ref().and_then(named_by).filter(|rank| (*rank as usize) < views.len());
     let missed = left.iter().copied().find(|rank| is_behind(views, *rank));
@@ -182,7 +182,7 @@ pub(crate) fn is_victim(rank: u32, error: &ErrorRecord) -> bool {
 }
 
 /// An error that says only that somebody else is gone.
-pub(crate) fn is_echo(failure: &Failure) -> bool {
+pub(crate) fn is_echo(failure: &FailedRank) -> bool {
     let Some(error) = &failure.error else { return false };
     // A rank that waited for one that left says so with this kind, as does a rank in a circle.
     let blames_others = !error.ranks.is_empty() && !error.ranks.contains(&failure.rank);
@@ -201,7 +201,7 @@ fn is_behind(views: &[RankView], rank: u32) -> bool {
 ///
 /// With a time, only those that have been blocked for it; without, also those that the engine has already
 /// let go with an error.
-fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
+fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<WaitingRanks> {
     collect(views, culprit, |own, other, _| {
         let is_waiting = match blocked_for_ns {
             0 => other.blocked_since_ns.is_some() || other.in_flight().is_some(),
@@ -212,7 +212,7 @@ fn waiting_for(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u6
 }
 
 /// By communicator of `culprit`: the ranks blocked in it, whatever it has posted.
-fn blocked_beside(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<Waiting> {
+fn blocked_beside(views: &[RankView], culprit: u32, now_ns: u64, blocked_for_ns: u64) -> Vec<WaitingRanks> {
     collect(views, culprit, |own, other, waits| {
         let message = waits.iter().filter(|wait| wait.wait.comm_id == other.comm_id).find(|wait| {
             now_ns.saturating_sub(wait.since_ns) >= blocked_for_ns
@@ -227,7 +227,7 @@ fn collect(
     views: &[RankView],
     culprit: u32,
     accept: impl Fn(Option<&LaneView>, &LaneView, &[WaitView]) -> bool,
-) -> Vec<Waiting> {
+) -> Vec<WaitingRanks> {
     let Some(culprit_view) = views.get(culprit as usize) else { return Vec::new() };
     let own = |comm_id: u64| culprit_view.lanes.iter().find(|lane| lane.comm_id == comm_id);
     let others = views.iter().zip(0_u32..).filter(|(_, rank)| *rank != culprit);
@@ -242,7 +242,7 @@ fn collect(
     }
     found
         .into_values()
-        .map(|waiting| Waiting {
+        .map(|waiting| WaitingRanks {
             ranks: waiting.iter().map(|(rank, _)| *rank).collect(),
             group: waiting[0].1.name.clone(),
             op: waiting[0].1.op.clone(),
@@ -259,7 +259,7 @@ fn is_message_with(kind: WaitKind, comm_rank: u32) -> bool {
     }
 }
 
-fn largest(waiting: Vec<Waiting>) -> Option<Waiting> {
+fn largest(waiting: Vec<WaitingRanks>) -> Option<WaitingRanks> {
     waiting.into_iter().max_by_key(|waiting| waiting.ranks.len())
 }
 
@@ -307,14 +307,14 @@ mod tests {
         RankView { pid: 1, lanes, waits: Vec::new() }
     }
 
-    fn failure(rank: u32, kind: &str, message: &str, ranks: &[u32]) -> Failure {
+    fn failure(rank: u32, kind: &str, message: &str, ranks: &[u32]) -> FailedRank {
         let error = (!kind.is_empty()).then(|| ErrorRecord {
             kind: kind.into(),
             message: message.into(),
             ranks: ranks.to_vec(),
             ..ErrorRecord::default()
         });
-        Failure { rank, ending: Ending::Exit(1), error, at: Instant::now() }
+        FailedRank { rank, ending: Ending::Exit(1), error, at: Instant::now() }
     }
 
     fn waiting_world() -> Vec<RankView> {
@@ -340,7 +340,7 @@ mod tests {
         let failures = [
             failure(0, "RankLostError", "rank 3 is gone", &[]),
             failure(1, "RuntimeError", "gloo: Connection closed by peer [127.0.0.1]", &[]),
-            Failure { ending: Ending::Signal(11), error: None, ..failure(3, "", "", &[]) },
+            FailedRank { ending: Ending::Signal(11), error: None, ..failure(3, "", "", &[]) },
         ];
         let verdict = of_failures(&failures, &[], &views).unwrap();
         assert_eq!((verdict.culprit, verdict.exit_code()), (Some(3), 139));

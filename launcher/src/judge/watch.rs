@@ -12,14 +12,14 @@ use crate::ranks::Rank;
 
 /// Remembers since when ranks have been stopped.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct StoppedRanks {
     stopped_since: HashMap<u32, Instant>,
     /// The ranks that ask the store which a stopped rank holds, and since when.
     asking: BTreeMap<u32, (RankSet, Instant)>,
     looked: Option<Instant>,
 }
 
-impl Watch {
+impl StoppedRanks {
     /// A failure that shows only in what the others wait for. `left` are the ranks that exited with code 0.
     pub(crate) fn look(
         &mut self,

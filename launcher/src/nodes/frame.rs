@@ -2,7 +2,7 @@
 
 use rkyv::util::AlignedVec;
 
-pub(crate) use archived::{Frame, JobFailure, Node, Proof};
+pub(crate) use archived::{DeadlockProof, Frame, JobFailure, Node};
 
 mod archived {
     // The derive macros write items of their own, which no comment can reach.
@@ -63,7 +63,7 @@ mod archived {
         /// By node 0: all nodes have answered.
         Complete { number: u64 },
         /// By node 0: ranks wait in vain.
-        Deadlock(Proof),
+        Deadlock(DeadlockProof),
         /// Ranks of this node that keep others waiting, with the line that a timeout adds for each.
         Suspects { node: u32, lines: Vec<(u32, String)> },
         /// Somebody looks at the job on this node, and is to see the ranks of all.
@@ -90,7 +90,7 @@ mod archived {
 
     /// The proof that operations can never complete.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-    pub(crate) struct Proof {
+    pub(crate) struct DeadlockProof {
         /// Communicators that can not go on.
         pub(crate) groups: Vec<u64>,
         /// The ranks that are to blame.

@@ -25,10 +25,10 @@ use tpurun_protocol::authority::Credentials;
 pub(crate) use door::random_id;
 #[cfg(test)]
 pub(crate) use frame::survives;
-pub(crate) use frame::{Frame, JobFailure, Node, Proof};
+pub(crate) use frame::{DeadlockProof, Frame, JobFailure, Node};
 pub(crate) use link::OVER;
-pub(crate) use said::{Crossing, GroupSays, LookAnswer, RankSays};
-pub(crate) use token::{Source, Token, VARIABLE as TOKEN, print_new};
+pub(crate) use said::{GroupSays, LookAnswer, MessagesSays, RankSays};
+pub(crate) use token::{Token, TokenSource, VARIABLE as TOKEN, print_new};
 
 use link::Link;
 
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     pub(crate) node: u32,
     /// Where node 0 listens: `host:port`.
     pub(crate) rendezvous: String,
-    pub(crate) token: Source,
+    pub(crate) token: TokenSource,
     /// How long to wait for the others.
     pub(crate) patience: Duration,
     /// Whether what all nodes write is shown in one place.

@@ -3,7 +3,9 @@
 use tpurun_protocol::board::{LaneView, OpView, RankView, Wait, WaitKind, WaitView};
 use tpurun_protocol::supervise::MessagesBetween;
 
-pub(crate) use archived::{Crossing, GroupSays, LaneSays, LookAnswer, OpSays, RankSays, WaitSays, WaitsFor};
+pub(crate) use archived::{
+    GroupSays, LaneSays, LookAnswer, MessagesSays, OpSays, RankSays, WaitSays, WaitsFor,
+};
 
 mod archived {
     // The derive macros write items of their own, which no comment can reach.
@@ -19,7 +21,7 @@ mod archived {
         /// Communicators that were not known at the last look, or have changed since.
         pub(crate) groups: Vec<GroupSays>,
         /// Messages between two ranks of which at least one is here; a pair that is not listed has none.
-        pub(crate) messages: Vec<Crossing>,
+        pub(crate) messages: Vec<MessagesSays>,
     }
 
     /// The ranks of a communicator by their rank in the world.
@@ -32,7 +34,7 @@ mod archived {
 
     /// The messages between two ranks of a communicator, as far as this host knows.
     #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-    pub(crate) struct Crossing {
+    pub(crate) struct MessagesSays {
         pub(crate) comm_id: u64,
         pub(crate) from: u32,
         pub(crate) to: u32,
@@ -202,14 +204,14 @@ impl OpSays {
     }
 }
 
-impl Crossing {
-    pub(crate) fn new(comm_id: u64, from: u32, to: u32, between: MessagesBetween) -> Crossing {
+impl MessagesSays {
+    pub(crate) fn new(comm_id: u64, from: u32, to: u32, between: MessagesBetween) -> MessagesSays {
         let MessagesBetween { sends, receives, any_receives, in_flight } = between;
-        Crossing { comm_id, from, to, sends, receives, any_receives, in_flight }
+        MessagesSays { comm_id, from, to, sends, receives, any_receives, in_flight }
     }
 
     pub(crate) fn between(&self) -> MessagesBetween {
-        let Crossing { sends, receives, any_receives, in_flight, .. } = *self;
+        let MessagesSays { sends, receives, any_receives, in_flight, .. } = *self;
         MessagesBetween { sends, receives, any_receives, in_flight }
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 const WORD: &str = "a token that is long enough";
 
 fn plan(count: u32, node: u32, at: &str, token: &str) -> Plan {
-    let token = Source::Known(Token::new(token).unwrap());
+    let token = TokenSource::Known(Token::new(token).unwrap());
     Plan {
         count,
         node,
@@ -21,7 +21,7 @@ fn plan(count: u32, node: u32, at: &str, token: &str) -> Plan {
 }
 
 fn token_of(plan: &Plan) -> &Token {
-    let Source::Known(token) = &plan.token else { panic!("{plan:?}") };
+    let TokenSource::Known(token) = &plan.token else { panic!("{plan:?}") };
     token
 }
 
@@ -268,7 +268,7 @@ fn seeds_are_frames() {
     let said = LookAnswer {
         ranks: vec![says.clone()],
         groups: vec![GroupSays { comm_id: 7, members: vec![0, 3], has_failed: false }],
-        messages: vec![Crossing::new(7, 0, 1, between)],
+        messages: vec![MessagesSays::new(7, 0, 1, between)],
     };
     let frames = [
         (
@@ -295,7 +295,7 @@ fn seeds_are_frames() {
         ("seen", Frame::Seen { number: 7, node: 1, said }),
         (
             "deadlock",
-            Frame::Deadlock(Proof {
+            Frame::Deadlock(DeadlockProof {
                 groups: vec![7],
                 guilty: vec![3],
                 finished: vec![],

@@ -39,24 +39,24 @@ pub(crate) type Code = [u8; 32];
 
 /// The place that a token comes from.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
+pub(crate) enum TokenSource {
     Known(Token),
     /// Node 0 writes one into this file, which the other nodes see; it is there only until all have come.
     Shared(PathBuf),
 }
 
-impl Source {
+impl TokenSource {
     /// The file that is given, else the environment, else what a scheduler's nodes share.
     ///
     /// # Errors
     /// One line that says how to make one; never the token.
-    pub(crate) fn find(file: Option<&Path>, shared: Option<PathBuf>) -> Result<Source, String> {
+    pub(crate) fn find(file: Option<&Path>, shared: Option<PathBuf>) -> Result<TokenSource, String> {
         match (file, std::env::var(VARIABLE), shared) {
-            (Some(file), ..) => Token::read(file).map(Source::Known),
+            (Some(file), ..) => Token::read(file).map(TokenSource::Known),
             (None, Ok(text), _) => {
-                Token::new(&text).map(Source::Known).map_err(|error| format!("{VARIABLE}: {error}"))
+                Token::new(&text).map(TokenSource::Known).map_err(|error| format!("{VARIABLE}: {error}"))
             }
-            (None, Err(_), Some(shared)) => Ok(Source::Shared(shared)),
+            (None, Err(_), Some(shared)) => Ok(TokenSource::Shared(shared)),
             (None, Err(_), None) => Err(format!(
                 "expected the same token on every node, in {VARIABLE} or --token-file, given none (make one with \
                  `tpurun token`)"
@@ -70,8 +70,8 @@ impl Source {
     /// One line: that it can not be written, or did not come in time.
     pub(crate) async fn token(&self, is_first: bool, patience: Duration) -> Result<Token, String> {
         let path = match self {
-            Source::Known(token) => return Ok(token.clone()),
-            Source::Shared(path) => path,
+            TokenSource::Known(token) => return Ok(token.clone()),
+            TokenSource::Shared(path) => path,
         };
         let wrong = |error: &dyn fmt::Display| format!("the token of the nodes, {}: {error}", path.display());
         if is_first {
@@ -93,7 +93,7 @@ impl Source {
 
     /// Removes the file once all nodes have come.
     pub(crate) fn forget(&self) {
-        if let Source::Shared(path) = self {
+        if let TokenSource::Shared(path) = self {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -262,7 +262,7 @@ mod tests {
     #[tokio::test]
     async fn a_shared_token_is_of_this_user_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let source = Source::Shared(folder.path().join("a/job.token"));
+        let source = TokenSource::Shared(folder.path().join("a/job.token"));
         let patience = Duration::from_millis(50);
         let late = source.token(false, patience).await.unwrap_err();
         assert!(late.contains("node 0 did not write it"), "{late}");

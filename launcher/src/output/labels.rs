@@ -58,14 +58,14 @@ const HEAD_CHARS: usize = 7;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::program::{Given, Start};
+    use crate::job::program::{GivenProgram, Start};
 
     fn labels(programs: &[(&str, u32)]) -> Labels {
-        let given = |(role, ranks): &(&str, u32)| Given {
+        let given = |(role, ranks): &(&str, u32)| GivenProgram {
             role: Some(role.to_string()),
             ranks: Some(*ranks),
             words: vec!["true".into()],
-            ..Given::default()
+            ..GivenProgram::default()
         };
         Labels::new(&Programs::new(programs.iter().map(given).collect(), Start::Spawn).unwrap())
     }

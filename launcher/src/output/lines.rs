@@ -86,12 +86,12 @@ impl LineBuffer {
     }
 
     fn end_line(&mut self, on_line: &mut impl FnMut(Line<'_>)) {
-        on_line(Line { text: self.text(), shown_bytes: self.shown_bytes, ending: Ending::Newline });
+        on_line(Line { text: self.text(), shown_bytes: self.shown_bytes, ending: LineEnd::Newline });
         self.reset();
     }
 
     fn cut(&mut self, on_line: &mut impl FnMut(Line<'_>)) {
-        on_line(Line { text: &self.current, shown_bytes: self.shown_bytes, ending: Ending::Cut });
+        on_line(Line { text: &self.current, shown_bytes: self.shown_bytes, ending: LineEnd::Cut });
         self.reset();
     }
 
@@ -112,12 +112,12 @@ pub(super) struct Line<'a> {
     pub(super) text: &'a [u8],
     /// How much of the start of `text` was shown before the line was complete.
     pub(super) shown_bytes: usize,
-    pub(super) ending: Ending,
+    pub(super) ending: LineEnd,
 }
 
 /// Why a line ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum LineEnd {
     /// The rank ended it, or ended itself.
     Newline,
     /// It reached [`PIECE_BYTES`] and goes on.
@@ -161,7 +161,7 @@ mod tests {
             buffer.push(chunk, |line| pieces.push((line.text.len(), line.ending)));
         }
         buffer.push(b"\n", |line| pieces.push((line.text.len(), line.ending)));
-        assert_eq!(pieces, [(PIECE_BYTES, Ending::Cut), (PIECE_BYTES, Ending::Cut), (5, Ending::Newline)]);
+        assert_eq!(pieces, [(PIECE_BYTES, LineEnd::Cut), (PIECE_BYTES, LineEnd::Cut), (5, LineEnd::Newline)]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fold::Folder;
-use lines::{Ending, Line, LineBuffer, PIECE_MARK};
+use lines::{Line, LineBuffer, LineEnd, PIECE_MARK};
 use log_files::LogFiles;
 use screen::{Prefix, Screen};
 use victims::{Taken, Victims};
@@ -265,7 +265,7 @@ impl Output {
             if !is_shown {
                 return;
             }
-            let is_whole = line.ending == Ending::Newline && line.shown_bytes == 0;
+            let is_whole = line.ending == LineEnd::Newline && line.shown_bytes == 0;
             let taken = match victims {
                 Some(victims) if is_whole => victims.take(rank, stream, line.text, now),
                 _ => Taken::No,
@@ -332,7 +332,7 @@ const STREAMS: [Stream; 2] = [Stream::Out, Stream::Err];
 
 /// A line of which nothing was shown yet.
 fn whole(text: &[u8]) -> Line<'_> {
-    Line { text, shown_bytes: 0, ending: Ending::Newline }
+    Line { text, shown_bytes: 0, ending: LineEnd::Newline }
 }
 
 fn show_line(
@@ -345,13 +345,13 @@ fn show_line(
 ) {
     let rest = &line.text[line.shown_bytes..];
     let mark = match line.ending {
-        Ending::Newline => &[][..],
-        Ending::Cut => PIECE_MARK,
+        LineEnd::Newline => &[][..],
+        LineEnd::Cut => PIECE_MARK,
     };
     match folder {
         _ if line.shown_bytes > 0 => screen.complete(rank, stream, &[rest, mark]),
         // A piece is not folded: it is too long to be worth comparing.
-        Some(folder) if line.ending == Ending::Newline => folder.push(rank, stream, rest, now),
+        Some(folder) if line.ending == LineEnd::Newline => folder.push(rank, stream, rest, now),
         Some(folder) => {
             while folder.holds_line_of(rank)
                 && let Some(earlier) = folder.pop_front()

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::program::{Given, Programs, Start};
+use crate::job::program::{GivenProgram, Programs, Start};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -101,11 +101,11 @@ fn identical_lines_of_all_ranks_are_one_line_at_once() {
 
 #[test]
 fn lines_of_several_programs_say_which_one() {
-    let program = |role: &str, ranks| Given {
+    let program = |role: &str, ranks| GivenProgram {
         role: Some(role.into()),
         ranks: Some(ranks),
         words: vec!["true".into()],
-        ..Given::default()
+        ..GivenProgram::default()
     };
     let programs = Programs::new(vec![program("eval", 1), program("train", 7)], Start::Spawn).unwrap();
     let mut h = Harness::new(OutputConfig { labels: Labels::new(&programs), ..config(8) });

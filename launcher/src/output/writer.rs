@@ -15,7 +15,7 @@ use crate::output::Stream;
 
 /// The two standard streams of the launcher.
 #[derive(Debug)]
-pub(crate) struct Screen {
+pub(crate) struct StandardStreams {
     out: mpsc::Sender<Piece>,
     /// The same queue as `out` when both go to the same place, where order can be seen.
     err: mpsc::Sender<Piece>,
@@ -39,17 +39,20 @@ struct Piece {
     bytes: Vec<u8>,
 }
 
-impl Screen {
-    pub(crate) fn new() -> io::Result<Screen> {
-        Screen::over(io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?)
+impl StandardStreams {
+    pub(crate) fn new() -> io::Result<StandardStreams> {
+        StandardStreams::over(
+            io::stdout().as_fd().try_clone_to_owned()?,
+            io::stderr().as_fd().try_clone_to_owned()?,
+        )
     }
 
-    fn over(out: OwnedFd, err: OwnedFd) -> io::Result<Screen> {
+    fn over(out: OwnedFd, err: OwnedFd) -> io::Result<StandardStreams> {
         let state = Arc::new(State::default());
         let is_shared = is_same_file(&out, &err)?;
         let out_tx = start_writer([out.try_clone()?, err.try_clone()?], state.clone())?;
         let err_tx = if is_shared { out_tx.clone() } else { start_writer([out, err], state.clone())? };
-        Ok(Screen { out: out_tx, err: err_tx, state })
+        Ok(StandardStreams { out: out_tx, err: err_tx, state })
     }
 
     /// Queues bytes; on one terminal, what was queued before for either stream is written before.
@@ -158,7 +161,7 @@ mod tests {
     #[test]
     fn a_reader_that_waits_holds_up_nobody_and_loses_nothing() {
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let screen = Screen::over(write_end.try_clone().unwrap(), write_end).unwrap();
+        let screen = StandardStreams::over(write_end.try_clone().unwrap(), write_end).unwrap();
         while screen.has_room() {
             screen.write(Stream::Out, vec![b'o'; 10_000]);
             screen.write(Stream::Err, vec![b'e'; 10_000]);
@@ -178,7 +181,7 @@ mod tests {
     fn one_stream_goes_on_while_the_other_waits() {
         let (_kept, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (read_end, free) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let screen = Screen::over(full, free).unwrap();
+        let screen = StandardStreams::over(full, free).unwrap();
         screen.write(Stream::Out, vec![b'o'; QUEUE_BYTES / 2]);
         screen.write(Stream::Err, b"note".to_vec());
         let mut bytes = [0; 4];
@@ -190,7 +193,7 @@ mod tests {
     fn a_reader_that_left_is_noticed() {
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(read_end);
-        let screen = Screen::over(write_end.try_clone().unwrap(), write_end).unwrap();
+        let screen = StandardStreams::over(write_end.try_clone().unwrap(), write_end).unwrap();
         screen.write(Stream::Out, vec![b'x'; 10]);
         run(screen.flushed());
         assert!(screen.is_broken() && screen.error().is_none());
@@ -200,7 +203,7 @@ mod tests {
     fn a_full_disk_is_told_and_the_other_stream_goes_on() {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let (read_end, free) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let screen = Screen::over(full.into(), free).unwrap();
+        let screen = StandardStreams::over(full.into(), free).unwrap();
         screen.write(Stream::Out, vec![b'x'; 10]);
         run(screen.flushed());
         let (stream, error) = screen.error().unwrap();

@@ -13,28 +13,28 @@ pub(crate) struct Host {
 
 /// The hosts of a job in the order of their ranks; none where it has only this one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hosts(Vec<Host>);
+pub(crate) struct JobHosts(Vec<Host>);
 
-impl Hosts {
+impl JobHosts {
     /// `parts` have a name, an address and a number of ranks.
-    pub(crate) fn new(parts: impl IntoIterator<Item = (String, String, u32)>) -> Hosts {
+    pub(crate) fn new(parts: impl IntoIterator<Item = (String, String, u32)>) -> JobHosts {
         let mut first = 0;
         let host = |(name, address, ranks): (String, String, u32)| {
             let range = first..first + ranks;
             first = range.end;
             Host { name, address, ranks: range }
         };
-        Hosts(parts.into_iter().map(host).collect())
+        JobHosts(parts.into_iter().map(host).collect())
     }
 
     /// This number of hosts that are only pretended, with `ranks` ranks on this one. Each has an address of its own on
     /// the loopback.
-    pub(crate) fn pretended(count: u32, ranks: u32) -> Hosts {
+    pub(crate) fn pretended(count: u32, ranks: u32) -> JobHosts {
         let part = |(host, own): (u32, u32)| {
             let [high, low] = ((host + 1) as u16).to_be_bytes();
             (format!("h{host}"), format!("127.0.{high}.{low}"), own)
         };
-        Hosts::new((0..).zip(shares(ranks, count)).map(part))
+        JobHosts::new((0..).zip(shares(ranks, count)).map(part))
     }
 
     /// At least one.
@@ -70,12 +70,12 @@ mod tests {
 
     #[test]
     fn pretended_hosts_share_the_ranks() {
-        let hosts = Hosts::pretended(3, 8);
+        let hosts = JobHosts::pretended(3, 8);
         let ranges: Vec<Range<u32>> = hosts.iter().map(|host| host.ranks.clone()).collect();
         assert_eq!(ranges, [0..3, 3..6, 6..8]);
         let (number, host) = hosts.of(6).unwrap();
         assert_eq!((number, host.name.as_str(), host.address.as_str()), (2, "h2", "127.0.0.3"));
-        assert!(Hosts::default().of(0).is_none());
-        assert_eq!(Hosts::default().count(), 1);
+        assert!(JobHosts::default().of(0).is_none());
+        assert_eq!(JobHosts::default().count(), 1);
     }
 }

@@ -24,7 +24,7 @@ use crate::job::target::{Target, calls_main};
 use crate::ranks::RankEnds;
 pub(crate) use crate::ranks::server_events::ServerEvent;
 use crate::ranks::server_events::take_events;
-use crate::ranks::warm::{self, Answer, NoAnswer, Patience};
+use crate::ranks::warm::{self, Answer, NoAnswer, ServerPatience};
 
 /// The scripts of programs that are forked, from where they lie.
 fn scripts(programs: &Programs) -> Vec<PathBuf> {
@@ -171,7 +171,7 @@ fn server_environment(variables: &Variables) -> Map<String, Value> {
 /// Asks a warm server, and waits as long as it works; the number of the fork.
 async fn ask(
     stream: UnixStream,
-    mut patience: Patience,
+    mut patience: ServerPatience,
     request: &Value,
     fds: [OwnedFd; 2],
 ) -> Result<i32, String> {

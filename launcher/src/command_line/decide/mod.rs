@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::command_line::definition::{Cli, Command, Options};
 use crate::command_line::words::CommandLine;
 use crate::job::policy::Policy;
-use crate::job::program::{Given, Programs, Start};
-use crate::job::target::{Kind, find_python};
+use crate::job::program::{GivenProgram, Programs, Start};
+use crate::job::target::{TargetKind, find_python};
 use crate::job::values::{
     MAX_RANKS, parse_algorithm, parse_aslr, parse_backend_for, parse_count, parse_device, parse_duration,
     parse_hash_seed, parse_only, parse_port, parse_ranks, parse_size, parse_topology, parse_tuning,
@@ -94,7 +94,7 @@ fn decide(cli: &CommandLine) -> Result<Job, String> {
         (Some(several), _) => several,
         (None, Some(file)) => {
             let placed = options.ranks.as_deref().map(parse_ranks).transpose()?;
-            let placed = |only: &Given| Given { ranks: placed.or(only.ranks), ..only.clone() };
+            let placed = |only: &GivenProgram| GivenProgram { ranks: placed.or(only.ranks), ..only.clone() };
             file.programs.iter().map(placed).collect()
         }
         (None, None) => vec![typed_program(&options, words)?],
@@ -174,20 +174,24 @@ fn decide(cli: &CommandLine) -> Result<Job, String> {
 }
 
 /// The programs of a command line, in its order.
-fn typed_programs(options: &Options, words: Vec<String>, others: &[Cli]) -> Result<Vec<Given>, String> {
+fn typed_programs(
+    options: &Options,
+    words: Vec<String>,
+    others: &[Cli],
+) -> Result<Vec<GivenProgram>, String> {
     let others = others.iter().map(|other| (&other.options, other.program.clone()));
     let typed = std::iter::once((options, words)).chain(others);
     typed.map(|(options, words)| typed_program(options, words)).collect()
 }
 
-fn typed_program(options: &Options, words: Vec<String>) -> Result<Given, String> {
+fn typed_program(options: &Options, words: Vec<String>) -> Result<GivenProgram, String> {
     let kind = match (options.module, options.no_python) {
-        (true, _) => Kind::Module,
-        (_, true) => Kind::Executable,
-        _ => Kind::Guess,
+        (true, _) => TargetKind::Module,
+        (_, true) => TargetKind::Executable,
+        _ => TargetKind::Guess,
     };
     let ranks = options.ranks.as_deref().map(parse_ranks).transpose()?;
-    Ok(Given { role: options.torchrun.role.clone(), ranks, kind, words, ..Given::default() })
+    Ok(GivenProgram { role: options.torchrun.role.clone(), ranks, kind, words, ..GivenProgram::default() })
 }
 
 fn parse_policy(options: &Options) -> Result<Policy, String> {
@@ -202,7 +206,7 @@ fn parse_policy(options: &Options) -> Result<Policy, String> {
 }
 
 /// As many as `--elastic` says at most; `-n` may say so, too.
-fn fit_elastic(given: &mut [Given], max: u32) -> Result<(), String> {
+fn fit_elastic(given: &mut [GivenProgram], max: u32) -> Result<(), String> {
     let [only] = given else {
         let programs = given.len();
         return Err(format!(

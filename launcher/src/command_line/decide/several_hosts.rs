@@ -8,9 +8,9 @@ use tpurun_protocol::network::{Bulk, Link, parse_connections};
 use crate::command_line::definition::{Options, TorchrunOptions};
 use crate::command_line::words::CommandLine;
 use crate::job::values::{MAX_RANKS, parse_count, parse_duration};
-use crate::nodes::{Plan, Source};
+use crate::nodes::{Plan, TokenSource};
 use crate::place::cluster::{self, Cluster};
-use crate::place::hosts::Hosts;
+use crate::place::hosts::JobHosts;
 use crate::place::schedulers;
 use crate::place::ssh_hosts::{self, Remote};
 
@@ -67,7 +67,10 @@ pub(super) fn parse_nodes(
         count,
         node,
         rendezvous: rendezvous(torchrun, cluster)?,
-        token: Source::find(options.token_file.as_deref(), cluster.and_then(|one| one.token_file.clone()))?,
+        token: TokenSource::find(
+            options.token_file.as_deref(),
+            cluster.and_then(|one| one.token_file.clone()),
+        )?,
         patience: patience.transpose()?.unwrap_or(RENDEZVOUS_PATIENCE),
         is_one_terminal: cluster.is_some_and(|cluster| cluster.is_one_terminal),
         max_restarts,
@@ -127,7 +130,7 @@ pub(super) fn rendezvous(torchrun: &TorchrunOptions, cluster: Option<&Cluster>) 
     }
 }
 
-pub(super) fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
+pub(super) fn parse_hosts(text: &str, ranks: u32) -> Result<JobHosts, String> {
     let count = text.parse().ok().filter(|count| (1..=ranks.min(MAX_PRETENDED)).contains(count));
     let count = count.ok_or_else(|| {
         format!(
@@ -135,7 +138,7 @@ pub(super) fn parse_hosts(text: &str, ranks: u32) -> Result<Hosts, String> {
             ranks.min(MAX_PRETENDED)
         )
     })?;
-    Ok(if count == 1 { Hosts::default() } else { Hosts::pretended(count, ranks) })
+    Ok(if count == 1 { JobHosts::default() } else { JobHosts::pretended(count, ranks) })
 }
 
 /// The options about the network between hosts.

@@ -39,7 +39,7 @@ pub(crate) struct Row {
 
 /// The facts that are the same for all ranks of a row.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Class {
+struct RowFacts {
     program: Option<String>,
     state: RankState,
     ending: Option<String>,
@@ -52,7 +52,7 @@ struct Class {
 
 /// Makes one row for each class, or one for each rank, in the order of their first ranks.
 pub(crate) fn rows(flight: &Flight, grouping: Grouping) -> Vec<Row> {
-    let mut classes: BTreeMap<(Option<u32>, Class), Vec<&RankFlight>> = BTreeMap::new();
+    let mut classes: BTreeMap<(Option<u32>, RowFacts), Vec<&RankFlight>> = BTreeMap::new();
     for rank in &flight.ranks {
         let own = (grouping == Grouping::Rank).then_some(rank.rank);
         classes.entry((own, class(rank))).or_default().push(rank);
@@ -72,12 +72,12 @@ pub(crate) enum Grouping {
     Rank,
 }
 
-fn class(rank: &RankFlight) -> Class {
+fn class(rank: &RankFlight) -> RowFacts {
     let doing = rank.doing();
     let record = doing.as_ref().and_then(|doing| doing.record);
     let wait = doing.as_ref().and_then(|doing| doing.wait);
     let operation = record.map(|record| record.text.clone()).or(wait.map(|wait| wait.text.clone()));
-    Class {
+    RowFacts {
         program: rank.program.clone(),
         state: rank.state,
         ending: rank.ending.clone(),
@@ -89,7 +89,7 @@ fn class(rank: &RankFlight) -> Class {
     }
 }
 
-fn row(flight: &Flight, class: Class, members: &[&RankFlight]) -> Row {
+fn row(flight: &Flight, class: RowFacts, members: &[&RankFlight]) -> Row {
     let counts = |count: &dyn Fn(&RankFlight) -> Option<u64>| {
         let counts = || members.iter().filter_map(|rank| count(rank));
         [counts().min().unwrap_or(0), counts().max().unwrap_or(0)]

@@ -1,15 +1,22 @@
 use expect_test::{Expect, expect};
 
 use super::*;
-use crate::observe::flight::notice::Notice;
+use crate::observe::flight::notice::JobNotice;
 use crate::observe::flight::samples::{self, NOW_NS};
-use crate::observe::flight::{Outcome, RankState, Wait};
+use crate::observe::flight::{Outcome, RankState, WaitFlight};
 
 fn run() -> Run {
     let job = samples::flight().job;
     let (agent_start_ticks, boot_id) = (1, String::new());
-    let notice =
-        Notice { format: 1, job, agent_start_ticks, boot_id, board_fd: 3, programs: vec![], others: vec![] };
+    let notice = JobNotice {
+        format: 1,
+        job,
+        agent_start_ticks,
+        boot_id,
+        board_fd: 3,
+        programs: vec![],
+        others: vec![],
+    };
     Run { dir: "/nowhere".into(), notice }
 }
 
@@ -88,8 +95,12 @@ fn other_states_read_well() {
     flight.ranks[0].state = RankState::Stopped;
     flight.ranks[1].lanes.remove(0);
     flight.ranks[1].waits.clear();
-    flight.ranks[2].waits =
-        vec![Wait { communicator: None, text: "creation of the group".into(), seq: None, since_ns: NOW_NS }];
+    flight.ranks[2].waits = vec![WaitFlight {
+        communicator: None,
+        text: "creation of the group".into(),
+        seq: None,
+        since_ns: NOW_NS,
+    }];
     for record in &mut flight.ranks[3].lanes[0].records {
         record.outcome = Outcome::Pending;
     }

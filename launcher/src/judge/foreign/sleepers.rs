@@ -14,7 +14,7 @@ use crate::base::private;
 use crate::base::rank_set::RankSet;
 use crate::judge::report::clip;
 use crate::judge::suspects::Notice;
-use crate::observe::stacks::{self, Asker, Frame, Inquiry, RankStack};
+use crate::observe::stacks::{self, Asker, Inquiry, RankStack, StackFrame};
 use crate::processes::{Activity, Sample, classify};
 
 /// Watches the ranks of this host that have such groups.
@@ -142,7 +142,7 @@ fn line(waiting: &[RankStack], others: &[RankStack], seconds: f64, backends: &[S
 
 /// Whether a rank that sleeps does so in torch's part of a collective, as far as Python shows it.
 fn is_in_collective(stack: &RankStack) -> bool {
-    let Some(Frame { file, line, .. }) = stack.main_frames().first() else { return false };
+    let Some(StackFrame { file, line, .. }) = stack.main_frames().first() else { return false };
     let of_torch = ["/torch/distributed/", "/torch/autograd/graph.py", "/torch/_ops.py"];
     of_torch.iter().any(|part| file.contains(part)) || waits(file, *line)
 }
@@ -173,8 +173,8 @@ mod tests {
 
     fn stack(rank: u32, file: &str, line: u32, function: &str) -> RankStack {
         let frames = vec![
-            Frame { file: file.into(), line, function: function.into() },
-            Frame { file: "/home/me/train.py".into(), line: 5, function: "main".into() },
+            StackFrame { file: file.into(), line, function: function.into() },
+            StackFrame { file: "/home/me/train.py".into(), line: 5, function: "main".into() },
         ];
         let thread = Thread { id: 1, is_current: true, frames };
         let dump = Dump { holds_gil: None, threads: vec![thread], is_cut: false };

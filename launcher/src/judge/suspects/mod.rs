@@ -14,13 +14,13 @@ use tpurun_protocol::board::RankView;
 
 use crate::base::private;
 use crate::base::rank_set::RankSet;
-use crate::observe::stacks::{self, Asker, Class, Inquiry, RankStack};
-use crate::place::hosts::Hosts;
+use crate::observe::stacks::{self, Asker, Inquiry, RankStack, StackClass};
+use crate::place::hosts::JobHosts;
 use crate::processes::Sample;
 use crate::ranks::Rank;
 use absent::{absences, is_in_engine};
 use ledger::{Case, Cleared, Ledger, NOTICED_AFTER};
-use text::Finding;
+use text::ExaminedSuspect;
 pub(crate) use text::note;
 
 /// Watches for ranks that others wait for.
@@ -30,13 +30,13 @@ pub(crate) struct Suspects {
     dir: PathBuf,
     /// Where all stacks go.
     file: PathBuf,
-    hosts: Hosts,
+    hosts: JobHosts,
     ledger: Ledger,
     /// Suspects that have been asked for their stacks.
     asked: Option<(Case, Inquiry)>,
     cleared: Vec<Cleared>,
     /// The ledger of the ranks that are suspected now.
-    findings: Vec<Finding>,
+    findings: Vec<ExaminedSuspect>,
     has_news: bool,
     next_line: Option<Instant>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Notice {
 
 impl Suspects {
     /// `dir` is where ranks write their stacks, `file` where ours go.
-    pub(crate) fn new(dir: PathBuf, file: PathBuf, hosts: Hosts) -> Suspects {
+    pub(crate) fn new(dir: PathBuf, file: PathBuf, hosts: JobHosts) -> Suspects {
         Suspects {
             hosts,
             asker: Asker::new(dir.clone()),
@@ -118,7 +118,7 @@ impl Suspects {
     }
 
     /// Where the ranks, given with their processes, are in their programs; all of it goes to the file.
-    pub(crate) fn stacks(&self, title: &str, ranks: &[(u32, i32)]) -> Vec<Class> {
+    pub(crate) fn stacks(&self, title: &str, ranks: &[(u32, i32)]) -> Vec<StackClass> {
         let answers = self.asker.ask_and_wait(ranks);
         self.keep(title, &answers);
         if answers.iter().all(|answer| answer.dump.is_none()) {
@@ -140,9 +140,9 @@ impl Suspects {
         let found = |suspect: &ledger::Suspect| {
             let stack = answers.iter().find(|answer| answer.rank == suspect.rank).cloned();
             let host = self.hosts.of(suspect.rank).map(|(_, host)| host.name.clone());
-            Some(Finding { suspect: suspect.clone(), host, pid: pid(suspect.rank)?, stack })
+            Some(ExaminedSuspect { suspect: suspect.clone(), host, pid: pid(suspect.rank)?, stack })
         };
-        let findings: Vec<Finding> = case.suspects.iter().filter_map(found).collect();
+        let findings: Vec<ExaminedSuspect> = case.suspects.iter().filter_map(found).collect();
         let line = text::line(&case, &findings);
         self.keep(&line, answers);
         let details = text::event(&case, &findings);

@@ -9,7 +9,7 @@ use crate::processes::Activity;
 
 /// A suspect with what could be found out about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Finding {
+pub(crate) struct ExaminedSuspect {
     pub(crate) suspect: Suspect,
     /// The host, where there are several.
     pub(crate) host: Option<String>,
@@ -18,7 +18,7 @@ pub(crate) struct Finding {
 }
 
 /// `rank 37 (pid 123) keeps 63 ranks waiting in all_reduce#11 since 1.0 s: sleeping at data.py:7 in load`
-pub(crate) fn line(case: &Case, findings: &[Finding]) -> String {
+pub(crate) fn line(case: &Case, findings: &[ExaminedSuspect]) -> String {
     let (who, verb) = match findings {
         [one] => (one.who(), "keeps"),
         _ => (format!("ranks {}", ranks_of(findings.iter())), "keep"),
@@ -44,11 +44,11 @@ pub(crate) fn cleared_line(cleared: &[Cleared]) -> String {
 }
 
 /// `rank 37 (pid 123) is sleeping at data.py:7 in load`
-pub(crate) fn finding(finding: &Finding) -> String {
+pub(crate) fn finding(finding: &ExaminedSuspect) -> String {
     format!("{} is {}", finding.who(), description(finding))
 }
 
-impl Finding {
+impl ExaminedSuspect {
     fn who(&self) -> String {
         let host = self.host.as_ref().map(|host| format!("host {host}, ")).unwrap_or_default();
         format!("rank {} ({host}pid {})", self.suspect.rank, self.pid)
@@ -68,7 +68,7 @@ pub(crate) fn note(suspects: &[(u32, String)], ranks: &[u32]) -> String {
 }
 
 /// The details of the event in events.jsonl.
-pub(crate) fn event(case: &Case, findings: &[Finding]) -> Value {
+pub(crate) fn event(case: &Case, findings: &[ExaminedSuspect]) -> Value {
     let suspects: Vec<Value> = findings
         .iter()
         .map(|finding| {
@@ -93,8 +93,8 @@ pub(crate) fn event(case: &Case, findings: &[Finding]) -> Value {
 }
 
 /// Findings that read the same are one; more than a few are for the file.
-fn joined(findings: &[Finding]) -> String {
-    let mut groups: Vec<(String, Vec<&Finding>)> = Vec::new();
+fn joined(findings: &[ExaminedSuspect]) -> String {
+    let mut groups: Vec<(String, Vec<&ExaminedSuspect>)> = Vec::new();
     for finding in findings {
         match groups.iter_mut().find(|(_, group)| is_alike(group[0], finding)) {
             Some((_, group)) => group.push(finding),
@@ -105,7 +105,9 @@ fn joined(findings: &[Finding]) -> String {
     if let [(text, _)] = groups.as_slice() {
         return text.clone();
     }
-    let one = |(text, group): &(String, Vec<&Finding>)| format!("{} {text}", ranks_of(group.iter().copied()));
+    let one = |(text, group): &(String, Vec<&ExaminedSuspect>)| {
+        format!("{} {text}", ranks_of(group.iter().copied()))
+    };
     let mut parts: Vec<String> = groups.iter().take(MAX_GROUPS).map(one).collect();
     if groups.len() > MAX_GROUPS {
         let more: usize = groups[MAX_GROUPS..].iter().map(|(_, group)| group.len()).sum();
@@ -115,7 +117,7 @@ fn joined(findings: &[Finding]) -> String {
 }
 
 /// `computing in user code (98 % CPU) at data.py:7 in load`
-fn description(finding: &Finding) -> String {
+fn description(finding: &ExaminedSuspect) -> String {
     let stack = finding.stack.as_ref();
     let gil = stack.and_then(RankStack::holds_gil);
     let place = stack.map(RankStack::place).unwrap_or_default();
@@ -135,16 +137,18 @@ fn description(finding: &Finding) -> String {
 }
 
 /// Two ranks that compute are alike, whatever their share of a CPU.
-fn is_alike(a: &Finding, b: &Finding) -> bool {
-    let share = |finding: &Finding| match finding.suspect.activity {
+fn is_alike(a: &ExaminedSuspect, b: &ExaminedSuspect) -> bool {
+    let share = |finding: &ExaminedSuspect| match finding.suspect.activity {
         Activity::Computing { .. } => Suspect { rank: 0, activity: Activity::Computing { share: 1.0 } },
         _ => Suspect { rank: 0, ..finding.suspect.clone() },
     };
-    let text = |finding: &Finding| description(&Finding { suspect: share(finding), ..finding.clone() });
+    let text = |finding: &ExaminedSuspect| {
+        description(&ExaminedSuspect { suspect: share(finding), ..finding.clone() })
+    };
     text(a) == text(b)
 }
 
-fn ranks_of<'a>(findings: impl Iterator<Item = &'a Finding>) -> RankSet {
+fn ranks_of<'a>(findings: impl Iterator<Item = &'a ExaminedSuspect>) -> RankSet {
     findings.map(|finding| finding.suspect.rank).collect()
 }
 
@@ -160,7 +164,7 @@ mod tests {
     use expect_test::expect;
     use std::time::Duration;
 
-    use crate::observe::stacks::{Dump, Frame, Thread};
+    use crate::observe::stacks::{Dump, StackFrame, Thread};
 
     fn case(ranks: u32, absent: &[u32]) -> Case {
         let posted: Vec<u64> = (0..ranks).map(|rank| if absent.contains(&rank) { 11 } else { 12 }).collect();
@@ -168,12 +172,12 @@ mod tests {
         Case { absence, suspects: Vec::new(), waited: Duration::from_millis(1040) }
     }
 
-    fn finding(rank: u32, activity: Activity, gil: Option<bool>, line: u32) -> Finding {
-        let frames = vec![Frame { file: "/me/data.py".into(), line, function: "load".into() }];
+    fn finding(rank: u32, activity: Activity, gil: Option<bool>, line: u32) -> ExaminedSuspect {
+        let frames = vec![StackFrame { file: "/me/data.py".into(), line, function: "load".into() }];
         let thread = Thread { id: 1, is_current: true, frames };
         let dump = Dump { holds_gil: gil, threads: vec![thread], is_cut: false };
         let stack = Some(RankStack { rank, header: None, dump: Some(dump) });
-        Finding { suspect: Suspect { rank, activity }, host: None, pid: 100 + rank as i32, stack }
+        ExaminedSuspect { suspect: Suspect { rank, activity }, host: None, pid: 100 + rank as i32, stack }
     }
 
     #[test]
@@ -185,7 +189,7 @@ mod tests {
             finding(37, Activity::Sleeping, Some(false), 7),
             finding(37, Activity::Sleeping, Some(true), 7),
             finding(37, Activity::Traced, None, 7),
-            Finding { stack: None, host: Some("n1".into()), ..finding(37, busy(), None, 7) },
+            ExaminedSuspect { stack: None, host: Some("n1".into()), ..finding(37, busy(), None, 7) },
         ]
         .iter()
         .map(|finding| line(&case(64, &[37]), std::slice::from_ref(finding)))
@@ -203,9 +207,9 @@ mod tests {
     #[test]
     fn many_suspects_are_one_line() {
         let busy = |rank: u32| finding(rank, Activity::Computing { share: f64::from(rank) / 10.0 }, None, 7);
-        let mut findings: Vec<Finding> = (0..4).map(busy).collect();
+        let mut findings: Vec<ExaminedSuspect> = (0..4).map(busy).collect();
         let absent = [0, 1, 2, 3, 4, 5, 6];
-        let text = |findings: &[Finding]| line(&case(8, &absent), findings);
+        let text = |findings: &[ExaminedSuspect]| line(&case(8, &absent), findings);
         assert!(
             text(&findings).ends_with("since 1.0 s: computing in user code (0 % CPU) at data.py:7 in load")
         );

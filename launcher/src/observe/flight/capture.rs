@@ -6,17 +6,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tpurun_protocol::board::{self, Board, LaneView, OpView, RECORDS, WaitKind, WaitView};
 use tpurun_protocol::strategy::Strategy;
 
-use crate::observe::flight::notice::Notice;
+use crate::observe::flight::notice::JobNotice;
 use crate::observe::flight::processes::{self, RankStory};
 use crate::observe::flight::{
-    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, Wait,
+    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, WaitFlight,
 };
 use crate::observe::op_text;
 
 /// Facts about a job besides its board.
 #[derive(Debug)]
 pub(crate) struct JobContext<'a> {
-    pub(crate) notice: &'a Notice,
+    pub(crate) notice: &'a JobNotice,
     /// By rank.
     pub(crate) stories: &'a [RankStory],
     /// Processes that a rank can be a child of.
@@ -128,7 +128,7 @@ impl Communicators {
         }
     }
 
-    fn wait(&self, view: &WaitView) -> Wait {
+    fn wait(&self, view: &WaitView) -> WaitFlight {
         let peer = |peer: u32| format!("rank {peer}");
         let (text, seq) = match view.wait.kind {
             WaitKind::Collective { seq } => (format!("collective #{seq}"), Some(seq)),
@@ -136,7 +136,12 @@ impl Communicators {
             WaitKind::Recv { from } => (format!("recv from {}", from.map_or("any rank".into(), peer)), None),
             WaitKind::Creation => ("creation of the group".into(), None),
         };
-        Wait { communicator: self.by_id.get(&view.wait.comm_id).copied(), text, seq, since_ns: view.since_ns }
+        WaitFlight {
+            communicator: self.by_id.get(&view.wait.comm_id).copied(),
+            text,
+            seq,
+            since_ns: view.since_ns,
+        }
     }
 }
 
@@ -186,12 +191,12 @@ const MAX_RECORDS: usize = 64 * board::LANES * RECORDS;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tpurun_protocol::board::{OpRecord, Wait as BoardWait};
+    use tpurun_protocol::board::{OpRecord, Wait};
 
-    fn notice(ranks: u32) -> Notice {
+    fn notice(ranks: u32) -> JobNotice {
         let job = JobFacts { ranks, ..JobFacts::default() };
         let boot_id = String::new();
-        Notice {
+        JobNotice {
             format: FORMAT,
             job,
             agent_start_ticks: 0,
@@ -231,7 +236,7 @@ mod tests {
         lane.completed(0);
         lane.posted(&op(1));
         let kind = WaitKind::Collective { seq: 1 };
-        let _wait = board.rank(1).waiting(BoardWait { comm_id: 9, kind, python_threads: 1 });
+        let _wait = board.rank(1).waiting(Wait { comm_id: 9, kind, python_threads: 1 });
         let own = rustix::process::getpid().as_raw_nonzero().get();
         let parent = processes::usage(own).unwrap().parent;
         let story = |pid| RankStory { pid, ending: None };

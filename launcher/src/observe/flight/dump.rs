@@ -17,19 +17,19 @@ pub(crate) const TRACE: &str = "trace.perfetto-trace";
 
 /// A dump on its way to the disk, on a thread of its own: a slow disk must not hold up a verdict.
 #[derive(Debug)]
-pub(crate) struct Writing {
+pub(crate) struct DumpWriting {
     thread: JoinHandle<io::Result<()>>,
 }
 
-impl Writing {
+impl DumpWriting {
     /// Starts to write into the run directory.
     ///
     /// # Errors
     /// When there can be no thread.
-    pub(crate) fn start(run_dir: &Path, flight: Flight) -> io::Result<Writing> {
+    pub(crate) fn start(run_dir: &Path, flight: Flight) -> io::Result<DumpWriting> {
         let dir = run_dir.join(FLIGHT);
         let write = move || write(&dir, &flight);
-        Ok(Writing { thread: std::thread::Builder::new().name("flight".into()).spawn(write)? })
+        Ok(DumpWriting { thread: std::thread::Builder::new().name("flight".into()).spawn(write)? })
     }
 
     /// Waits for the end.
@@ -91,7 +91,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let flight_dir = dir.path().join(FLIGHT);
         assert_eq!(read(&flight_dir).unwrap(), None);
-        Writing::start(dir.path(), flight()).unwrap().finish().unwrap();
+        DumpWriting::start(dir.path(), flight()).unwrap().finish().unwrap();
         assert_eq!(read(&flight_dir).unwrap(), Some(flight()));
         let mut files: Vec<_> =
             fs::read_dir(&flight_dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -105,7 +105,7 @@ mod tests {
     fn what_can_not_be_written_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(FLIGHT), "in the way").unwrap();
-        assert!(Writing::start(dir.path(), flight()).unwrap().finish().is_err());
+        assert!(DumpWriting::start(dir.path(), flight()).unwrap().finish().is_err());
         fs::create_dir(dir.path().join("target")).unwrap();
         assert!(replace(&dir.path().join("target"), b"x").is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);

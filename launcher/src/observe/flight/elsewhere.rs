@@ -15,9 +15,9 @@ use crate::base::private;
 
 /// A document that is checked and written, on a thread of its own: neither it nor a slow disk may hold up the agent.
 #[derive(Debug)]
-pub(crate) struct Writing(Option<JoinHandle<()>>);
+pub(crate) struct DocumentWriting(Option<JoinHandle<()>>);
 
-impl Writing {
+impl DocumentWriting {
     /// Starts to write the document of the node that has these ranks. Anything that is no document of them is not
     /// written.
     ///
@@ -28,7 +28,7 @@ impl Writing {
         node: u32,
         ranks: Range<u32>,
         document: Vec<u8>,
-    ) -> io::Result<Writing> {
+    ) -> io::Result<DocumentWriting> {
         let (path, now_ns) = (path(run_dir, node), board::now_ns());
         let write = move || {
             let Some(flight) = parse(&document, ranks, now_ns) else { return };
@@ -36,7 +36,7 @@ impl Writing {
             // A person who looks sees that nothing has come.
             let _ = serde_json::to_vec(&flight).map(|text| dump::replace(&path, &text));
         };
-        Ok(Writing(Some(std::thread::Builder::new().name("elsewhere".into()).spawn(write)?)))
+        Ok(DocumentWriting(Some(std::thread::Builder::new().name("elsewhere".into()).spawn(write)?)))
     }
 
     pub(crate) fn is_finished(&self) -> bool {
@@ -45,7 +45,7 @@ impl Writing {
 }
 
 /// Half a file is not left behind.
-impl Drop for Writing {
+impl Drop for DocumentWriting {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
             // One that panicked has written nothing.
@@ -296,11 +296,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path(), 1), None);
         let (ranks, document) = (0..flight().ranks.len() as u32, serde_json::to_vec(&flight()).unwrap());
-        drop(Writing::start(dir.path(), 1, ranks.clone(), document).unwrap());
+        drop(DocumentWriting::start(dir.path(), 1, ranks.clone(), document).unwrap());
         let mut kept = read(dir.path(), 1).unwrap();
         kept.shift(flight().taken_ns);
         assert_eq!(kept, flight());
-        drop(Writing::start(dir.path(), 2, ranks, b"[".to_vec()).unwrap());
+        drop(DocumentWriting::start(dir.path(), 2, ranks, b"[".to_vec()).unwrap());
         assert_eq!(read(dir.path(), 2), None);
     }
 }

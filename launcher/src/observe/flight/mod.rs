@@ -81,7 +81,7 @@ pub(crate) struct RankFlight {
     /// It has begun to create a communicator.
     pub(crate) has_joined: bool,
     /// Threads of it that wait in an operation.
-    pub(crate) waits: Vec<Wait>,
+    pub(crate) waits: Vec<WaitFlight>,
     /// One for each communicator that the rank has joined.
     pub(crate) lanes: Vec<LaneFlight>,
 }
@@ -104,7 +104,7 @@ pub(crate) enum RankState {
 
 /// A thread that waits in the engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wait {
+pub(crate) struct WaitFlight {
     /// Index into `communicators`; null for one that the rank has no lane of.
     pub(crate) communicator: Option<usize>,
     /// The operation that is waited for: `collective #11`, `recv from rank 2`, ..
@@ -120,7 +120,7 @@ pub(crate) struct Doing<'a> {
     pub(crate) lane: Option<&'a LaneFlight>,
     pub(crate) record: Option<&'a Record>,
     /// The thing that is waited for, where there is no record.
-    pub(crate) wait: Option<&'a Wait>,
+    pub(crate) wait: Option<&'a WaitFlight>,
 }
 
 /// One communicator of one rank.

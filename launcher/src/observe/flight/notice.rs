@@ -19,7 +19,7 @@ use crate::processes::Process;
 
 /// The contents of `job.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Notice {
+pub(crate) struct JobNotice {
     pub(crate) format: u32,
     pub(crate) job: JobFacts,
     /// Start time of the agent; with its pid it names one process of this boot.
@@ -54,10 +54,10 @@ pub(crate) struct ProgramRanks {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) dir: PathBuf,
-    pub(crate) notice: Notice,
+    pub(crate) notice: JobNotice,
 }
 
-impl Notice {
+impl JobNotice {
     /// Makes the notice of the job whose agent this process is; the job started `age` ago.
     pub(crate) fn of_this_agent(
         run: &str,
@@ -66,11 +66,11 @@ impl Notice {
         board_fd: i32,
         age: Duration,
         others: Vec<Option<NodeRanks>>,
-    ) -> Notice {
+    ) -> JobNotice {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let started = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
         let since_1970 = started.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Notice {
+        JobNotice {
             format: FORMAT,
             job: JobFacts {
                 run: run.to_owned(),
@@ -164,7 +164,7 @@ impl Run {
             return Err(format!("{}: expected at most {MAX_BYTES} bytes, given {size}", path.display()));
         }
         let text = fs::read(&path).map_err(refused)?;
-        let notice: Notice =
+        let notice: JobNotice =
             serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         if notice.format != FORMAT {
             return Err(format!("{}: expected format {FORMAT}, given {}", path.display(), notice.format));
@@ -271,7 +271,7 @@ mod tests {
         let job =
             JobFacts { run: run.into(), host: own_name(), agent_pid, started_unix_ms, ..JobFacts::default() };
         let agent_start_ticks = Process::read(agent_pid).map_or(0, |process| process.start_ticks);
-        let notice = Notice {
+        let notice = JobNotice {
             format: FORMAT,
             job,
             agent_start_ticks,
@@ -323,8 +323,8 @@ mod tests {
         write(root.path(), "run", rustix::process::getpid().as_raw_nonzero().get(), 1);
         let run = Run::open(&root.path().join("run")).unwrap();
         assert!(run.is_running() && run.check_host().is_ok());
-        assert!(!Notice { agent_start_ticks: 1, ..run.notice.clone() }.is_running());
-        assert!(!Notice { boot_id: "another".into(), ..run.notice.clone() }.is_running());
+        assert!(!JobNotice { agent_start_ticks: 1, ..run.notice.clone() }.is_running());
+        assert!(!JobNotice { boot_id: "another".into(), ..run.notice.clone() }.is_running());
         // Descriptor 0 of this process is no board.
         assert!(run.notice.open_board().unwrap_err().contains("is not its board"));
     }

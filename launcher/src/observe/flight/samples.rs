@@ -2,7 +2,7 @@
 //! operation in flight on a second communicator, and ranks 0 and 2 have exchanged a message.
 
 use super::{
-    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, Wait,
+    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, WaitFlight,
 };
 
 /// The moment at which it was taken: 20 s after boot.
@@ -46,7 +46,7 @@ fn communicator(name: &str, members: Vec<Option<u32>>) -> Communicator {
 }
 
 fn waiting(rank: u32, lanes: Vec<LaneFlight>) -> RankFlight {
-    let wait = Wait {
+    let wait = WaitFlight {
         communicator: Some(0),
         text: "collective #1".into(),
         seq: Some(1),

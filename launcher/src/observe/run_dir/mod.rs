@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use claim::{Agent, Claim, MARKER};
 
-use crate::base::private::{self, Owner};
+use crate::base::private::{self, AllowedOwner};
 pub(crate) use crate::observe::error_record::ErrorRecord;
 use crate::observe::flight::elsewhere::ELSEWHERE;
 use crate::observe::flight::notice::{FLIGHT, JOB_FILE};
@@ -175,12 +175,12 @@ struct Opened {
 }
 
 fn open_named(dir: &Path, node: Option<u32>, started: SystemTime) -> io::Result<Opened> {
-    private::directory(dir, Owner::User)?;
+    private::directory(dir, AllowedOwner::User)?;
     let shown = match node {
         Some(node) => dir.join(format!("node-{node}")),
         None => dir.to_owned(),
     };
-    private::directory(&shown, Owner::User)?;
+    private::directory(&shown, AllowedOwner::User)?;
     let held = holder_text(&shown);
     let (claim, before) = Claim::take(&shown)?;
     let mut remark = None;
@@ -205,7 +205,7 @@ fn open_named(dir: &Path, node: Option<u32>, started: SystemTime) -> io::Result<
 fn open_automatic(started: SystemTime) -> io::Result<Opened> {
     let root = automatic_root();
     let is_new = root.symlink_metadata().is_err();
-    private::directory(&root, Owner::UserOrRoot)?;
+    private::directory(&root, AllowedOwner::UserOrRoot)?;
     if is_new {
         // Nobody wants to commit these.
         let _ = private::file(&root.join(".gitignore")).and_then(|mut file| file.write_all(b"*\n"));

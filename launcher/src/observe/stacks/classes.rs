@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::RankStack;
-use super::parse::{Frame, Thread};
+use super::parse::{StackFrame, Thread};
 use crate::base::rank_set::RankSet;
 
 /// Ranks whose main threads are at the same place of the user's program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Class {
+pub(crate) struct StackClass {
     pub(crate) ranks: RankSet,
     /// Frames, innermost first, joined by arrows; empty for ranks that have not answered.
     pub(crate) place: String,
 }
 
 /// Largest class first; ranks that have not answered come last.
-pub(crate) fn classes(stacks: &[RankStack]) -> Vec<Class> {
+pub(crate) fn classes(stacks: &[RankStack]) -> Vec<StackClass> {
     let mut by_place: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for stack in stacks {
         by_place.entry(stack.place()).or_default().push(stack.rank);
     }
-    let mut classes: Vec<Class> = by_place
+    let mut classes: Vec<StackClass> = by_place
         .into_iter()
-        .map(|(place, ranks)| Class { ranks: ranks.into_iter().collect(), place })
+        .map(|(place, ranks)| StackClass { ranks: ranks.into_iter().collect(), place })
         .collect();
     classes.sort_by_key(|class| {
         (class.place.is_empty(), std::cmp::Reverse(class.ranks.len()), class.ranks.first())
@@ -32,7 +32,7 @@ pub(crate) fn classes(stacks: &[RankStack]) -> Vec<Class> {
 }
 
 /// At most `max` lines; the last one says how many classes it stands for.
-pub(crate) fn lines(classes: &[Class], max: usize) -> Vec<String> {
+pub(crate) fn lines(classes: &[StackClass], max: usize) -> Vec<String> {
     let shown = if classes.len() <= max { classes.len() } else { max.saturating_sub(1) };
     let mut lines: Vec<String> = classes[..shown].iter().map(line).collect();
     if shown < classes.len() && max > 0 {
@@ -42,7 +42,7 @@ pub(crate) fn lines(classes: &[Class], max: usize) -> Vec<String> {
     lines
 }
 
-fn line(class: &Class) -> String {
+fn line(class: &StackClass) -> String {
     let who = match class.ranks.len() {
         1 => format!("rank {}", class.ranks),
         count => format!("{count} ranks {}", class.ranks),
@@ -55,8 +55,8 @@ fn line(class: &Class) -> String {
 
 /// Returns where in the user's program a thread is, innermost first: the function that the user called, then the
 /// user's own lines. `torch` is the folder of torch.
-pub(super) fn place(frames: &[Frame], torch: &str) -> String {
-    let is_library = |frame: &Frame| is_library(&frame.file, torch);
+pub(super) fn place(frames: &[StackFrame], torch: &str) -> String {
+    let is_library = |frame: &StackFrame| is_library(&frame.file, torch);
     let frames = without_launcher(frames);
     let Some(first) = frames.iter().position(|frame| !is_library(frame)) else {
         // A module of a library that runs as the program.
@@ -72,7 +72,7 @@ pub(super) fn place(frames: &[Frame], torch: &str) -> String {
 /// Every stack in full, equal ones once, as the run directory keeps them.
 pub(crate) fn full_text(title: &str, stacks: &[RankStack]) -> String {
     let mut text = format!("{title}\n");
-    let mut whole: BTreeMap<(bool, Vec<Frame>), Vec<u32>> = BTreeMap::new();
+    let mut whole: BTreeMap<(bool, Vec<StackFrame>), Vec<u32>> = BTreeMap::new();
     for stack in stacks {
         let main = stack.main();
         if main.is_none() {
@@ -94,7 +94,7 @@ pub(crate) fn full_text(title: &str, stacks: &[RankStack]) -> String {
         if frames.is_empty() {
             text.push_str("  no Python stack\n");
         }
-        for Frame { file, line, function } in &frames {
+        for StackFrame { file, line, function } in &frames {
             let _ = writeln!(text, "  {file}:{line} in {function}");
         }
     }
@@ -103,8 +103,8 @@ pub(crate) fn full_text(title: &str, stacks: &[RankStack]) -> String {
 }
 
 /// Drops the frames that run the program: runpy, and our own part around it.
-fn without_launcher(frames: &[Frame]) -> &[Frame] {
-    let ours = |frame: &Frame| frame.file.ends_with("/tpurun/run_rank.py");
+fn without_launcher(frames: &[StackFrame]) -> &[StackFrame] {
+    let ours = |frame: &StackFrame| frame.file.ends_with("/tpurun/run_rank.py");
     let end = frames.iter().position(ours).unwrap_or(frames.len());
     &frames[..end]
 }
@@ -124,7 +124,7 @@ fn is_standard_library(path: &str) -> bool {
 }
 
 /// `data.py:7 in load`; a file that every package has comes with its folder.
-fn place_of(frame: &Frame) -> String {
+fn place_of(frame: &StackFrame) -> String {
     let mut parts = frame.file.rsplit('/');
     let name = parts.next().unwrap_or_default();
     let folder = parts.next().filter(|_| matches!(name, "__init__.py" | "__main__.py"));
@@ -158,11 +158,11 @@ mod tests {
 
     const TORCH: &str = "/v/lib/python3.11/site-packages/torch";
 
-    fn frame(file: &str, line: u32, function: &str) -> Frame {
-        Frame { file: file.into(), line, function: function.into() }
+    fn frame(file: &str, line: u32, function: &str) -> StackFrame {
+        StackFrame { file: file.into(), line, function: function.into() }
     }
 
-    fn stack(rank: u32, frames: Vec<Frame>) -> RankStack {
+    fn stack(rank: u32, frames: Vec<StackFrame>) -> RankStack {
         let thread = Thread { id: 1, is_current: true, frames };
         let dump = Dump { holds_gil: None, threads: vec![thread], is_cut: false };
         RankStack { rank, header: None, dump: Some(dump) }
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_place_names_what_the_user_called() {
         let own = frame("/home/me/pkg/__init__.py", 3, "f");
-        let of = |frames: &[Frame]| place(frames, "/opt/torch");
+        let of = |frames: &[StackFrame]| place(frames, "/opt/torch");
         assert_eq!(of(&[]), "");
         assert_eq!(of(std::slice::from_ref(&own)), "pkg/__init__.py:3 in f");
         let library = frame("/usr/lib/python3.11/socket.py", 706, "readinto");

@@ -20,8 +20,8 @@ use tpurun_protocol::control::{STACK_SIGNAL, STACK_SIGNAL_VAR, realtime_signal};
 use crate::job::values::parse_stack_signal;
 use crate::processes::{Process, handles_signal};
 
-pub(crate) use classes::{Class, classes, full_text, lines};
-pub(crate) use parse::{Dump, Frame, Header, Thread};
+pub(crate) use classes::{StackClass, classes, full_text, lines};
+pub(crate) use parse::{Dump, StackFrame, StacksHeader, Thread};
 
 /// How the ranks of a run are asked.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Asker {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RankStack {
     pub(crate) rank: u32,
-    pub(crate) header: Option<Header>,
+    pub(crate) header: Option<StacksHeader>,
     /// None when it could not be asked or did not answer in time.
     pub(crate) dump: Option<Dump>,
 }
@@ -69,7 +69,7 @@ struct Question {
 #[derive(Debug)]
 struct AnswerFile {
     file: File,
-    header: Header,
+    header: StacksHeader,
     /// Where the answer begins.
     start: u64,
 }
@@ -81,7 +81,7 @@ impl RankStack {
     }
 
     /// Innermost first.
-    pub(crate) fn main_frames(&self) -> &[Frame] {
+    pub(crate) fn main_frames(&self) -> &[StackFrame] {
         self.main().map_or(&[], |thread| &thread.frames)
     }
 
@@ -209,7 +209,7 @@ fn open_answers(dir: &Path, rank: u32, pid: i32) -> Option<AnswerFile> {
 }
 
 /// A rank writes it before anything else, after what earlier processes of the same rank have written.
-fn read_header(file: &File, pid: i32) -> Option<Header> {
+fn read_header(file: &File, pid: i32) -> Option<StacksHeader> {
     let mut bytes = Vec::new();
     file.take(MAX_HEADER_BYTES).read_to_end(&mut bytes).ok()?;
     parse::header(&String::from_utf8_lossy(&bytes), pid)

@@ -5,7 +5,7 @@
 
 /// The header that a rank writes when it can be asked for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct StacksHeader {
     /// Number of the descriptor that it writes to.
     pub(crate) fd: i32,
     /// The number that Python gives its main thread.
@@ -31,12 +31,12 @@ pub(crate) struct Thread {
     /// It is the one that answered.
     pub(crate) is_current: bool,
     /// Innermost first.
-    pub(crate) frames: Vec<Frame>,
+    pub(crate) frames: Vec<StackFrame>,
 }
 
 /// One line of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Frame {
+pub(crate) struct StackFrame {
     pub(crate) file: String,
     /// 0 when Python does not know it.
     pub(crate) line: u32,
@@ -45,7 +45,7 @@ pub(crate) struct Frame {
 
 impl Dump {
     /// The stack of the main thread, which is also the one that answers if it can.
-    pub(crate) fn main(&self, header: Option<&Header>) -> Option<&Thread> {
+    pub(crate) fn main(&self, header: Option<&StacksHeader>) -> Option<&Thread> {
         let is_main = |thread: &&Thread| header.is_some_and(|header| thread.id == header.main);
         let mut threads = self.threads.iter();
         threads.clone().find(is_main).or_else(|| threads.find(|thread| thread.is_current))
@@ -53,7 +53,7 @@ impl Dump {
 }
 
 /// The last header of a file that process `pid` wrote: one of an earlier process is none.
-pub(crate) fn header(text: &str, pid: i32) -> Option<Header> {
+pub(crate) fn header(text: &str, pid: i32) -> Option<StacksHeader> {
     text.lines().rev().find_map(|line| {
         let mut words = line.strip_prefix("tpurun: pid ")?.split_ascii_whitespace();
         if words.next()?.parse() != Ok(pid) {
@@ -62,7 +62,7 @@ pub(crate) fn header(text: &str, pid: i32) -> Option<Header> {
         let fd = words.next().filter(|word| *word == "fd").and(words.next())?.parse().ok()?;
         let main = words.next().filter(|word| *word == "main").and(words.next())?;
         let torch = line.split_once(" torch ").map_or("", |(_, path)| path);
-        Some(Header { fd, main: number(main)?, torch: clean(torch) })
+        Some(StacksHeader { fd, main: number(main)?, torch: clean(torch) })
     })
 }
 
@@ -105,10 +105,10 @@ fn thread(line: &str) -> Option<Thread> {
 }
 
 /// `  File "/home/me/data.py", line 7 in load`; the line is `???` where there is none.
-fn frame(line: &str) -> Option<Frame> {
+fn frame(line: &str) -> Option<StackFrame> {
     let (file, rest) = line.strip_prefix("  File \"")?.rsplit_once("\", line ")?;
     let (line, function) = rest.split_once(" in ")?;
-    Some(Frame { file: clean(file), line: line.parse().unwrap_or(0), function: clean(function) })
+    Some(StackFrame { file: clean(file), line: line.parse().unwrap_or(0), function: clean(function) })
 }
 
 fn number(word: &str) -> Option<u64> {
@@ -155,15 +155,15 @@ tpurun: end
         assert_eq!((main.frames[0].line, main.frames[0].function.as_str()), (7, "load"));
         assert_eq!(main.frames[1].line, 0);
         assert!(super::dump(ANSWER.replace("tpurun: end", "tpurun: cut\ntpurun: end").as_bytes()).is_cut);
-        let other = Header { fd: 5, main: 0x7f11_e0ff_f6c0, torch: String::new() };
+        let other = StacksHeader { fd: 5, main: 0x7f11_e0ff_f6c0, torch: String::new() };
         assert_eq!(dump.main(Some(&other)).unwrap().frames[0].function, "wait");
     }
 
     #[test]
     fn a_header_belongs_to_its_process() {
         let text = "tpurun: pid 7 fd 900 main 0x0000000000000010 torch /a b/torch\nnoise\ntpurun: pid 8 fd 901 main 0x20\ntpurun: pid";
-        assert_eq!(header(text, 7), Some(Header { fd: 900, main: 16, torch: "/a b/torch".into() }));
-        assert_eq!(header(text, 8), Some(Header { fd: 901, main: 32, torch: String::new() }));
+        assert_eq!(header(text, 7), Some(StacksHeader { fd: 900, main: 16, torch: "/a b/torch".into() }));
+        assert_eq!(header(text, 8), Some(StacksHeader { fd: 901, main: 32, torch: String::new() }));
         assert_eq!(header(text, 9), None);
         for wrong in ["tpurun: pid 7 fd", "tpurun: pid 7 fd x main 0x1", "tpurun: pid 7 fd 9 main 10", ""] {
             assert_eq!(header(wrong, 7), None, "{wrong}");
@@ -202,7 +202,7 @@ tpurun: end
         #[test]
         fn what_python_prints_is_read_back(file in "[^\\x00-\\x1f\\x7f-\\x9f]{1,80}", line in 1u32.., function in "[a-z_<>]{1,40}") {
             let text = format!("Current thread 0x7f (most recent call first):\n  File \"{file}\", line {line} in {function}\n");
-            let frame = Frame { file: file.clone(), line, function: function.clone() };
+            let frame = StackFrame { file: file.clone(), line, function: function.clone() };
             // A path that looks like the rest of its line is cut elsewhere.
             prop_assume!(!file.contains("\", line "));
             prop_assert_eq!(&dump(text.as_bytes()).threads[0].frames, &[frame]);

@@ -16,12 +16,12 @@ use crate::processes::{Process, below};
 pub(crate) struct Cost {
     pub(crate) cpu_ms: u64,
     /// None when processes were leaving meanwhile: the memory that they shared would count for those that stay.
-    pub(crate) memory: Option<Memory>,
+    pub(crate) memory: Option<JobMemory>,
 }
 
 /// The memory of all processes together; memory that several share is counted once.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Memory {
+pub(crate) struct JobMemory {
     pub(crate) pss_bytes: u64,
     pub(crate) processes: usize,
 }
@@ -81,7 +81,7 @@ fn measure(front: i32, ranks: &[i32]) -> Cost {
             .is_some_and(|now| now.start_ticks == process.start_ticks && !now.is_zombie())
     };
     let pss = pss.filter(|_| processes.iter().all(is_still_there));
-    let memory = pss.map(|pss_bytes| Memory { pss_bytes, processes: processes.len() });
+    let memory = pss.map(|pss_bytes| JobMemory { pss_bytes, processes: processes.len() });
     Cost { cpu_ms, memory }
 }
 

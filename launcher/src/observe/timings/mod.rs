@@ -203,7 +203,7 @@ mod tests {
         // Nobody is first twice.
         moments.rank_reached(1, Step::FirstDone, Some(4_000_000_000));
         moments.reached(Step::AgentReady, Some(4_000_000_000));
-        let memory = cost::Memory { pss_bytes: 400 << 20, processes: 6 };
+        let memory = cost::JobMemory { pss_bytes: 400 << 20, processes: 6 };
         let cost = Cost { cpu_ms: 2345, memory: Some(memory) };
         check(
             &moments,

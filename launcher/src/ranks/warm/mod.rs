@@ -23,7 +23,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::base::private::{self, Owner};
+use crate::base::private::{self, AllowedOwner};
 use crate::job::Job;
 use crate::job::environment::{self, PRIVATE, SERVER_THREADS};
 use crate::job::target::calls_main;
@@ -183,7 +183,7 @@ fn launch(job: &Job, socket: &Path, circumstances: &str, listener: &UnixListener
 /// A conversation with a server.
 struct ServerConnection {
     stream: BufReader<UnixStream>,
-    patience: Patience,
+    patience: ServerPatience,
 }
 
 impl ServerConnection {
@@ -246,15 +246,15 @@ fn is_early(error: &io::Error) -> bool {
 
 /// Waits for a server as long as it works, which may be an import of many seconds.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct ServerPatience {
     pub(crate) pid: i32,
     worked: Duration,
     since: Instant,
 }
 
-impl Patience {
-    fn new(pid: i32) -> Patience {
-        Patience { pid, worked: Duration::ZERO, since: Instant::now() }
+impl ServerPatience {
+    fn new(pid: i32) -> ServerPatience {
+        ServerPatience { pid, worked: Duration::ZERO, since: Instant::now() }
     }
 
     /// To be asked every [`LOOK_EVERY`].
@@ -277,13 +277,13 @@ impl Patience {
 }
 
 /// Connects to a server of this user.
-pub(crate) fn connect(socket: &Path) -> io::Result<(UnixStream, Patience)> {
+pub(crate) fn connect(socket: &Path) -> io::Result<(UnixStream, ServerPatience)> {
     let stream = UnixStream::connect(socket)?;
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     if peer.uid != rustix::process::geteuid() {
         return Err(io::Error::other(format!("expected a server of this user, given one of {:?}", peer.uid)));
     }
-    Ok((stream, Patience::new(peer.pid.as_raw_nonzero().get())))
+    Ok((stream, ServerPatience::new(peer.pid.as_raw_nonzero().get())))
 }
 
 /// Only this user sees what is in it.
@@ -294,7 +294,7 @@ fn folder() -> Result<PathBuf, String> {
         None => std::env::temp_dir().join(format!("tpurun-warm-{user}")),
     };
     let refused = |error: io::Error| format!("{}: {error}", path.display());
-    private::directory(&path, Owner::User).map_err(refused)?;
+    private::directory(&path, AllowedOwner::User).map_err(refused)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).map_err(refused)?;
     Ok(path)
 }
