@@ -62,13 +62,10 @@ LIMITS = Limits(
         "tpurun-engine p2p Messages::progress_receives": 65,
         "tpurun-engine rounds Rounds::wait": 55,
         "tpurun-engine validate validate": 80,
-        "tpurun-kernels reduce fold_on": 110,
-        "tpurun-kernels tile Fold::each_line": 65,
         "tpurun-launcher door open": 60,
         "tpurun-launcher dry_run describe": 85,
         "tpurun-launcher decide decide": 140,
         "tpurun-launcher frames Others::on_frame": 70,
-        "tpurun-memory staging Spans::fold_on": 65,
     },
     long_files={
         "tpurun-engine bridge": 720,

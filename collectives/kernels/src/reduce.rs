@@ -8,7 +8,9 @@
 #![allow(unsafe_code)]
 
 mod copy;
+mod dispatch;
 mod format;
+mod kernel;
 mod mode;
 mod operator;
 #[cfg(test)]
@@ -21,10 +23,8 @@ use smallvec::SmallVec;
 use crate::dtype::{Dtype, ReduceOp, Unsupported, supported};
 pub use copy::Copying;
 pub use copy::{Beside, copy, copy_beside};
-use format::{Bf16, Bool, Complex, F8E4M3Fn, F8E4M3Fnuz, F8E5M2, F8E5M2Fnuz, F16, F32, F64, Integer, Summed};
-use mode::ArithmeticMode;
-use operator::{Band, Bor, Bxor, Max, Mean, Min, PremulSum, Product, Quotient, Sum};
-use tile::{Fold, VectorUnit};
+use dispatch::fold_on;
+use kernel::VectorUnit;
 
 /// Where operands are; those of a host of usual size take no memory of their own.
 pub type Sources = SmallVec<[*const u8; 64]>;
@@ -217,115 +217,6 @@ pub unsafe fn fold_to_each(reduction: Reduction, sources: &[*const u8], outs: &[
     let how = (Copying::Loading, Beside::NOTHING);
     // SAFETY: the caller's promise; this processor has its own widest unit.
     unsafe { fold_on(VectorUnit::widest(), how, reduction, sources, outs, count) }
-}
-
-/// # Safety
-/// As [`fold`], and this processor must have `unit`.
-unsafe fn fold_on(
-    unit: VectorUnit,
-    how: (Copying, Beside),
-    reduction: Reduction,
-    sources: &[*const u8],
-    outs: &[*mut u8],
-    count: usize,
-) {
-    let Reduction { dtype, out: becomes, op, scale, divisor } = reduction;
-    let (is_first_half, is_second_half) = (dtype.size() < becomes.size(), dtype.size() > becomes.size());
-    let _mode = ArithmeticMode::enter();
-    macro_rules! run {
-        ($format:ty, $op:ty) => {
-            run!($format, $format, $op, count)
-        };
-        ($format:ty, $op:ty, $count:expr) => {
-            run!($format, $format, $op, $count)
-        };
-        ($from:ty, $to:ty, $op:ty, $count:expr) => {{
-            let fold = Fold::<$from, $to, $op>::new(sources, outs, $count, (scale, divisor), how);
-            // SAFETY: the caller's promise.
-            unsafe { tile::run(fold, unit) }
-        }};
-    }
-    macro_rules! integer {
-        ($type:ty, $unsigned:ty, $sum:ty) => {
-            // Where the sign makes no difference, the unsigned type stands for both.
-            match op {
-                ReduceOp::Sum if is_first_half => run!(Summed<$type, $sum>, Integer<$sum>, Sum, count),
-                ReduceOp::Sum | ReduceOp::PremulSum => run!(Integer<$unsigned>, Sum),
-                ReduceOp::Product => run!(Integer<$unsigned>, Product),
-                ReduceOp::Band => run!(Integer<$unsigned>, Band),
-                ReduceOp::Bor => run!(Integer<$unsigned>, Bor),
-                ReduceOp::Bxor => run!(Integer<$unsigned>, Bxor),
-                ReduceOp::Avg if is_second_half => {
-                    run!(Integer<$sum>, Summed<$type, $sum>, Quotient, count)
-                }
-                ReduceOp::Avg => run!(Summed<$type, $sum>, Quotient),
-                ReduceOp::Min => run!(Integer<$type>, Min),
-                ReduceOp::Max => run!(Integer<$type>, Max),
-            }
-        };
-    }
-    macro_rules! float {
-        ($format:ty) => {
-            match op {
-                ReduceOp::Avg => run!($format, Mean),
-                ReduceOp::Product => run!($format, Product),
-                ReduceOp::Min => run!($format, Min),
-                ReduceOp::Max => run!($format, Max),
-                ReduceOp::PremulSum => run!($format, PremulSum),
-                _ => run!($format, Sum),
-            }
-        };
-    }
-    macro_rules! complex {
-        ($half:ty) => {
-            // Only a product mixes the halves.
-            match op {
-                ReduceOp::Product => run!(Complex<$half>, Product),
-                ReduceOp::Avg => run!($half, Mean, 2 * count),
-                ReduceOp::PremulSum => run!($half, PremulSum, 2 * count),
-                _ => run!($half, Sum, 2 * count),
-            }
-        };
-    }
-    // Partial results of these are wider. A sum is one of operands that are multiplied by 1, or an average that is
-    // divided by 1.
-    macro_rules! small_float {
-        ($format:ty) => {
-            match op {
-                ReduceOp::Product if is_first_half => run!($format, F32, Product, count),
-                _ if is_first_half => run!($format, F32, PremulSum, count),
-                ReduceOp::Product if is_second_half => run!(F32, $format, Product, count),
-                _ if is_second_half => run!(F32, $format, Mean, count),
-                _ => float!($format),
-            }
-        };
-    }
-    match if is_first_half { dtype } else { becomes } {
-        Dtype::Bool => match op {
-            ReduceOp::Product | ReduceOp::Min | ReduceOp::Band => run!(Bool, Band),
-            ReduceOp::Bxor => run!(Bool, Bxor),
-            _ => run!(Bool, Bor),
-        },
-        Dtype::U8 => integer!(u8, u8, i64),
-        Dtype::I8 => integer!(i8, u8, i64),
-        Dtype::U16 => integer!(u16, u16, i64),
-        Dtype::I16 => integer!(i16, u16, i64),
-        Dtype::U32 => integer!(u32, u32, i64),
-        Dtype::I32 => integer!(i32, u32, i64),
-        Dtype::U64 => integer!(u64, u64, i128),
-        Dtype::I64 => integer!(i64, u64, i128),
-        Dtype::I128 => run!(Integer<i128>, Sum),
-        Dtype::F16 => small_float!(F16),
-        Dtype::Bf16 => small_float!(Bf16),
-        Dtype::F32 => float!(F32),
-        Dtype::F64 => float!(F64),
-        Dtype::F8E4M3Fn => small_float!(F8E4M3Fn),
-        Dtype::F8E5M2 => small_float!(F8E5M2),
-        Dtype::F8E4M3Fnuz => small_float!(F8E4M3Fnuz),
-        Dtype::F8E5M2Fnuz => small_float!(F8E5M2Fnuz),
-        Dtype::C64 => complex!(F32),
-        Dtype::C128 => complex!(F64),
-    }
 }
 
 /// `to[i] = lift(from[i])`: an operand becomes a partial result, in the layout of [`Reduction::wide`].

@@ -10,7 +10,7 @@
 //! ahead makes it less. Stores past the caches wait for each other in no order.
 #![allow(unsafe_code)]
 
-use super::tile::{self, Kernel, VectorUnit};
+use super::kernel::{self, Kernel, VectorUnit};
 use super::unit::Unit;
 use crate::LINE;
 
@@ -132,9 +132,9 @@ unsafe fn copy_on(
     }
     match how {
         // SAFETY: the caller's promise; they are not the same memory.
-        Copying::Streaming => unsafe { tile::run(Copy::<true> { from, to, bytes, beside }, unit) },
+        Copying::Streaming => unsafe { kernel::run(Copy::<true> { from, to, bytes, beside }, unit) },
         // SAFETY: as above.
-        _ => unsafe { tile::run(Copy::<false> { from, to, bytes, beside }, unit) },
+        _ => unsafe { kernel::run(Copy::<false> { from, to, bytes, beside }, unit) },
     }
 }
 

@@ -5,7 +5,7 @@ mod oracle;
 
 use proptest::prelude::*;
 
-use super::tile::VectorUnit;
+use super::kernel::VectorUnit;
 use super::*;
 
 /// Values that break kernels, mixed with any bit pattern.

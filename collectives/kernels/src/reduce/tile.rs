@@ -1,16 +1,14 @@
-//! The loops: cache-sized tiles of accumulators, a few sources at a time, in forms for several vector units.
+//! The loops: cache-sized tiles of accumulators, a few sources at a time.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 
 use super::copy::{AHEAD, Beside, Copying, PAGE, PAGES};
 use super::format::Format;
+use super::kernel::Kernel;
 use super::operator::Operator;
-#[cfg(target_arch = "x86_64")]
-use super::unit::{Avx2, Avx512};
-use super::unit::{BLOCK, Baseline, Unit};
+use super::unit::{BLOCK, Unit};
 use crate::LINE;
 
 /// Accumulators on the stack, in the first-level cache beside what is read.
@@ -50,89 +48,6 @@ const SOON: usize = 1 << 10;
 const AT_A_TIME: usize = 8;
 /// The accumulators of more: what is read and not written yet stays in the second-level cache.
 const AT_A_TIME_BYTES: usize = 4 << 10;
-
-/// A loop over `count` elements, compiled once per vector unit.
-pub(super) trait Kernel: Sized {
-    /// Whether vector units beyond the baseline make a difference worth their code.
-    const VECTORISED: bool;
-
-    /// # Safety
-    /// The pointers are as the constructor of the implementing type demands, and the processor has `U`.
-    unsafe fn run<U: Unit>(self);
-}
-
-/// The vector instructions a loop may use; the result is the same on all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum VectorUnit {
-    /// The instructions that every processor of the architecture has: NEON on aarch64.
-    Baseline,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl VectorUnit {
-    /// Those this processor has, the widest last.
-    pub(super) fn all() -> Vec<Self> {
-        let mut units = vec![Self::Baseline];
-        #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-            let has_avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
-            units.extend(has_avx2.then_some(Self::Avx2));
-            units.extend((has_avx2 && has_avx512).then_some(Self::Avx512));
-        }
-        units
-    }
-
-    /// The widest one this processor has.
-    #[inline]
-    pub(super) fn widest() -> Self {
-        static WIDEST: OnceLock<VectorUnit> = OnceLock::new();
-        *WIDEST.get_or_init(|| *Self::all().last().expect("there is a baseline"))
-    }
-}
-
-/// # Safety
-/// As [`Kernel::run`], and this processor must have `unit`.
-#[inline]
-pub(super) unsafe fn run<K: Kernel>(kernel: K, unit: VectorUnit) {
-    #[cfg(target_arch = "x86_64")]
-    if K::VECTORISED {
-        match unit {
-            VectorUnit::Baseline => {}
-            // SAFETY: the caller's promise.
-            VectorUnit::Avx2 => return unsafe { run_avx2(kernel) },
-            // SAFETY: the caller's promise.
-            VectorUnit::Avx512 => return unsafe { run_avx512(kernel) },
-        }
-    }
-    let _baseline = unit;
-    // SAFETY: the caller's promise.
-    unsafe { kernel.run::<Baseline>() }
-}
-
-/// # Safety
-/// As [`Kernel::run`], on a processor with these.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
-    unsafe { kernel.run::<Avx2>() }
-}
-
-/// # Safety
-/// As [`Kernel::run`], on a processor with these.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
-    unsafe { kernel.run::<Avx512>() }
-}
 
 /// Sources that are combined in one pass over the accumulators.
 const GROUP: usize = 4;
@@ -300,19 +215,37 @@ where
             }
             return start;
         }
+        // SAFETY: there are more sources than a few.
+        unsafe { self.each_tile(start, |at| operands(first, at), add, write) }
+    }
+
+    /// As [`each_line`](Self::each_line), of more sources than memory is read well from at once: a tile of lines is
+    /// read from a few of them, and then from the next few. `first` begins a line with the first source, `add` adds
+    /// others, and `write` writes the line to results.
+    ///
+    /// # Safety
+    /// There is a source.
+    #[inline(always)]
+    unsafe fn each_tile<const LANES: usize>(
+        &self,
+        mut start: usize,
+        first: impl Fn(usize) -> [F::Wide; LANES],
+        add: impl Fn([F::Wide; LANES], &[*const u8], usize) -> [F::Wide; LANES],
+        write: impl Fn([F::Wide; LANES], &[*mut u8], usize),
+    ) -> usize {
         let mut tile = Tile::new();
         let (tile, _) =
             tile.accumulators::<F::Wide>(AT_A_TIME_BYTES / size_of::<F::Wide>()).as_chunks_mut::<LANES>();
         while start + LANES <= self.count {
             let lines = ((self.count - start) / LANES).min(tile.len());
             let (tile, places) = (&mut tile[..lines], (start..).step_by(LANES));
-            // SAFETY: the first sources have written them.
+            // SAFETY: the first sources have written them; the caller promised one.
             let so_far =
                 |totals: &[MaybeUninit<F::Wide>; LANES]| totals.map(|total| unsafe { total.assume_init() });
             for (index, sources) in self.sources.chunks(AT_A_TIME).enumerate() {
                 for (totals, at) in tile.iter_mut().zip(places.clone()) {
                     let sum = match index {
-                        0 => add(operands(first, at), &sources[1..], at),
+                        0 => add(first(at), &sources[1..], at),
                         _ => add(so_far(totals), sources, at),
                     };
                     *totals = sum.map(MaybeUninit::new);

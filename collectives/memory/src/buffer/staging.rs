@@ -26,6 +26,11 @@ impl Link {
             _ => Self::Middle,
         }
     }
+
+    /// The step that a rank makes from a partial result and its operand to the next one, or to a result.
+    fn step(self, reduction: Reduction) -> Reduction {
+        if self == Self::Last { reduction.second_half() } else { reduction.partial() }
+    }
 }
 
 /// A fetch past the caches, of so many bytes from `at` of a region on to an offset of the first chunk.
@@ -200,8 +205,6 @@ impl Spans {
         at: usize,
     ) {
         let (size, wide) = (reduction.dtype().size(), reduction.wide().size());
-        let then = if link == Link::Last { reduction.second_half() } else { reduction.partial() };
-        let (mut operands, mut results) = (Tile::new(), Tile::new());
         let (mut beside, rest) = match fetch.map(|fetch| fetch.split(region)) {
             Some((beside, rest)) => (beside, Some(rest)),
             None => (Beside::NOTHING, None),
@@ -209,42 +212,22 @@ impl Spans {
         self.each(offset, bytes, |start, piece, bytes| {
             let (start, count) = (start / size, bytes / size);
             let partial = region.pointer(at + start * wide, count * wide);
-            match (link, reduction.is_lifted()) {
-                (Link::First, false) => {
+            match link {
+                _ if reduction.is_lifted() => {
+                    let results = (region, at + start * size);
                     // SAFETY: the piece is readable by the promise of `new` and no part of a region; `pointer` has
-                    // found the room.
-                    return unsafe { reduce::copy_beside((how, beside.take()), piece, partial, bytes) };
+                    // found the room for partial results.
+                    unsafe { fold_lifted(link, how, reduction, piece, (partial, count), results) };
                 }
-                (_, false) => {
+                Link::First => {
+                    // SAFETY: as above.
+                    unsafe { reduce::copy_beside((how, beside.take()), piece, partial, bytes) };
+                }
+                Link::Middle | Link::Last => {
                     let (how, sources) = ((how, beside.take()), [partial.cast_const(), piece.cast_const()]);
                     // SAFETY: as above; results, too, are as large as partial results then.
-                    return unsafe { reduce::fold_beside(how, then, &sources, partial, count) };
+                    unsafe { reduce::fold_beside(how, link.step(reduction), &sources, partial, count) };
                 }
-                (_, true) => {}
-            }
-            for done in (0..count).step_by(TILE / wide) {
-                let count = (count - done).min(TILE / wide);
-                let partial = partial.wrapping_add(done * wide);
-                let own = piece.wrapping_add(done * size);
-                // SAFETY: so many elements are in the piece, and their partial results in the tile.
-                unsafe { reduce::widen(reduction, own, operands.pointer(), count) };
-                if link == Link::First {
-                    // SAFETY: as above; `pointer` has found the room in the region.
-                    unsafe { reduce::copy(how, operands.pointer(), partial, count * wide) };
-                    continue;
-                }
-                let sources = [partial.cast_const(), operands.pointer().cast_const()];
-                if link == Link::Middle {
-                    // SAFETY: partial results are in the region, as `pointer` has found, the operand is as above.
-                    unsafe { reduce::fold(then, &sources, partial, count) };
-                    continue;
-                }
-                let to = results.pointer();
-                // SAFETY: as above; a result is no larger than a partial one, of which a tile has room for so many.
-                unsafe { reduce::fold(then, &sources, to, count) };
-                let place = region.pointer(at + (start + done) * size, count * size);
-                // SAFETY: `pointer` has found the room, before the partial results that are yet to be read.
-                unsafe { place.copy_from(to, count * size) };
             }
         });
         // Where every element is converted, memory is not what that waits for.
@@ -262,6 +245,46 @@ impl Spans {
             // SAFETY: `each_pair` gives `count` elements on both sides, the same memory or apart.
             unsafe { reduce::fold(reduction, &[from], to, count) };
         });
+    }
+}
+
+/// Folds `count` elements of `own`, as the operands of the `link`-th rank of a chain, to the partial results at
+/// `partial`, where these are of another type than the elements. The last rank leaves results from place `at` of the
+/// region on instead. The first rank copies its operands as `how` says.
+///
+/// # Safety
+/// `own` is readable for so many elements and apart from the region, of which `partial` is so many partial results. The
+/// results begin no later than these do.
+unsafe fn fold_lifted(
+    link: Link,
+    how: Copying,
+    reduction: Reduction,
+    own: *const u8,
+    (partial, count): (*mut u8, usize),
+    (region, at): (&Region, usize),
+) {
+    let (size, wide) = (reduction.dtype().size(), reduction.wide().size());
+    let (mut operands, mut results) = (Tile::new(), Tile::new());
+    for done in (0..count).step_by(TILE / wide) {
+        let count = (count - done).min(TILE / wide);
+        let partial = partial.wrapping_add(done * wide);
+        // SAFETY: the caller's promise; a tile has room for so many partial results.
+        unsafe { reduce::widen(reduction, own.wrapping_add(done * size), operands.pointer(), count) };
+        let sources = [partial.cast_const(), operands.pointer().cast_const()];
+        match link {
+            // SAFETY: as above.
+            Link::First => unsafe { reduce::copy(how, operands.pointer(), partial, count * wide) },
+            // SAFETY: as above.
+            Link::Middle => unsafe { reduce::fold(link.step(reduction), &sources, partial, count) },
+            Link::Last => {
+                let to = results.pointer();
+                // SAFETY: as above; a result is no larger than a partial one, of which a tile has room for so many.
+                unsafe { reduce::fold(link.step(reduction), &sources, to, count) };
+                let place = region.pointer(at + done * size, count * size);
+                // SAFETY: `pointer` has found the room, before the partial results that are yet to be read.
+                unsafe { place.copy_from(to, count * size) };
+            }
+        }
     }
 }
 
