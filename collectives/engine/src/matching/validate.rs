@@ -8,36 +8,43 @@ use tpurun_protocol::op::{Op, OpKind};
 
 /// Refuses an operation that cannot work whatever the others do.
 pub(crate) fn validate(op: &Op, members: &Membership) -> Result<(), Failure> {
-    let ranks = members.size() as usize;
-    let me = members.rank as usize;
-    let kind = op.kind;
-    if kind.is_rooted() || matches!(kind, OpKind::Send) {
-        let what = if kind == OpKind::Send { "destination" } else { "root" };
-        match op.root {
-            Some(root) if (root as usize) < ranks => {}
-            Some(root) => {
-                return Err(invalid_usage!(
-                    "invalid {what} rank {root} in {kind}: expected 0 to {}",
-                    ranks - 1
-                ));
-            }
-            None => {
-                return Err(invalid_usage!("invalid {what} rank -1 in {kind}: expected 0 to {}", ranks - 1));
-            }
-        }
-    }
-    if let (OpKind::Recv, Some(source)) = (kind, op.root)
-        && source as usize >= ranks
-    {
-        return Err(invalid_usage!("invalid source rank {source} in {kind}: expected 0 to {}", ranks - 1));
-    }
+    let (kind, ranks, me) = (op.kind, members.size() as usize, members.rank as usize);
+    expect_peer(op, ranks)?;
     if kind.reduces() {
         supported(op.dtype, op.reduce_op).map_err(|error| invalid_usage!("{kind}: {error}"))?;
     }
-    let root = op.root.map(|root| root as usize);
-    let is_root = root == Some(me);
-    let at_root = |chunks: usize| if is_root { chunks } else { 0 };
-    let (inputs, outputs) = match kind {
+    let (inputs, outputs) = chunks(op, ranks, me);
+    expect_chunks(kind, "input", inputs, op.inputs.chunks())?;
+    expect_chunks(kind, "output", outputs, op.outputs.chunks())?;
+    expect_whole_elements(op)?;
+    match own_chunks(op, me) {
+        Some((input, output)) => expect_room(op, input, output),
+        None => Ok(()),
+    }
+}
+
+/// The root, the destination or the source is a rank of the communicator; only a source may be any.
+fn expect_peer(op: &Op, ranks: usize) -> Result<(), Failure> {
+    let kind = op.kind;
+    let what = match kind {
+        OpKind::Send => "destination",
+        OpKind::Recv if op.root.is_some() => "source",
+        _ if kind.is_rooted() => "root",
+        _ => return Ok(()),
+    };
+    match op.root {
+        Some(root) if (root as usize) < ranks => Ok(()),
+        given => {
+            let given = given.map_or(-1, i64::from);
+            Err(invalid_usage!("invalid {what} rank {given} in {kind}: expected 0 to {}", ranks - 1))
+        }
+    }
+}
+
+/// How many chunks a rank has as input and as output.
+fn chunks(op: &Op, ranks: usize, me: usize) -> (usize, usize) {
+    let at_root = |chunks: usize| if is_root(op, me) { chunks } else { 0 };
+    match op.kind {
         OpKind::AllReduce => (1, 1),
         OpKind::Reduce => (1, at_root(1)),
         OpKind::AllGather => (1, ranks),
@@ -49,39 +56,49 @@ pub(crate) fn validate(op: &Op, members: &Membership) -> Result<(), Failure> {
         OpKind::Barrier => (0, 0),
         OpKind::Send => (1, 0),
         OpKind::Recv => (0, 1),
-    };
-    expect_chunks(kind, "input", inputs, op.inputs.chunks())?;
-    expect_chunks(kind, "output", outputs, op.outputs.chunks())?;
-    let size = op.dtype.size();
-    for (side, spans) in [("input", &op.inputs), ("output", &op.outputs)] {
-        for bytes in spans.piece_bytes() {
-            if !bytes.is_multiple_of(size) {
-                return Err(invalid_usage!(
-                    "{kind}: an {side} of {bytes} bytes holds no whole number of {}",
-                    op.dtype
-                ));
-            }
-        }
     }
-    let pair = match kind {
+}
+
+/// A chunk of the input and the one of the output that takes what it becomes, where a rank has both.
+fn own_chunks(op: &Op, me: usize) -> Option<(usize, usize)> {
+    match op.kind {
         OpKind::AllReduce => Some((0, 0)),
-        OpKind::Reduce if is_root => Some((0, 0)),
+        OpKind::Reduce if is_root(op, me) => Some((0, 0)),
         OpKind::AllGather => Some((0, me)),
-        OpKind::Gather if is_root => Some((0, me)),
+        OpKind::Gather if is_root(op, me) => Some((0, me)),
         OpKind::ReduceScatter => Some((me, 0)),
-        OpKind::Scatter if is_root => Some((me, 0)),
+        OpKind::Scatter if is_root(op, me) => Some((me, 0)),
         OpKind::AllToAll => Some((me, me)),
         _ => None,
-    };
-    if let Some((input, output)) = pair {
-        let (given, expected) = (op.outputs.chunk_bytes(output) / size, op.inputs.chunk_bytes(input) / size);
-        if given != expected {
+    }
+}
+
+fn is_root(op: &Op, me: usize) -> bool {
+    op.root.is_some_and(|root| root as usize == me)
+}
+
+fn expect_whole_elements(op: &Op) -> Result<(), Failure> {
+    let (kind, dtype) = (op.kind, op.dtype);
+    for (side, spans) in [("input", &op.inputs), ("output", &op.outputs)] {
+        if let Some(bytes) = spans.piece_bytes().find(|bytes| !bytes.is_multiple_of(dtype.size())) {
             return Err(invalid_usage!(
-                "{kind}: expected room for this rank's {expected} elements in its output, given {given}"
+                "{kind}: an {side} of {bytes} bytes holds no whole number of {dtype}"
             ));
         }
     }
     Ok(())
+}
+
+/// A chunk of the output has room for as many elements as one of the input.
+fn expect_room(op: &Op, input: usize, output: usize) -> Result<(), Failure> {
+    let (kind, size) = (op.kind, op.dtype.size());
+    let (given, expected) = (op.outputs.chunk_bytes(output) / size, op.inputs.chunk_bytes(input) / size);
+    if given == expected {
+        return Ok(());
+    }
+    Err(invalid_usage!(
+        "{kind}: expected room for this rank's {expected} elements in its output, given {given}"
+    ))
 }
 
 fn expect_chunks(kind: OpKind, side: &str, expected: usize, given: usize) -> Result<(), Failure> {
