@@ -61,11 +61,6 @@ LIMITS = Limits(
         "tpurun-engine network Running::cross": 60,
         "tpurun-engine p2p Messages::progress_receives": 65,
         "tpurun-engine rounds Rounds::wait": 55,
-        "tpurun-engine validate validate": 80,
-        "tpurun-launcher door open": 60,
-        "tpurun-launcher dry_run describe": 85,
-        "tpurun-launcher decide decide": 140,
-        "tpurun-launcher frames Others::on_frame": 70,
     },
     long_files={
         "tpurun-engine bridge": 720,

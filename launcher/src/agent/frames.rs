@@ -9,7 +9,7 @@ use tpurun_memory::FailureKind;
 use super::command::{Instruction, MayRestart, Scope};
 use super::nodes::Others;
 use super::world::World;
-use crate::nodes::{Frame, JobFailure, OVER};
+use crate::nodes::{Frame, JobFailure, OVER, RankSays};
 use crate::ranks::Ending;
 
 impl Others {
@@ -24,33 +24,18 @@ impl Others {
             Frame::Begun if is_node_0 => self.turn.begun(node),
             _ if self.turn.is_stale(node, &frame) => {}
             Frame::Ended { code, signal, left } if may_speak_of(left.rank) => {
-                let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
-                nodes.tell_but(&Frame::Ended { code, signal, left: left.clone() }, Some(node));
-                world.on_end_elsewhere(ending, left);
+                self.on_end(world, node, (code, signal), left);
             }
             Frame::Lost { rank, kind, text } if may_speak_of(rank) => {
                 nodes.tell_but(&Frame::Lost { rank, kind, text: text.clone() }, Some(node));
                 world.lose(rank, FailureKind::from_code(kind), &text);
             }
             Frame::Proposed(told) if is_node_0 => return self.consider(told),
-            Frame::Stands { told, again } if !is_node_0 => {
-                let is_one_terminal = world.job.nodes.as_ref().is_some_and(|plan| plan.is_one_terminal);
-                self.is_said_by_node_0 = is_one_terminal && !self.stands;
-                let may_restart = if again { MayRestart::Yes } else { MayRestart::No };
-                return Some(Instruction::Obey { told, may_restart });
-            }
+            Frame::Stands { told, again } if !is_node_0 => return Some(self.obey(world, told, again)),
             Frame::Cleared if is_node_0 => self.turn.cleared(node),
             Frame::Again if !is_node_0 => self.turn.come(),
-            Frame::NoRestart { why } => {
-                nodes.tell_but(&Frame::NoRestart { why: why.clone() }, Some(node));
-                let why = why.replace(char::is_control, " ");
-                return Some(Instruction::CallOff { why, scope: Scope::ThisNode });
-            }
-            Frame::Stop { signal } => {
-                nodes.tell_but(&Frame::Stop { signal }, Some(node));
-                let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
-                return Some(Instruction::StopAsAskedOn { node, signal });
-            }
+            Frame::NoRestart { why } => return Some(self.call_off(node, why)),
+            Frame::Stop { signal } => return Some(self.stop(node, signal)),
             Frame::Uneasy if is_node_0 => return Some(Instruction::LookBy(self.looks.want(Instant::now()))),
             Frame::Look { number } if !is_node_0 => self.looks.say_what_ranks_do(nodes, world, number),
             Frame::Seen { number, node: of, said } if may_tell_of(of) => {
@@ -63,12 +48,7 @@ impl Others {
                 self.looks.keep_suspects(of, lines);
                 return Some(Instruction::NoteSuspects);
             }
-            Frame::Watched { by } if may_tell_of(by) => {
-                if is_node_0 {
-                    nodes.tell_but(&Frame::Watched { by }, Some(node));
-                }
-                self.watchers.come(by, Instant::now());
-            }
+            Frame::Watched { by } if may_tell_of(by) => self.on_watched(node, by),
             Frame::Flight { of, to, document } if may_tell_of(of) && to == nodes.node => {
                 self.watchers.keep(world.run_dir.path(), of, nodes.ranks_of(of), document);
             }
@@ -81,6 +61,42 @@ impl Others {
             _ => world.run_dir.event("unexpected frame", json!({"node": node})),
         }
         None
+    }
+
+    /// A rank of another node has ended, with an exit code or by a signal.
+    fn on_end(&self, world: &mut World, node: u32, how: (Option<i32>, Option<i32>), left: RankSays) {
+        let (code, signal) = how;
+        let ending = code.map(Ending::Exit).or(signal.map(Ending::Signal)).unwrap_or(Ending::Exit(1));
+        self.nodes.tell_but(&Frame::Ended { code, signal, left: left.clone() }, Some(node));
+        world.on_end_elsewhere(ending, left);
+    }
+
+    /// Node 0 has decided why the job fails.
+    fn obey(&mut self, world: &World, told: JobFailure, again: bool) -> Instruction {
+        let is_one_terminal = world.job.nodes.as_ref().is_some_and(|plan| plan.is_one_terminal);
+        self.is_said_by_node_0 = is_one_terminal && !self.stands;
+        let may_restart = if again { MayRestart::Yes } else { MayRestart::No };
+        Instruction::Obey { told, may_restart }
+    }
+
+    fn call_off(&self, node: u32, why: String) -> Instruction {
+        self.nodes.tell_but(&Frame::NoRestart { why: why.clone() }, Some(node));
+        let why = why.replace(char::is_control, " ");
+        Instruction::CallOff { why, scope: Scope::ThisNode }
+    }
+
+    fn stop(&self, node: u32, signal: i32) -> Instruction {
+        self.nodes.tell_but(&Frame::Stop { signal }, Some(node));
+        let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+        Instruction::StopAsAskedOn { node, signal }
+    }
+
+    /// A node has somebody who watches the job; node 0 tells the others.
+    fn on_watched(&mut self, node: u32, by: u32) {
+        if self.is_node_0() {
+            self.nodes.tell_but(&Frame::Watched { by }, Some(node));
+        }
+        self.watchers.come(by, Instant::now());
     }
 
     /// A node from which nothing comes any more has lost all its ranks.

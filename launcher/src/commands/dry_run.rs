@@ -13,85 +13,114 @@ use crate::ranks;
 
 /// The whole text.
 pub(crate) fn describe(job: &Job) -> String {
-    let mut text = String::new();
-    let mut field = |name: &str, value: String| {
-        let _ = writeln!(text, "{name:<10} {value}");
-    };
+    let mut fields = Fields::default();
+    programs(&mut fields, job);
+    hosts(&mut fields, job);
+    network(&mut fields, job);
+    resources(&mut fields, job);
+    if let Some(topology) = &job.topology {
+        fields.add("topology", topology.to_string());
+        fields.go_on(placement(job));
+    }
+    for program in job.programs.iter() {
+        environment(&mut fields, job, program.first_rank);
+    }
+    fields.text
+}
+
+/// Lines that each have a name and a value.
+#[derive(Default)]
+struct Fields {
+    text: String,
+}
+
+impl Fields {
+    fn add(&mut self, name: &str, value: String) {
+        let _ = writeln!(self.text, "{name:<10} {value}");
+    }
+
+    /// Further values of the last field.
+    fn go_on(&mut self, values: impl IntoIterator<Item = String>) {
+        values.into_iter().for_each(|value| self.add("", value));
+    }
+
+    /// The values of one field, each in its line.
+    fn add_all(&mut self, name: &str, values: impl IntoIterator<Item = String>) {
+        for (index, value) in values.into_iter().enumerate() {
+            self.add(if index == 0 { name } else { "" }, value);
+        }
+    }
+}
+
+/// The programs, and how their ranks start.
+fn programs(fields: &mut Fields, job: &Job) {
     for (index, program) in job.programs.iter().enumerate() {
         let words = program.target.words().join(" ");
         let named = || format!("{} (ranks {}): {words}", program.name, program.shown_ranks());
         let shown = if job.programs.are_several() { named() } else { words.clone() };
-        field(if index == 0 { "program" } else { "" }, shown);
-        for (name, value) in &program.env {
-            field("", format!("  {name}={value}"));
-        }
-        if let Some(cwd) = &program.cwd {
-            field("", format!("  in {}", cwd.display()));
-        }
+        fields.add(if index == 0 { "program" } else { "" }, shown);
+        fields.go_on(program.env.iter().map(|(name, value)| format!("  {name}={value}")));
+        fields.go_on(program.cwd.iter().map(|cwd| format!("  in {}", cwd.display())));
     }
     if let Some(python) = &job.python {
-        field("python", python.display().to_string());
+        fields.add("python", python.display().to_string());
     }
-    for (index, program) in job.programs.iter().enumerate() {
+    let starts = job.programs.iter().map(|program| {
         let how = start(job, program);
-        let count = match job.programs.are_several() {
-            true => format!("{} of {}", program.ranks, program.name),
-            false => program.ranks.to_string(),
-        };
-        field(if index == 0 { "ranks" } else { "" }, format!("{count}, {how}"));
-    }
+        match job.programs.are_several() {
+            true => format!("{} of {}, {how}", program.ranks, program.name),
+            false => format!("{}, {how}", program.ranks),
+        }
+    });
+    fields.add_all("ranks", starts);
+}
+
+fn hosts(fields: &mut Fields, job: &Job) {
     for host in job.hosts.iter() {
         let ranks: RankSet = host.ranks.clone().collect();
-        field("host", format!("{} at {}: ranks {ranks}", host.name, host.address));
+        fields.add("host", format!("{} at {}: ranks {ranks}", host.name, host.address));
     }
     if let Some(remote) = &job.remote {
         for host in &remote.hosts {
-            field("host", format!("{}: {} ranks", host.destination, host.ranks));
+            fields.add("host", format!("{}: {} ranks", host.destination, host.ranks));
         }
-        field("by", remote.ssh.as_deref().unwrap_or(SSH).to_owned());
+        fields.add("by", remote.ssh.as_deref().unwrap_or(SSH).to_owned());
     }
+}
+
+fn network(fields: &mut Fields, job: &Job) {
     if let Some(link) = &job.link {
-        field("link", format!("{link}, of what ranks here send to other hosts"));
+        fields.add("link", format!("{link}, of what ranks here send to other hosts"));
     }
     if let Some(connections) = job.connections {
-        field("connections", format!("{connections} between each two hosts"));
+        fields.add("connections", format!("{connections} between each two hosts"));
     }
     if let Some(bulk) = job.bulk {
-        field("bulk", format!("large tensors go over {bulk} between hosts"));
+        fields.add("bulk", format!("large tensors go over {bulk} between hosts"));
     }
     if let Some(Plan { count, node, rendezvous, .. }) = &job.nodes {
-        field(
+        fields.add(
             "node",
             format!("{node} of {count}, whose ranks come first to last; node 0 is at {rendezvous}"),
         );
     }
-    field("cores", job.cores.to_string());
-    field(
-        "threads",
-        job.threads.map_or("as OMP_NUM_THREADS says".into(), |threads| format!("{threads} per rank")),
-    );
+}
+
+fn resources(fields: &mut Fields, job: &Job) {
+    fields.add("cores", job.cores.to_string());
+    let threads = job.threads.map(|threads| format!("{threads} per rank"));
+    fields.add("threads", threads.unwrap_or_else(|| "as OMP_NUM_THREADS says".into()));
     let port = if job.master_port == 0 { "a free port".into() } else { format!("port {}", job.master_port) };
-    field("store", format!("{}, {port}", job.master_addr));
-    if let Some(topology) = &job.topology {
-        field("topology", topology.to_string());
-        for line in placement(job) {
-            field("", line);
-        }
-    }
-    let mut environment = |rank: u32, variables: environment::Variables| {
-        for (index, (name, value)) in variables.into_iter().enumerate() {
-            let title = format!("rank {rank}");
-            field(if index == 0 { &title } else { "" }, format!("{name}={value}"));
-        }
-    };
-    for program in job.programs.iter() {
-        let rank = program.first_rank;
-        let error_file = format!("<run>/errors/rank-{rank:04}.json");
-        let common = if rank == 0 { environment::of_job(job, "<run>", 0) } else { Vec::new() };
-        let own = environment::of_rank(job, rank, Path::new(&error_file));
-        environment(rank, common.into_iter().chain(own).collect());
-    }
-    text
+    fields.add("store", format!("{}, {port}", job.master_addr));
+}
+
+/// The variables that a rank gets; those of the job with rank 0.
+fn environment(fields: &mut Fields, job: &Job, rank: u32) {
+    let error_file = format!("<run>/errors/rank-{rank:04}.json");
+    let common = if rank == 0 { environment::of_job(job, "<run>", 0) } else { Vec::new() };
+    let own = environment::of_rank(job, rank, Path::new(&error_file));
+    let variables = common.into_iter().chain(own);
+    fields.add_all(&format!("rank {rank}"), variables.map(|(name, value)| format!("{name}={value}")));
 }
 
 fn start(job: &Job, program: &Program) -> String {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
-use tpurun_protocol::authority::{Authority, RankKey};
+use tpurun_protocol::authority::{Authority, Credentials, RankKey};
 use tpurun_protocol::refusals::{PERIOD, Refusals};
 
 use super::admission::{Admission, Visitor};
@@ -43,15 +43,7 @@ pub(super) async fn open(
     let guests = wait_for_all(plan, &mut came, say).await?;
     let own_ip = own_ip.or_else(|| guests.values().find_map(|guest| guest.connection.local_ip()));
     let own = Node { host: name.to_owned(), ranks, address: own_ip.map_or_else(|| LOOPBACK.into(), shown) };
-    let nodes: Vec<&Node> = std::iter::once(&own).chain(guests.values().map(|guest| &guest.node)).collect();
-    let names = unique(&nodes.iter().map(|node| node.host.clone()).collect::<Vec<_>>());
-    let table: Vec<Node> =
-        nodes.into_iter().cloned().zip(names).map(|(node, host)| Node { host, ..node }).collect();
-    let world: u64 = table.iter().map(|node| u64::from(node.ranks)).sum();
-    if world > u64::from(tpurun_protocol::board::MAX_RANKS) {
-        return Err(format!("expected at most 65536 ranks on all nodes together, given {world}"));
-    }
-    let failed = |failure: tpurun_memory::Failure| failure.to_string();
+    let table = table(own, &guests)?;
     let authority = Authority::new().map_err(failed)?;
     let id = format!("{:016x}", random_id());
     let (store, store_at) = watch::channel(None);
@@ -69,22 +61,37 @@ pub(super) async fn open(
         tokio::spawn(tunnel::lead_on(guest.connection, store_at.clone()));
         links.insert(number, Link::new(number, guest.send, guest.receive, events_tx.clone()));
     }
+    let credentials = own_credentials(&authority, ranks)?;
+    let (events, store) = (Some(events), Store::Here(store));
+    Ok(Nodes { node: 0, table, id, credentials, links, events, endpoint, store })
+}
+
+/// All nodes in the order of their numbers, with names that are their own.
+fn table(own: Node, guests: &BTreeMap<u32, Guest>) -> Result<Vec<Node>, String> {
+    let nodes: Vec<&Node> = std::iter::once(&own).chain(guests.values().map(|guest| &guest.node)).collect();
+    let names = unique(&nodes.iter().map(|node| node.host.clone()).collect::<Vec<_>>());
+    let table: Vec<Node> =
+        nodes.into_iter().cloned().zip(names).map(|(node, host)| Node { host, ..node }).collect();
+    let world: u64 = table.iter().map(|node| u64::from(node.ranks)).sum();
+    if world > u64::from(tpurun_protocol::board::MAX_RANKS) {
+        return Err(format!("expected at most 65536 ranks on all nodes together, given {world}"));
+    }
+    Ok(table)
+}
+
+/// The keys of the ranks of this node, which are the first ones, and their certificates.
+fn own_credentials(authority: &Authority, ranks: u32) -> Result<HashMap<u32, Credentials>, String> {
     let mut credentials = HashMap::new();
     for rank in 0..ranks {
         let key = RankKey::new().map_err(failed)?;
         let certificate = authority.certify(rank, key.public()).map_err(failed)?;
         credentials.insert(rank, key.certified(authority.certificate(), &certificate));
     }
-    Ok(Nodes {
-        node: 0,
-        table,
-        id,
-        credentials,
-        links,
-        events: Some(events),
-        endpoint,
-        store: Store::Here(store),
-    })
+    Ok(credentials)
+}
+
+fn failed(failure: tpurun_memory::Failure) -> String {
+    failure.to_string()
 }
 
 /// Listens at the address that the other nodes are given if this host has it, else wherever they reach this host.

@@ -12,18 +12,16 @@ use crate::job::policy::Policy;
 use crate::job::program::{GivenProgram, Programs, Start};
 use crate::job::target::{TargetKind, find_python};
 use crate::job::values::{
-    MAX_RANKS, parse_algorithm, parse_aslr, parse_backend_for, parse_count, parse_device, parse_duration,
-    parse_hash_seed, parse_only, parse_port, parse_ranks, parse_size, parse_topology, parse_tuning,
+    MAX_RANKS, parse_algorithm, parse_aslr, parse_backend_for, parse_device, parse_duration, parse_hash_seed,
+    parse_only, parse_port, parse_ranks, parse_size, parse_topology, parse_tuning,
 };
 use crate::job::{Job, threads_per_rank};
+use crate::nodes::Plan;
 use crate::place::cluster;
-use crate::place::schedulers;
-use crate::place::ssh_hosts;
+use crate::place::hosts::JobHosts;
 use crate::processes::cpus::usable_cpus;
 
-use several_hosts::{
-    BetweenHosts, parse_between_hosts, parse_hosts, parse_nodes, parse_remote, refuse_standalone_of_several,
-};
+use several_hosts::{BetweenHosts, Location, parse_between_hosts, parse_hosts, parse_nodes};
 
 /// The job of a command line.
 ///
@@ -34,13 +32,40 @@ pub(crate) fn job(cli: &CommandLine) -> Result<Job, String> {
 }
 
 fn decide(cli: &CommandLine) -> Result<Job, String> {
-    let mut options = cli.options.clone();
-    let mut words = cli.program.clone();
-    let bench = match &cli.command {
-        Some(Command::Bench(bench)) => Some(bench),
-        _ => None,
+    let (mut options, words) = options_and_words(cli);
+    let several = several_programs(cli, &options, &words)?;
+    let location = Location::find(&mut options, several.as_deref())?;
+    let policy = parse_policy(&options)?;
+    let cluster = location.cluster.as_ref();
+    let nodes = parse_nodes(&options, cluster, policy.max_restarts, &cluster::environment)?;
+    options.ranks = location.ranks(options.ranks.take());
+    let given = given_programs(cli, &options, several, words)?;
+    let programs = decide_programs(&options, &policy, given)?;
+    // On this node, until all have come.
+    let ranks = match (&nodes, cluster) {
+        (Some(_), Some(cluster)) if programs.are_several() => cluster.own_ranks(programs.ranks()),
+        _ => programs.ranks(),
     };
-    if let Some(bench) = bench {
+    let hosts = parsed(options.hosts.as_deref(), |text| parse_hosts(text, ranks))?;
+    let is_spread =
+        nodes.is_some() || location.remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
+    let between = parse_between_hosts(cli, &options, is_spread)?;
+    let most = if nodes.is_some() { MAX_RANKS } else { ranks };
+    expect_reader(options.stdin_rank, most)?;
+    let hosts = hosts.unwrap_or_default();
+    let job =
+        assemble(cli, &options, Decided { ranks, most, programs, policy, hosts, nodes, location, between })?;
+    if job.nodes.is_none() {
+        job.check_size()?;
+    }
+    Ok(job)
+}
+
+/// The options and the words of a command line, with those that `tpurun bench` stands for, and the number of ranks of a
+/// job file's only program.
+fn options_and_words(cli: &CommandLine) -> (Options, Vec<String>) {
+    let (mut options, mut words) = (cli.options.clone(), cli.program.clone());
+    if let Some(Command::Bench(bench)) = &cli.command {
         // The front makes one job of each.
         options.ranks = bench.ranks.clone().or(options.ranks);
         options.only_ranks = Some("0".into());
@@ -52,125 +77,143 @@ fn decide(cli: &CommandLine) -> Result<Job, String> {
     {
         options.ranks = options.ranks.or(only.ranks.map(|ranks| ranks.to_string()));
     }
-    let several = match &cli.job_file {
-        Some(file) if file.programs.len() > 1 => Some(file.programs.clone()),
-        None if !cli.others.is_empty() => Some(typed_programs(&options, words.clone(), &cli.others)?),
-        _ => None,
-    };
-    let total = several.as_ref().map(|several| several.iter().map(|given| given.ranks.unwrap_or(1)).sum());
-    refuse_standalone_of_several(&options)?;
-    let is_alone = options.torchrun.standalone;
-    let mut cluster = match options.torchrun.nnodes {
-        None if !is_alone => schedulers::detect(&cluster::environment)?,
-        _ => None,
-    };
-    let mut remote = None;
-    if let Some(named) = options.hosts.take_if(|text| ssh_hosts::are_named(text)) {
-        // By a tpurun that was given the same names, or now.
-        let is_placed = cluster.as_ref().is_some_and(|cluster| cluster.ranks.is_some());
-        if !is_placed {
-            cluster = None;
-            remote = Some(parse_remote(&named, &options, total)?);
-        }
+    (options, words)
+}
+
+/// The programs of the job file or the command line, where there are several.
+fn several_programs(
+    cli: &CommandLine,
+    options: &Options,
+    words: &[String],
+) -> Result<Option<Vec<GivenProgram>>, String> {
+    match &cli.job_file {
+        Some(file) if file.programs.len() > 1 => Ok(Some(file.programs.clone())),
+        None if !cli.others.is_empty() => typed_programs(options, words.to_vec(), &cli.others).map(Some),
+        _ => Ok(None),
     }
-    if options.ssh.is_some() && remote.is_none() && cluster.is_none() {
-        return Err("--ssh: expected --hosts with the names of hosts, given none".into());
-    }
-    // Each node would have to say which ranks of which program are its own.
-    let is_of_nodes = options.torchrun.nnodes.as_deref().and_then(parse_count).is_some_and(|nodes| nodes > 1);
-    if several.is_some() && is_of_nodes {
-        return Err("--nnodes: expected one program, given several, which --hosts or srun place".into());
-    }
-    let policy = parse_policy(&options)?;
-    let nodes = parse_nodes(&options, cluster.as_ref(), policy.max_restarts, &cluster::environment)?;
-    let placed = cluster.as_ref().and_then(|cluster| cluster.ranks);
-    let named = remote.as_ref().map(|remote| remote.hosts.iter().map(|host| host.ranks).sum());
-    if let Some(ranks) = placed.or(named) {
-        options.ranks = Some(u32::to_string(&ranks));
-    } else if let Some(cluster) = &cluster {
-        options.ranks = options.ranks.or(Some(cluster.tasks.to_string()));
-    }
-    let mut given = match (several, &cli.job_file) {
-        (Some(several), _) => several,
+}
+
+/// All programs, with the ranks that they are given.
+fn given_programs(
+    cli: &CommandLine,
+    options: &Options,
+    several: Option<Vec<GivenProgram>>,
+    words: Vec<String>,
+) -> Result<Vec<GivenProgram>, String> {
+    match (several, &cli.job_file) {
+        (Some(several), _) => Ok(several),
         (None, Some(file)) => {
-            let placed = options.ranks.as_deref().map(parse_ranks).transpose()?;
+            let placed = parsed(options.ranks.as_deref(), parse_ranks)?;
             let placed = |only: &GivenProgram| GivenProgram { ranks: placed.or(only.ranks), ..only.clone() };
-            file.programs.iter().map(placed).collect()
+            Ok(file.programs.iter().map(placed).collect())
         }
-        (None, None) => vec![typed_program(&options, words)?],
-    };
+        (None, None) => Ok(vec![typed_program(options, words)?]),
+    }
+}
+
+/// The programs with the numbers of their ranks, and how these start.
+fn decide_programs(
+    options: &Options,
+    policy: &Policy,
+    mut given: Vec<GivenProgram>,
+) -> Result<Programs, String> {
     if let Some(max) = policy.ranks() {
         fit_elastic(&mut given, max)?;
     }
-    let has_own_hash_seeds = options.hash_seed.as_deref().map(parse_hash_seed).transpose()?.is_some();
+    let has_own_hash_seeds = parsed(options.hash_seed.as_deref(), parse_hash_seed)?.is_some();
     let start = if options.spawn || has_own_hash_seeds { Start::Spawn } else { Start::ForkServer };
-    let programs = Programs::new(given, start)?;
-    // On this node, until all have come.
-    let ranks = match (&nodes, &cluster) {
-        (Some(_), Some(cluster)) if programs.are_several() => cluster.own_ranks(programs.ranks()),
-        _ => programs.ranks(),
-    };
-    let hosts = options.hosts.as_deref().map(|text| parse_hosts(text, ranks)).transpose()?;
-    let is_spread =
-        nodes.is_some() || remote.is_some() || hosts.as_ref().is_some_and(|hosts| hosts.count() > 1);
-    let BetweenHosts { link, connections, bulk } = parse_between_hosts(cli, &options, is_spread)?;
-    let (reader, most) = (options.stdin_rank, if nodes.is_some() { MAX_RANKS } else { ranks });
-    if reader >= most {
-        return Err(format!("--stdin-rank: expected a rank below {most}, given {reader}"));
-    }
+    Programs::new(given, start)
+}
+
+/// The parts of a job that are decided together.
+struct Decided {
+    ranks: u32,
+    /// The number of ranks that the job may turn out to have once all nodes have come.
+    most: u32,
+    programs: Programs,
+    policy: Policy,
+    hosts: JobHosts,
+    nodes: Option<Plan>,
+    location: Location,
+    between: BetweenHosts,
+}
+
+/// The job of the parts that are decided, and of options that each stand for themselves. Options are read in the order
+/// of the fields, so that the first one that is wrong is the one that is named.
+fn assemble(cli: &CommandLine, options: &Options, decided: Decided) -> Result<Job, String> {
+    let Decided { ranks, most, programs, policy, hosts, nodes, location, between } = decided;
     let python = programs.has_python().then(|| find_python(options.python.as_deref())).transpose()?;
     let cores = usable_cpus();
-    let master_port = parse_port(options.torchrun.master_port.as_deref())?;
-    // For several nodes these options say where the nodes meet; the store is reached on the loopback of each.
-    let master_addr = options.torchrun.master_addr.clone().filter(|_| nodes.is_none());
+    let (master_addr, master_port) = store_address(options, nodes.as_ref())?;
     let stop_grace =
-        options.shutdown_timeout.as_deref().map(|text| parse_duration("--shutdown-timeout", text));
-    let stop_grace = stop_grace.transpose()?;
-    let job = Job {
+        parsed(options.shutdown_timeout.as_deref(), |text| parse_duration("--shutdown-timeout", text))?;
+    Ok(Job {
         ranks,
         here: 0..ranks,
-        hosts: hosts.unwrap_or_default(),
-        link,
-        connections,
-        bulk,
+        hosts,
+        link: between.link,
+        connections: between.connections,
+        bulk: between.bulk,
+        nodes,
+        cluster: location.cluster,
+        remote: location.remote,
         wants_server: programs.are_any_forked() || programs.are_several() && python.is_some(),
         programs,
         python,
         preload: options.preload.iter().filter(|name| !name.is_empty()).cloned().collect(),
         is_warm: options.warm,
-        has_own_hash_seeds,
-        aslr: options.aslr.as_deref().map(parse_aslr).transpose()?,
+        has_own_hash_seeds: options.hash_seed.is_some(),
+        aslr: parsed(options.aslr.as_deref(), parse_aslr)?,
         cores,
         threads: env::var_os("OMP_NUM_THREADS").is_none().then(|| threads_per_rank(cores, ranks)),
-        master_addr: master_addr.unwrap_or_else(|| "127.0.0.1".into()),
-        master_port: if nodes.is_some() { 0 } else { master_port },
+        master_addr,
+        master_port,
         run_id: options.torchrun.rdzv_id.clone(),
         log_dir: options.log_dir.as_ref().map(PathBuf::from),
-        labels: bench.is_none(),
-        only: parse_only(options.only_ranks.as_deref(), if nodes.is_some() { MAX_RANKS } else { ranks })?,
+        labels: !matches!(cli.command, Some(Command::Bench(_))),
+        only: parse_only(options.only_ranks.as_deref(), most)?,
         stdin_rank: options.stdin_rank,
         shows_victims: options.show_victims,
-        topology: options.topology.as_deref().map(parse_topology).transpose()?,
-        nodes,
-        cluster,
-        remote,
+        topology: parsed(options.topology.as_deref(), parse_topology)?,
+        algorithm: parsed(options.algorithm.as_deref(), parse_algorithm)?,
         verify_results: options.verify_results,
-        algorithm: options.algorithm.as_deref().map(parse_algorithm).transpose()?,
-        tuning: options.tuning.as_deref().map(parse_tuning).transpose()?,
-        device: options.device.as_deref().map(parse_device).transpose()?,
-        serves_gloo: options.backend_for.as_deref().map(parse_backend_for).transpose()?.is_some(),
-        hbm: options.hbm.as_deref().map(|text| parse_size("--hbm", text)).transpose()?,
-        timeout: options.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?,
+        tuning: parsed(options.tuning.as_deref(), parse_tuning)?,
+        device: parsed(options.device.as_deref(), parse_device)?,
+        serves_gloo: parsed(options.backend_for.as_deref(), parse_backend_for)?.is_some(),
+        hbm: parsed(options.hbm.as_deref(), |text| parse_size("--hbm", text))?,
+        timeout: parsed(options.timeout.as_deref(), |text| parse_duration("--timeout", text))?,
         policy,
         failure_grace: stop_grace.unwrap_or(FAILURE_GRACE),
         stop_grace: stop_grace.unwrap_or(STOP_GRACE),
         dry_run: options.dry_run,
         timings: options.timings,
-    };
-    if job.nodes.is_none() {
-        job.check_size()?;
+    })
+}
+
+/// The value of an option, if it is given.
+fn parsed<T>(
+    option: Option<&str>,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Option<T>, String> {
+    option.map(parse).transpose()
+}
+
+fn expect_reader(reader: u32, most: u32) -> Result<(), String> {
+    if reader < most {
+        return Ok(());
     }
-    Ok(job)
+    Err(format!("--stdin-rank: expected a rank below {most}, given {reader}"))
+}
+
+/// The address and the port of the store. For several nodes these options say where the nodes meet; the store is
+/// reached on the loopback of each.
+fn store_address(options: &Options, nodes: Option<&Plan>) -> Result<(String, u16), String> {
+    let port = parse_port(options.torchrun.master_port.as_deref())?;
+    let (address, port) = match nodes {
+        Some(_) => (None, 0),
+        None => (options.torchrun.master_addr.clone(), port),
+    };
+    Ok((address.unwrap_or_else(|| "127.0.0.1".into()), port))
 }
 
 /// The programs of a command line, in its order.

@@ -7,6 +7,7 @@ use tpurun_protocol::network::{Bulk, Link, parse_connections};
 
 use crate::command_line::definition::{Options, TorchrunOptions};
 use crate::command_line::words::CommandLine;
+use crate::job::program::GivenProgram;
 use crate::job::values::{MAX_RANKS, parse_count, parse_duration};
 use crate::nodes::{Plan, TokenSource};
 use crate::place::cluster::{self, Cluster};
@@ -14,8 +15,62 @@ use crate::place::hosts::JobHosts;
 use crate::place::schedulers;
 use crate::place::ssh_hosts::{self, Remote};
 
+/// Where the ranks are to be.
+pub(super) struct Location {
+    /// The scheduler that has placed this tpurun.
+    pub(super) cluster: Option<Cluster>,
+    /// The hosts that are named, where this tpurun starts the others.
+    pub(super) remote: Option<Remote>,
+}
+
+impl Location {
+    /// Finds where the programs, `several` if there are several, are to be. Names of hosts are taken out of the options.
+    ///
+    /// # Errors
+    /// One line: what was expected and what was given.
+    pub(super) fn find(options: &mut Options, several: Option<&[GivenProgram]>) -> Result<Location, String> {
+        refuse_standalone_of_several(options)?;
+        let is_alone = options.torchrun.standalone;
+        let mut cluster = match options.torchrun.nnodes {
+            None if !is_alone => schedulers::detect(&cluster::environment)?,
+            _ => None,
+        };
+        let mut remote = None;
+        if let Some(named) = options.hosts.take_if(|text| ssh_hosts::are_named(text)) {
+            // By a tpurun that was given the same names, or now.
+            let is_placed = cluster.as_ref().is_some_and(|cluster| cluster.ranks.is_some());
+            if !is_placed {
+                cluster = None;
+                let total = several.map(|several| several.iter().map(|given| given.ranks.unwrap_or(1)).sum());
+                remote = Some(parse_remote(&named, options, total)?);
+            }
+        }
+        if options.ssh.is_some() && remote.is_none() && cluster.is_none() {
+            return Err("--ssh: expected --hosts with the names of hosts, given none".into());
+        }
+        // Each node would have to say which ranks of which program are its own.
+        let is_of_nodes =
+            options.torchrun.nnodes.as_deref().and_then(parse_count).is_some_and(|nodes| nodes > 1);
+        if several.is_some() && is_of_nodes {
+            return Err("--nnodes: expected one program, given several, which --hosts or srun place".into());
+        }
+        Ok(Location { cluster, remote })
+    }
+
+    /// The number of ranks, of which `asked` are asked for.
+    pub(super) fn ranks(&self, asked: Option<String>) -> Option<String> {
+        let placed = self.cluster.as_ref().and_then(|cluster| cluster.ranks);
+        let named = self.remote.as_ref().map(|remote| remote.hosts.iter().map(|host| host.ranks).sum());
+        let tasks = || self.cluster.as_ref().map(|cluster| cluster.tasks);
+        match placed.or(named) {
+            Some(ranks) => Some(u32::to_string(&ranks)),
+            None => asked.or_else(|| tasks().map(|tasks| tasks.to_string())),
+        }
+    }
+}
+
 /// `--standalone` is this host alone, so it overrides what schedulers say, but nothing that a person says.
-pub(super) fn refuse_standalone_of_several(options: &Options) -> Result<(), String> {
+fn refuse_standalone_of_several(options: &Options) -> Result<(), String> {
     let nodes = options.torchrun.nnodes.as_deref().filter(|text| parse_count(text) != Some(1));
     let hosts = options.hosts.as_deref().filter(|text| ssh_hosts::are_named(text));
     let given = nodes.map(|nodes| format!("--nnodes {nodes}"));
@@ -91,7 +146,7 @@ fn refuse_recovery(options: &Options, given: &str) -> Result<(), String> {
 }
 
 /// Hosts that are named, as `list` has them.
-pub(super) fn parse_remote(list: &str, options: &Options, total: Option<u32>) -> Result<Remote, String> {
+fn parse_remote(list: &str, options: &Options, total: Option<u32>) -> Result<Remote, String> {
     refuse_recovery(options, "--hosts of several names")?;
     if options.ssh.as_deref().is_some_and(|words| words.trim().is_empty()) {
         return Err("--ssh: expected a command such as \"ssh -p 2222\", given nothing".into());
