@@ -11,11 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 import tpurun
-from tpurun.backend import _backend
+from tpurun import _extension
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    return _backend.load_native().is_shared(tensor)
+    return _extension.load().is_shared(tensor)
 
 
 def like_torch_empty() -> None:
@@ -117,7 +117,7 @@ def test_ddp_has_its_buckets_there():
 
 def sharded() -> None:
     torch.manual_seed(0)
-    native = _backend.load_native()
+    native = _extension.load()
     made: list[torch.Tensor] = []
 
     class Counting:
@@ -128,12 +128,12 @@ def sharded() -> None:
             made.append(native.shared_empty(*args))
             return made[-1]
 
-    _backend._native = Counting()
+    _extension._module = Counting()
     try:
         net = fully_shard(nn.Linear(300, 300))
         net(torch.randn(4, 300)).sum().backward()
     finally:
-        _backend._native = native
+        _extension._module = native
     # FSDP2 has made buffers for what it gathers, for what it scatters, and for the results.
     assert len(made) >= 3 and all(map(is_shared, made))
 

@@ -48,6 +48,11 @@ def is_installed() -> bool:
     return EMPTY in sys.path or importlib.util.find_spec(NAME) is not None
 
 
+def is_in_charge() -> bool:
+    """Whether Google's own is installed and has chips, so that device and backends are its own."""
+    return is_installed() and has_chips()
+
+
 def is_in_the_way() -> bool:
     """Whether it was loaded although there are no chips, and its libraries have taken what a device needs."""
     path = getattr(sys.modules.get(NAME), "__file__", None)

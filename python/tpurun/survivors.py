@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from tpurun import _extension
 from tpurun.backend import _backend
 
 __all__ = ["reform", "shrink"]
@@ -128,7 +129,7 @@ def _first_ranks_of_world() -> list[int]:
 
 def _native_of(group: dist.ProcessGroup) -> Any:
     native = group._get_backend(torch.device("cpu"))
-    if not isinstance(native, _backend.load_native().ProcessGroup):
+    if not isinstance(native, _extension.load().ProcessGroup):
         raise ValueError(f"shrink: expected a group of backend tpu_dist, got one of {native.name()}")
     return native
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpurun.backend import _backend
+from tpurun import _extension
 
 try:
     from torchft.process_group import ProcessGroupWrapper
@@ -42,7 +42,7 @@ class ProcessGroupTpurun(ProcessGroupWrapper):
 
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
         self._error = None
-        self._native = _backend.load_native().ProcessGroup(
+        self._native = _extension.load().ProcessGroup(
             store,
             rank,
             world_size,

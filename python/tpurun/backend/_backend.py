@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _marks, _torch_tpu
+from tpurun import _extension, _marks, _torch_tpu
 from tpurun.backend import _alone, _gloo, _membership, _ray
 from tpurun.device import _chip_rules
 
@@ -28,7 +27,7 @@ def register() -> None:
 
     if not dist.is_available() or all(name.upper() in dist.Backend._plugins for name in NAMES):
         return
-    if google_tpu_is_here():
+    if _torch_tpu.is_in_charge():
         print(
             "tpurun: torch_tpu and its chips are here; device tpu, tpu_dist and tpu are left to it",
             file=sys.stderr,
@@ -88,12 +87,13 @@ def _native_world() -> Any:
     import torch
     import torch.distributed as dist
 
-    if _native is None or not dist.is_initialized():
+    native = _extension.loaded()
+    if native is None or not dist.is_initialized():
         return None
     backends = dist.group.WORLD._device_types
     for kind in sorted(backends, key=lambda device: device.type):
         world = dist.group.WORLD._get_backend(torch.device(kind.type))
-        if isinstance(world, _native.ProcessGroup):
+        if isinstance(world, native.ProcessGroup):
             return world
     return None
 
@@ -108,7 +108,7 @@ def create(options: Any, pg_options: Any, kind: Any = None) -> Backend:
     from tpurun.backend import _shared, _shortcuts
 
     _check_world_is_own()
-    native = load_native()
+    native = _extension.load()
     _shared.serve_wrappers()
     if _chip_rules.begin():
         _chip_rules.check_group(options.group_size, is_first=not options.global_ranks_in_group)
@@ -288,43 +288,3 @@ def _comes(store: Any, key: str, deadline: float) -> bool:
     except dist.DistStoreError:
         return False
     return True
-
-
-_native: Any = None
-
-
-def load_native() -> Any:
-    """The extension module, loaded at its first use."""
-    global _native
-    if _native is None:
-        _native = _load()
-    return _native
-
-
-def _load() -> Any:
-    import torch
-
-    try:
-        from tpurun._build import TORCH_VERSION
-    except ImportError as error:
-        raise ImportError("tpurun: this copy has no compiled parts; install it with `make build`") from error
-    if _minor(torch.__version__) != _minor(TORCH_VERSION):
-        # Torch's C++ interface changes with every minor: the loader would only speak of missing symbols.
-        raise ImportError(
-            f"tpurun: expected torch {_minor(TORCH_VERSION)}, which this copy was built for, "
-            f"found {torch.__version__}; rebuild tpurun with this torch installed"
-        )
-    from tpurun import _C
-
-    # Futures run Python on threads of the extension; none may be left when the interpreter goes.
-    atexit.register(_C.stop_callbacks)
-    return _C
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-def google_tpu_is_here() -> bool:
-    """Whether Google's torch_tpu is installed and has chips, so that the names are its own."""
-    return _torch_tpu.is_installed() and _torch_tpu.has_chips()

@@ -13,6 +13,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from tpurun import _extension
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
 
@@ -64,7 +66,7 @@ def _create(options: Any, pg_options: Any) -> Backend:
 
     from tpurun.backend import _backend
 
-    native = _backend.load_native() if is_ours() else None
+    native = _extension.load() if is_ours() else None
     # Its ranks come and go, which only Gloo can.
     if native is None or getattr(options, "enable_reconfigure", False):
         note(options.group_id, "gloo", options.group_size)  # before it waits for the other ranks

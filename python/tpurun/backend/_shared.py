@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tpurun import _extension
 from tpurun._imports import after_import
 from tpurun.backend import _backend
 
@@ -41,7 +42,7 @@ def empty(
         raise TypeError("tpurun.empty: expected a size such as 4, 5 or (4, 5), got none")
     sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    tensor = _backend.load_native().shared_empty(list(sizes), dtype)
+    tensor = _extension.load().shared_empty(list(sizes), dtype)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
@@ -79,7 +80,7 @@ def _moved(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Ten
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         kind = f"one on {tensor.device}" if tensor.device.type != "cpu" else f"one of layout {tensor.layout}"
         raise ValueError(f"tpurun.symmetric: expected a dense CPU tensor, got {kind}")
-    native = _backend.load_native()
+    native = _extension.load()
     if native.is_shared(tensor):
         return tensor
     storage = tensor.untyped_storage()
@@ -118,7 +119,7 @@ def _offer_buffers(module: ModuleType) -> None:
 
     def allocate(self: Any, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if _is_ours(size, device):
-            return _backend.load_native().shared_empty(list(size), dtype)
+            return _extension.load().shared_empty(list(size), dtype)
         return ordinary(self, size, dtype=dtype, device=device)
 
     allocate.is_of_tpurun = True

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.library import Library
 
+from tpurun import _extension
 from tpurun.backend import _backend, _shortcuts
 from tpurun.device import _chip_rules
 
@@ -42,7 +43,7 @@ def apply(is_on: bool) -> None:
     _groups.watch()
     if is_on and _library is None:
         _shortcuts.remove()
-        native = _backend.load_native()
+        native = _extension.load()
         native.ProcessGroup.supports_splitting = property(_supports_splitting)
         native.ProcessGroup.shrink = _shrink
         _library = Library("c10d", "IMPL")
@@ -53,7 +54,7 @@ def apply(is_on: bool) -> None:
     elif not is_on and _library is not None:
         _library._destroy()
         _library = None
-        native = _backend.load_native()
+        native = _extension.load()
         del native.ProcessGroup.supports_splitting, native.ProcessGroup.shrink
         _shortcuts.install(native.Shortcut)
 
@@ -79,7 +80,8 @@ class _Call:
         except RuntimeError:
             return False  # torch will say so
         backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
-        return _backend._native is not None and isinstance(backend, _backend._native.ProcessGroup)
+        native = _extension.loaded()
+        return native is not None and isinstance(backend, native.ProcessGroup)
 
     def refuse(self, rule: str, expected: str, given: object) -> Exception:
         return _chip_rules.refuse(rule, self.name, expected, str(given))

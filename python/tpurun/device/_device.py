@@ -25,7 +25,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tpurun import _torch_tpu, _variables
+from tpurun import _extension, _torch_tpu, _variables
 from tpurun.device import _chip_rules
 
 SWITCH = "TPURUN_DEVICE"
@@ -42,9 +42,7 @@ def announce() -> None:
         return
     import torch
 
-    from tpurun.backend import _backend
-
-    if hasattr(torch, "tpu") or _backend.google_tpu_is_here():
+    if hasattr(torch, "tpu") or _torch_tpu.is_in_charge():
         return
     global _seed_at_start
     _seed_at_start = torch.initial_seed()
@@ -176,7 +174,7 @@ def claim() -> None:
         )
     from tpurun.backend import _backend
 
-    native = _backend.load_native()
+    native = _extension.load()
     native.claim_device(_devices(), _memory_bytes())
     _is_claimed = True
     # The others count on what this process has begun.
