@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType, TracebackType
 
-from tpurun import _marks, stacks
+from tpurun import _marks, _rank_files, stacks
 from tpurun.backend import _alone
 from tpurun.device import _device
 from tpurun.launch import _debugger, _end, _environment
@@ -135,7 +135,7 @@ def status_of(error: BaseException) -> int:
     """Records and shows what ended the program; the exit status, or ``-SIGINT``."""
     own = without_our_frames(error.__traceback__)
     note = note_on(error)
-    if is_rank():
+    if _rank_files.is_rank():
         with library_first():
             record(error, own, note)
     stop = show(error.with_traceback(own))
@@ -349,7 +349,7 @@ def record(error: BaseException, tb: TracebackType | None, note: str | None = No
     if (engine := engine_error_behind(error)) is not None:
         entry["exception"]["engine"] = engine
     # Half of a pair of surrogates, in a name or a path, is no text that the launcher could read.
-    write_whole(path, json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace"))
+    _rank_files.write_whole(path, json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def message_of(error: BaseException) -> str:
@@ -409,35 +409,16 @@ def engine_error_behind(error: BaseException) -> dict[str, object] | None:
 
 def say_ended(status: int) -> None:
     """Lets the launcher know that the program is over, which the end of the process may be long after."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and is_rank():
-        write_whole(f"{path}.ended", str(status).encode())
+    _rank_files.tell("ended", str(status).encode())
 
 
 def say_alone() -> None:
     """Lets the launcher know that this rank made no process group, and the libraries that it has imported."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or not is_rank():
+    if not _rank_files.is_rank():
         return
     libraries = _alone.libraries_alone(_device._text_of(sys.modules.get("__main__")))
     if libraries is not None:
-        write_whole(f"{path}.alone", " ".join(libraries).encode())
-
-
-def is_rank() -> bool:
-    """Whether this process is the rank, and not one that the program has forked."""
-    return os.environ.get("TPURUN_RANK_PID") == str(os.getpid())
-
-
-def write_whole(path: str, content: bytes) -> None:
-    """Writes a file that readers see whole or not at all."""
-    try:
-        with open(f"{path}.part", "wb") as file:
-            file.write(content)
-        os.replace(f"{path}.part", path)
-    except OSError:
-        # The traceback on stderr says the same; a full disk must not hide it.
-        pass
+        _rank_files.tell("alone", " ".join(libraries).encode())
 
 
 def place_of(error: BaseException, tb: TracebackType | None) -> dict[str, object]:

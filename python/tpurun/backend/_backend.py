@@ -10,7 +10,7 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _extension, _marks, _torch_tpu
+from tpurun import _extension, _marks, _rank_files, _torch_tpu
 from tpurun.backend import _alone, _gloo, _membership, _ray
 from tpurun.device import _chip_rules
 
@@ -238,8 +238,8 @@ def _ask_the_world(options: Any, prefix: str, timeout: timedelta) -> tuple[list[
 
 def _place_in_job() -> tuple[int, int, str] | None:
     """The rank of this process as the launcher numbers it, of how many, and the name of the job."""
-    # A process that a rank forked has the same variables, but is not the rank.
-    if os.environ.get("TPURUN_RANK_PID") != str(os.getpid()):
+    # A process that a rank forked has the same variables.
+    if not _rank_files.is_rank():
         return None
     given = os.environ.get("TPURUN_JOB", "")
     # The name has the path of the run directory in it.

@@ -13,7 +13,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _extension
+from tpurun import _extension, _rank_files
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -134,12 +134,8 @@ def _forget_others(existing: set[str]) -> None:
 
 def _tell() -> None:
     """Lets the launcher know of the groups of this rank that are of other backends."""
-    from tpurun import run_rank
-
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and run_rank.is_rank():
-        groups = list(_foreign.values())[:_MOST_TOLD]
-        run_rank.write_whole(f"{path}.groups", json.dumps(groups).encode())
+    groups = list(_foreign.values())[:_MOST_TOLD]
+    _rank_files.tell("groups", json.dumps(groups).encode())
 
 
 # A bound on the file, which the launcher reads: 64 KiB at about 100 bytes for each.

@@ -18,6 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from tpurun.launch import _threads
+
 # Read by C and C++ when torch is loaded, which nobody can watch.
 _READ_BY_LIBRARIES = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS)_|TORCH_(CPP_LOG_LEVEL|ALLOW_TF32_CUBLAS_OVERRIDE)$|ATEN_CPU_CAPABILITY$"
@@ -128,10 +130,8 @@ def _missed_line(names: list[str]) -> str:
 def _apply_threads() -> None:
     import torch
 
-    from tpurun import fork_server
-
-    threads = fork_server.threads_in("MKL_NUM_THREADS") if torch.backends.mkl.is_available() else None
-    fork_server.use_threads_of_environment(threads)
+    threads = _threads.threads_in("MKL_NUM_THREADS") if torch.backends.mkl.is_available() else None
+    _threads.use_threads_of_environment(threads)
 
 
 def _apply_debug_level() -> None:
