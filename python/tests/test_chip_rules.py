@@ -15,7 +15,7 @@ from torch import nn
 
 import ranks
 from interpreters import python
-from tpurun.device._chip_rules import LEGACY, RULES, VARIABLE
+from tpurun._chip_rules import LEGACY, RULES, VARIABLE
 
 SIZE = 4
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchtpu.md"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from interpreters import python
-from tpurun import _variables, stacks
+from tpurun import _chip_rules, _variables, stacks
 from tpurun.backend import _backend
-from tpurun.device import _chip_rules, _device
+from tpurun.device import _device
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "variables"
 

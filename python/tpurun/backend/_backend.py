@@ -10,15 +10,11 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _extension, _marks, _rank_files, _torch_tpu
-from tpurun.backend import _alone, _gloo, _membership, _ray
-from tpurun.device import _chip_rules
+from tpurun import _chip_rules, _extension, _marks, _rank_files, _torch_tpu
+from tpurun.backend import NAMES, _alone, _gloo, _membership, _ray
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
-
-# TorchTPU's names, so that the same script runs on both.
-NAMES = ("tpu_dist", "tpu")
 
 
 def register() -> None:
@@ -44,6 +40,7 @@ def register() -> None:
     if isinstance(recorders, set):
         recorders.update(NAMES)
     os.register_at_fork(after_in_child=_remember_world_of_parent)
+    _chip_rules.follow(_check_collectives)
     _ray.stand_in()
 
 
@@ -288,3 +285,11 @@ def _comes(store: Any, key: str, deadline: float) -> bool:
     except dist.DistStoreError:
         return False
     return True
+
+
+def _check_collectives(is_on: bool) -> None:
+    """Apply the rules of chips to collectives, in processes where the rules have ever been on."""
+    if is_on or "tpurun.backend._chip_collectives" in sys.modules:
+        from tpurun.backend import _chip_collectives
+
+        _chip_collectives.apply(is_on)

@@ -1,1 +1,1 @@
-"""How a process comes to have device ``tpu``, and what chips would refuse there."""
+"""How a process comes to have device ``tpu``."""

@@ -25,8 +25,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tpurun import _extension, _torch_tpu, _variables
-from tpurun.device import _chip_rules
+from tpurun import _chip_rules, _extension, _torch_tpu, _variables
 
 SWITCH = "TPURUN_DEVICE"
 # As many as torch can count.

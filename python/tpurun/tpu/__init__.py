@@ -18,8 +18,8 @@ from torch._utils import _get_device_index
 from torch.distributed import ProcessGroup
 
 from tpurun import _C as _native
+from tpurun import _chip_rules
 from tpurun._imports import after_import
-from tpurun.device import _chip_rules
 from tpurun.tpu import _attention, _eager, _watch
 from tpurun.tpu._eager import EagerMode, set_eager_mode
 from tpurun.tpu._memory import (
@@ -293,3 +293,4 @@ _apply_chip_rules(_chip_rules.are_on())
 _eager.begin()
 _watch.begin()
 after_import("torch.distributed.tensor", _attention.register)
+_chip_rules.follow(_apply_chip_rules)

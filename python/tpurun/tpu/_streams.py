@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tpurun.device import _chip_rules
+from tpurun import _chip_rules
 
 
 def _device(given: Any) -> torch.device:

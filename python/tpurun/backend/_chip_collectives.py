@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.library import Library
 
-from tpurun import _extension
-from tpurun.backend import _backend, _shortcuts
-from tpurun.device import _chip_rules
+from tpurun import _chip_rules, _extension
+from tpurun.backend import NAMES, _shortcuts
 
 _KEY = "BackendSelect"  # every operation passes it, whatever its tensors and modes are
 _library: Library | None = None
@@ -177,7 +176,7 @@ class _Groups:
             self._made, self._place, self._world = {}, {}, dist.group.WORLD
             self._are_all_seen = True
         backend, ranks = given.get("backend"), given.get("ranks")
-        if backend is not None and not any(name in _backend.NAMES for name in re.split("[:,]", str(backend))):
+        if backend is not None and not any(name in NAMES for name in re.split("[:,]", str(backend))):
             return
         # Then only its members take part, and nobody else hears of it.
         self._are_all_seen &= not given.get("use_local_synchronization", False)

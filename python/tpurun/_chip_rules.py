@@ -3,7 +3,7 @@
 
 The rules are off by default. ``TPURUN_CHIP_RULES=1`` turns them on from the start, and
 ``torch.tpu.strict_chip_rules`` at any time, for the whole process. The rules about collectives are applied in
-``_chip_collectives``.
+``backend/_chip_collectives.py``.
 """
 
 from __future__ import annotations
@@ -264,14 +264,18 @@ def _world_size() -> int:
 def begin() -> bool:
     """Apply the rules to what there is in this process by now; returns whether they are on. Repeatable."""
     is_on = are_on()
-    module = sys.modules.get("tpurun.tpu")
-    if module is not None:
-        module._apply_chip_rules(is_on)
-    if is_on or "tpurun.device._chip_collectives" in sys.modules:
-        from tpurun.device import _chip_collectives
-
-        _chip_collectives.apply(is_on)
+    for apply in _followers:
+        apply(is_on)
     return is_on
+
+
+_followers: list[Callable[[bool], None]] = []
+
+
+def follow(apply: Callable[[bool], None]) -> None:
+    """Have `apply` called with whether the rules are on, whenever they begin to count or may have changed."""
+    if apply not in _followers:
+        _followers.append(apply)
 
 
 class Switch:
