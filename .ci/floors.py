@@ -51,9 +51,7 @@ LIMITS = Limits(
     circles_of_files={
         "tpurun-engine 1": 8,
     },
-    circles_of_folders=[
-        "tpurun backend device fork_server launch run_rank",
-    ],
+    circles_of_folders=[],
     many_methods={},
     long_functions={
         "tpurun-engine bridge Bridge::take": 60,

@@ -11,7 +11,7 @@ import pytest
 
 from interpreters import python
 from tpurun import _chip_rules, _variables, stacks
-from tpurun.backend import _backend
+from tpurun.backend import _world
 from tpurun.device import _device
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "variables"
@@ -84,13 +84,13 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_place_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPURUN_RANK_PID", str(os.getpid()))
     monkeypatch.setenv("TPURUN_JOB", "3/8 h0:/my runs/20261129-030352-474b")
-    assert _backend._place_in_job() == (3, 8, "h0:/my runs/20261129-030352-474b")
+    assert _world._place_in_job() == (3, 8, "h0:/my runs/20261129-030352-474b")
     for text in ("3/8", "3 of 8", "x/8 id", ""):
         monkeypatch.setenv("TPURUN_JOB", text)
         with pytest.raises(ValueError, match=r"^TPURUN_JOB: expected RANK/RANKS ID as tpurun sets it "):
-            _backend._place_in_job()
+            _world._place_in_job()
     monkeypatch.delenv("TPURUN_JOB")
     with pytest.raises(ValueError, match="given ''; keep it in the environment"):
-        _backend._place_in_job()
+        _world._place_in_job()
     monkeypatch.setenv("TPURUN_RANK_PID", str(os.getppid()))
-    assert _backend._place_in_job() is None
+    assert _world._place_in_job() is None

@@ -57,8 +57,9 @@ _OF_PROGRAMS = frozenset({"Program", "program", "programs"})
 def register_backends() -> None:
     """Make ``tpu_dist`` and ``tpu`` known to torch.distributed; done by ``import torch`` unless disabled."""
     from tpurun.backend import _backend
+    from tpurun.device import _device
 
-    _backend.register()
+    _backend.register(_device.claim)
 
 
 def announce_device() -> None:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from tpurun import _extension
-from tpurun.backend import _backend
+from tpurun.backend import _world
 
 __all__ = ["reform", "shrink"]
 
@@ -101,7 +101,7 @@ def reform(timeout: timedelta | None = None, *, lost: Iterable[int] = ()) -> int
     if hosts_store and lost_host not in left.global_ranks:
         store = _new_store(left)
     dist.destroy_process_group()
-    _backend.adopt(left)
+    _world.adopt(left)
     os.environ.update(RANK=str(left.rank()), WORLD_SIZE=str(left.size()))
     dist.init_process_group(
         backend,

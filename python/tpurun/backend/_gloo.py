@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from tpurun import _extension, _rank_files
+from tpurun import _extension
+from tpurun.backend import _creation, _foreign
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Backend
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 VARIABLE = "TPURUN_BACKEND_FOR"
 # As libraries write them: without a backend torch means Gloo where there are only CPUs.
 NAMES = ("gloo", "undefined", "")
-
-# Groups that another backend serves, by name; the launcher is told of those that still exist.
-_foreign: dict[str, dict[str, Any]] = {}
 
 
 def is_ours() -> bool:
@@ -64,16 +61,14 @@ def take_over(c10d: Any) -> None:
 def _create(options: Any, pg_options: Any) -> Backend:
     from torch.distributed import distributed_c10d as c10d
 
-    from tpurun.backend import _backend
-
     native = _extension.load() if is_ours() else None
     # Its ranks come and go, which only Gloo can.
     if native is None or getattr(options, "enable_reconfigure", False):
-        note(options.group_id, "gloo", options.group_size)  # before it waits for the other ranks
+        _foreign.note(options.group_id, "gloo", options.group_size)  # before it waits for the other ranks
         return c10d._create_gloo_process_group(options, pg_options)
     # Options for Gloo mean nothing here, and Gloo ignores them, too.
     survivors = pg_options if isinstance(pg_options, native.ProcessGroup) else None
-    return _backend.create(options, survivors, _kind(native))
+    return _creation.create(options, survivors, _kind(native))
 
 
 def _kind(native: Any) -> Any:
@@ -104,7 +99,7 @@ def _noting(c10d: Any, forget: Any) -> Any:
     def forget_and_note(*arguments: Any) -> Any:
         done = forget(*arguments)
         with contextlib.suppress(Exception):
-            _forget_others(set(c10d._world.pg_names.values()))
+            _foreign.forget_others(set(c10d._world.pg_names.values()))
         return done
 
     return forget_and_note
@@ -115,28 +110,4 @@ def _note_served(c10d: Any, group: Any) -> None:
         return
     backends = {group._get_backend(device).name() for device in group._device_types} - {"tpu_dist"}
     if backends:
-        note(group.group_name, ", ".join(sorted(backends)), group.size())
-
-
-def note(name: str, backend: str, size: int) -> None:
-    """Lets the launcher know of a group of this rank in which it sees nothing."""
-    _foreign[name] = {"name": name, "backend": backend, "size": size}
-    _tell()
-
-
-def _forget_others(existing: set[str]) -> None:
-    gone = _foreign.keys() - existing
-    for name in gone:
-        del _foreign[name]
-    if gone:
-        _tell()
-
-
-def _tell() -> None:
-    """Lets the launcher know of the groups of this rank that are of other backends."""
-    groups = list(_foreign.values())[:_MOST_TOLD]
-    _rank_files.tell("groups", json.dumps(groups).encode())
-
-
-# A bound on the file, which the launcher reads: 64 KiB at about 100 bytes for each.
-_MOST_TOLD = 256
+        _foreign.note(group.group_name, ", ".join(sorted(backends)), group.size())

@@ -8,6 +8,8 @@ imports it; nobody else is led to believe that torch_tpu is here.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 
 from tpurun._imports import after_import
@@ -15,30 +17,31 @@ from tpurun._imports import after_import
 MODULE = "ray.air._internal.device_manager.tpu"
 
 
-def stand_in() -> None:
-    """Make Ray take this backend for torch_tpu, in a process that has imported ray; repeatable."""
+def stand_in(claim: Callable[[], None]) -> None:
+    """Make Ray take this backend for torch_tpu, in a process that has imported ray; repeatable.
+
+    It calls `claim` where a worker was given a ``TPU``.
+    """
     # As its workers have before anything else; the module comes after torch.
     if "ray" in sys.modules and MODULE not in sys.modules:
-        after_import(MODULE, _change)
+        after_import(MODULE, _StandIn(claim))
 
 
-def _change(module: ModuleType) -> None:
-    manager = getattr(module, "TPUTorchDeviceManager", None)
-    if manager is None:  # another version of Ray
-        return
-    manager.is_available = lambda self: _has_device()
-    manager.register_custom_torch_dist_backend = staticmethod(_has_backend)
+@dataclass(frozen=True)
+class _StandIn:
+    """Changes Ray's module."""
 
+    claim: Callable[[], None]
 
-def _has_device() -> bool:
-    """Ray asks this where a worker was given a ``TPU``. Such a program uses the device, and gets it."""
-    from tpurun.device import _device
+    def __call__(self, module: ModuleType) -> None:
+        manager = getattr(module, "TPUTorchDeviceManager", None)
+        if manager is None:  # another version of Ray
+            return
+        manager.is_available = lambda _manager: self._has_device()
+        # The names are registered since before this module of Ray's could be imported.
+        manager.register_custom_torch_dist_backend = staticmethod(lambda: None)
 
-    _device.claim()
-    return True
-
-
-def _has_backend() -> None:
-    from tpurun.backend import _backend
-
-    _backend.register()
+    def _has_device(self) -> bool:
+        """Ray asks this where a worker was given a ``TPU``. Such a program uses the device, and gets it."""
+        self.claim()
+        return True

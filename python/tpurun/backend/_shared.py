@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpurun import _extension
 from tpurun._imports import after_import
-from tpurun.backend import _backend
+from tpurun.backend import _world
 
 if TYPE_CHECKING:
     import torch
@@ -136,5 +136,5 @@ def _is_ours(size: Sequence[int], device: torch.device) -> bool:
         torch.device(device).type == "cpu"
         and is_real
         and not torch.compiler.is_compiling()
-        and _backend.serves_cpu()
+        and _world.serves_cpu()
     )

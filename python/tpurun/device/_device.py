@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -180,14 +179,16 @@ def claim() -> None:
     atexit.register(native.settle_device)
     # From here on it is the accelerator, even of a torch that could have CUDA.
     torch.utils.rename_privateuse1_backend("tpu")
-    module = importlib.import_module("tpurun.tpu")
+    # The module needs the name when it is imported.
+    from tpurun import tpu as module
+
     sys.modules["torch.tpu"] = module
     if isinstance(getattr(torch, "tpu", None), _Unclaimed):
         del torch.tpu
     torch._register_device_module("tpu", module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _seed(module, torch.initial_seed())
-    _backend.serve_device()
+    _backend.serve_device(claim)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         warnings.warn(
             "tpurun: device tpu was first used after init_process_group(): the groups that there are serve "

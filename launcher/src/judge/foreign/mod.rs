@@ -1,5 +1,5 @@
 //! Groups of ranks that another backend serves, such as Gloo: tpurun sees nothing of what happens in them, and says
-//! so where that matters. Ranks write which they have (`python/tpurun/backend/_gloo.py`).
+//! so where that matters. Ranks write which they have (`python/tpurun/backend/_foreign.py`).
 
 mod sleepers;
 
