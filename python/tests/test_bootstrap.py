@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -83,6 +84,12 @@ def test_the_backend_is_found_without_autoload() -> None:
 
 def test_import_tpurun_does_not_import_torch() -> None:
     done = python("import sys, tpurun; assert tpurun.__version__ and 'torch' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["run_rank", "fork_server", "warm_server"])
+def test_the_launcher_starts_without_torch(module: str) -> None:
+    done = python(f"import sys, tpurun.{module}; assert 'torch' not in sys.modules")
     assert done.returncode == 0, done.stderr
 
 
