@@ -58,11 +58,12 @@ std::optional<std::vector<uint8_t>> get_unless_stopped(c10d::Store& store, const
   const auto until = began + store.getTimeout();
   for (auto asked = began; asked < until; asked = Clock::now()) {
     const int32_t looked = tpurun_look_while_waiting();
-    if (looked > 0) {
-      return std::nullopt;
-    }
+    // A value that has come meanwhile says where others learn that this rank is stopped.
     if (looked < 0 || is_there(store, name)) {
       return store.get(name);
+    }
+    if (looked > 0) {
+      return std::nullopt;
     }
     // Late by an eighth of the wait at the most.
     std::this_thread::sleep_for(std::clamp<Clock::duration>((asked - began) / 8, 1ms, 200ms));
