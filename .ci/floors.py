@@ -49,7 +49,6 @@ class Limits:
 
 LIMITS = Limits(
     circles_of_files={
-        "tpurun-engine 1": 8,
     },
     circles_of_folders=[],
     many_methods={},

@@ -4,16 +4,22 @@
 //! `connections.rs`). Large pieces go over TCP beside that (`tcp_sessions.rs`), or over QUIC, too. Where one thread may
 //! be too slow there are several. Each has all of that, so there are several connections to every other process.
 
+mod address;
+mod certificate;
 mod connections;
 mod driver;
 mod emulated_link;
+mod failures;
 mod greeting;
 mod heard;
 mod invitation;
 mod mesh;
+mod protocol;
+mod quic_settings;
 mod records;
 mod tcp_connection;
 mod tcp_sessions;
+mod timeouts;
 pub(crate) mod tls;
 
 use std::fmt;
@@ -23,41 +29,32 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
 use rustix::event::epoll;
 use rustix::net::sockopt;
 
 use crate::hosts::bridge::{Bridge, Shares};
-use driver::{Added, Commands, Driver, Over, Protocol};
+use address::Address;
+pub(crate) use address::Addresses;
+use certificate::Who;
+use driver::{Added, Commands, Driver, Over};
+use failures::refused;
 #[cfg(any(test, fuzzing))]
 pub(crate) use greeting::Greeting;
 use heard::BellRings;
-use invitation::Invitation;
 use mesh::Mesh;
+use protocol::Protocol;
 use tcp_sessions::TcpSessions;
-use tls::{Certificate, Expected, Identity, Who};
-use tpurun_memory::failure::{Failure, FailureKind};
+use tls::{Expected, Identity};
+use tpurun_memory::failure::Failure;
 use tpurun_memory::invalid_usage;
 use tpurun_memory::joined::Joined;
 use tpurun_memory::process::Owner;
-use tpurun_memory::text::{hex, unhex};
 use tpurun_protocol::authority::Credentials;
 use tpurun_protocol::config::usable_cpus;
-use tpurun_protocol::network::{Bulk, Link, MOST_CONNECTIONS, parse_connections};
+use tpurun_protocol::network::{Bulk, Link, parse_connections};
 use tpurun_protocol::segment::Segment;
 use tpurun_protocol::segment::bell::Ears;
 
-/// A host counts as lost when nothing has come from it for so long. Each host says something four times as often.
-const SILENCE: Duration = Duration::from_secs(10);
-/// Streams that a process may open to another before some have ended. Each takes 80 bytes at once, used or not.
-const MOST_STREAMS: u32 = 4096;
-/// The same limit before TLS has shown who the other process is.
-const MOST_STREAMS_BEFORE: u32 = 16;
-/// Bytes that one host may have on the way to another in one communicator.
-const STREAM_WINDOW: u32 = 4 << 20;
-/// Bytes of the largest datagram, as an Ethernet frame of 9000 bytes holds it. QUIC finds out whether the way allows
-/// so many.
-const MOST_DATAGRAM: u16 = 8_952;
 const SOCKET_BUFFER: usize = 16 << 20;
 /// The variable that describes a [`Link`].
 const LINK: &str = "TPURUN_LINK";
@@ -73,72 +70,6 @@ const QUEUED: i32 = 4096;
 const MANY_CONNECTIONS: usize = 4;
 /// Processors for each connection that is made unasked: ranks need processors, too.
 const CORES: usize = 4;
-
-/// Where a process is reached, how others know it, and which invitation connections to it must prove.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Address {
-    socket: SocketAddr,
-    who: Who,
-    invitation: Invitation,
-}
-
-/// The address of a process that takes several connections, each at a port of its own.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Addresses {
-    first: Address,
-    more_ports: Vec<u16>,
-    /// The protocols that its ports take: TCP as well as QUIC, or QUIC alone.
-    bulk: Bulk,
-}
-
-impl Addresses {
-    /// Connections that it takes.
-    fn count(&self) -> usize {
-        1 + self.more_ports.len()
-    }
-
-    /// Where it takes each of them.
-    fn each(&self) -> impl Iterator<Item = Address> {
-        let first = &self.first;
-        let ports = std::iter::once(first.socket.port()).chain(self.more_ports.iter().copied());
-        ports.map(|port| Address { socket: SocketAddr::new(first.socket.ip(), port), ..first.clone() })
-    }
-}
-
-/// The text has the certificate, unless the authority says who the process is.
-impl fmt::Display for Addresses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.first.socket)?;
-        self.more_ports.iter().try_for_each(|port| write!(f, ",{port}"))?;
-        if self.bulk == Bulk::Tcp {
-            write!(f, "/tcp")?;
-        }
-        write!(f, " {}", self.first.invitation)?;
-        let Who::Shows(certificate) = &self.first.who else { return Ok(()) };
-        write!(f, " ")?;
-        hex(certificate.der(), f)
-    }
-}
-
-impl Addresses {
-    /// Reads the text that [`Display`](fmt::Display) wrote of this rank of the world.
-    pub(crate) fn parse(text: &str, rank: u32) -> Option<Self> {
-        let mut words = text.split(' ');
-        let (sockets, invitation) = (words.next()?, Invitation::parse(words.next()?)?);
-        let tcp = sockets.strip_suffix("/tcp");
-        let bulk = if tcp.is_some() { Bulk::Tcp } else { Bulk::Quic };
-        let mut sockets = tcp.unwrap_or(sockets).split(',');
-        let socket = sockets.next()?.parse().ok()?;
-        let more_ports: Vec<u16> = sockets.map(str::parse).collect::<Result<_, _>>().ok()?;
-        let who = match words.next() {
-            None => Who::Rank(rank),
-            Some(hex) => Who::Shows(Certificate::from_der(unhex(hex)?)),
-        };
-        let first = Address { socket, who, invitation };
-        let is_one = words.next().is_none() && more_ports.len() < MOST_CONNECTIONS;
-        is_one.then_some(Self { first, more_ports, bulk })
-    }
-}
 
 /// The network of one process; nothing happens before it is needed.
 #[derive(Debug)]
@@ -404,10 +335,6 @@ fn bind(ip: IpAddr, bulk: Bulk) -> io::Result<(UdpSocket, Option<TcpListener>)> 
     }
 }
 
-fn refused(what: &str, error: &dyn fmt::Display) -> Failure {
-    Failure::new(FailureKind::Transport, format!("cannot {what} for other hosts: {error}"))
-}
-
 /// The number that is given, or what suits the processors here.
 fn connections(link: Option<Link>) -> Result<usize, Failure> {
     Ok(setting(CONNECTIONS, parse_connections)?.unwrap_or_else(|| match link {
@@ -445,25 +372,6 @@ fn enlarge(socket: &UdpSocket) {
             return;
         }
     }
-}
-
-/// The settings of a connection on which the other side may have so many streams at a time.
-fn transport(streams: u32) -> TransportConfig {
-    let mut discovery = MtuDiscoveryConfig::default();
-    // The search goes on almost to the byte. Otherwise it may end 20 bytes below what fits, 1.5 % of a packet of 1500.
-    discovery.upper_bound(MOST_DATAGRAM).minimum_change(2);
-    let mut transport = TransportConfig::default();
-    transport
-        .mtu_discovery_config(Some(discovery))
-        .max_idle_timeout(Some(SILENCE.try_into().expect("it is short")))
-        .keep_alive_interval(Some(SILENCE / 4))
-        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
-        .receive_window(VarInt::from_u32(STREAM_WINDOW))
-        .send_window(u64::from(2 * STREAM_WINDOW))
-        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
-        .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(None);
-    transport
 }
 
 #[cfg(test)]

@@ -13,9 +13,11 @@ use quinn_proto::{
     VarInt,
 };
 
-use super::driver::Protocol;
-use super::tls::{self, Certificate, Expected, Identity};
-use super::{Address, MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
+use super::address::Address;
+use super::certificate::Certificate;
+use super::protocol::Protocol;
+use super::quic_settings::{MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
+use super::tls::{self, Expected, Identity};
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::refusals::Refusals;
 

@@ -15,10 +15,11 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use super::Address;
+use super::address::Address;
 use super::emulated_link::InFlight;
 use super::heard::BellRings;
 use super::mesh::Mesh;
+use super::protocol::Protocol;
 use super::tcp_sessions::{SESSIONS, TcpSessions};
 use crate::hosts::bridge::Bridge;
 use tpurun_protocol::network::Link;
@@ -41,15 +42,6 @@ const PARTING: Duration = Duration::from_secs(2);
 const SOCKET: u64 = 0;
 const COMMANDS: u64 = 1;
 const FIRST_BELL: u64 = 2;
-
-/// The transport of what a bridge sends.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Protocol {
-    /// Everything, or pieces of what is large.
-    Quic,
-    /// Only such pieces.
-    Tcp,
-}
 
 /// A communicator, as far as it goes over the connections of one driver.
 pub(super) struct Added {

@@ -10,7 +10,7 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac::{self, HMAC_SHA256};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 
-use super::driver::Protocol;
+use super::protocol::Protocol;
 use tpurun_memory::failure::{Failure, FailureKind};
 use tpurun_memory::text::{hex, unhex};
 

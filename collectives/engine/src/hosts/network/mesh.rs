@@ -8,20 +8,18 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{ConnectionError, ConnectionHandle, EcnCodepoint, Event, StreamEvent, StreamId, Transmit};
 
+use super::address::Address;
 use super::connections::{Connections, QuicFlow, QuicStream};
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
+use super::timeouts::{LOOK, SILENCE};
 use super::tls::{Expected, Identity};
-use super::{Address, SILENCE};
 use crate::hosts::bridge::{Bridge, Frames, Outbox};
 use tpurun_memory::failure::Failure;
-
-/// Time between two looks of bridges for changes that nobody rang for, and between two tries to connect.
-const LOOK: Duration = Duration::from_millis(100);
 
 pub(super) struct Mesh {
     connections: Connections,

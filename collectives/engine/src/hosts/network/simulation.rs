@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use quinn_proto::EcnCodepoint;
 
+use super::address::Address;
 use super::emulated_link::{Chance, InFlight};
 use super::mesh::Mesh;
+use super::timeouts::SILENCE;
 use super::tls::{Expected, Identity};
-use super::{Address, SILENCE};
 use tpurun_protocol::network::Link;
 
 #[derive(Clone)]

@@ -18,11 +18,13 @@ use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 
-use super::driver::Protocol;
+use super::address::Address;
+use super::certificate::Certificate;
 use super::invitation::{Invitation, InvitationProof, PROOF_BYTES};
+use super::protocol::Protocol;
 use super::records::{OpenedRecord, RECORD, Records};
-use super::tls::{Certificate, Identity};
-use super::{Address, SILENCE};
+use super::timeouts::SILENCE;
+use super::tls::Identity;
 
 /// Bytes that are read or written at once. So few that encrypted or decrypted bytes are still in the caches when the
 /// system copies them.

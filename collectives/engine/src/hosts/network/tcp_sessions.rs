@@ -15,16 +15,16 @@ use bytes::Bytes;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustls::ServerConfig;
 
+use super::address::Address;
+use super::failures::refused;
 use super::greeting::{Early, GREETING, GREETING_BYTES, Greeting};
 use super::tcp_connection::{TcpConnection, TcpFlow};
+use super::timeouts::{LOOK, SILENCE};
 use super::tls::{Expected, Identity};
-use super::{Address, SILENCE};
 use crate::hosts::bridge::{Bridge, Frames, Outbox};
 use tpurun_memory::failure::Failure;
 use tpurun_protocol::refusals::Refusals;
 
-/// Time between two tries to connect, and between two looks for connections that are late.
-const LOOK: Duration = Duration::from_millis(100);
 /// Connections that have not said yet what they are for, at most.
 const MOST_UNKNOWN: usize = 256;
 /// New connections that are taken between two looks at other connections.
@@ -155,7 +155,7 @@ impl TcpSessions {
         };
         let (event, flags) = (EventData::new_u64(LISTENER), EventFlags::IN);
         let watched = epoll::add(&lanes.epoll, &lanes.listener, event, flags);
-        watched.map_err(|error| super::refused("watch a socket", &error))?;
+        watched.map_err(|error| refused("watch a socket", &error))?;
         Ok(lanes)
     }
 

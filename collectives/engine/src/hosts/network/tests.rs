@@ -9,10 +9,13 @@ use proptest::prelude::*;
 
 use quinn_proto::ConnectionId;
 
+use super::certificate::Certificate;
+use super::invitation::Invitation;
 use super::simulation::{LONG, Sky};
 use super::*;
 use tpurun_protocol::authority::{Authority, RankKey};
 use tpurun_protocol::hosts::Hosts;
+use tpurun_protocol::network::MOST_CONNECTIONS;
 use tpurun_protocol::segment::Segment;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

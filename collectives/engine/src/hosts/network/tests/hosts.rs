@@ -6,9 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::address::Address;
 use super::super::simulation::{LONG, Sky};
+use super::super::timeouts::SILENCE;
 use super::super::tls::{Expected, Identity};
-use super::super::{Address, SILENCE};
 use super::ID;
 use crate::hosts::bridge::{Bridge, Shares};
 use tpurun_memory::failure::FailureKind;

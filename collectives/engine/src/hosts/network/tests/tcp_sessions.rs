@@ -13,13 +13,15 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustls::{ServerConnection, Stream};
 
-use super::super::driver::Protocol;
+use super::super::address::Address;
+use super::super::certificate::Who;
 use super::super::greeting::GREETING_BYTES;
 use super::super::invitation::PROOF_BYTES;
+use super::super::protocol::Protocol;
 use super::super::tcp_connection::{TcpConnection, TcpFlow};
 use super::super::tcp_sessions::TcpSessions;
-use super::super::tls::{Expected, Identity, Who};
-use super::super::{Address, SILENCE};
+use super::super::timeouts::SILENCE;
+use super::super::tls::{Expected, Identity};
 use super::{HERE, ID};
 use crate::hosts::bridge::{Bridge, Shares};
 use tpurun_protocol::authority::{Authority, RankKey};
