@@ -61,7 +61,6 @@ LIMITS = Limits(
     long_files={
         "tpurun-engine bridge": 720,
         "tpurun-engine ffi": 740,
-        "tpurun-engine tcp_sessions": 700,
     },
 )
 

@@ -1,24 +1,33 @@
 //! This process's end of the network: a UDP socket, QUIC connections to other processes over it, a stream for each
 //! communicator on them. One thread drives all of it (`driver.rs`); it exists while there are communicators that need
-//! it, and the last one of them joins it. Code without a socket and a clock decides what is said and heard (`mesh.rs`,
-//! `connections.rs`). Large pieces go over TCP beside that (`tcp_sessions.rs`), or over QUIC, too. Where one thread may
-//! be too slow there are several. Each has all of that, so there are several connections to every other process.
+//! it, and the last one of them joins it. Code without a socket and a clock decides what is said and heard
+//! (`sessions.rs`, with `mesh.rs` and `connections.rs` for QUIC). Large pieces go over TCP beside that
+//! (`tcp_sessions.rs`), or over QUIC, too. Where one thread may be too slow there are several. Each has all of that, so
+//! there are several connections to every other process.
 
 mod address;
 mod certificate;
+mod communicators;
 mod connections;
 mod driver;
 mod emulated_link;
 mod failures;
+mod flow;
 mod greeting;
 mod heard;
 mod invitation;
 mod mesh;
 mod protocol;
+mod purposes;
 mod quic_settings;
+mod quic_streams;
 mod records;
+mod session;
+mod sessions;
+mod streams;
 mod tcp_connection;
 mod tcp_sessions;
+mod tcp_streams;
 mod timeouts;
 pub(crate) mod tls;
 

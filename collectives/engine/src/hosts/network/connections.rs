@@ -15,6 +15,7 @@ use quinn_proto::{
 
 use super::address::Address;
 use super::certificate::Certificate;
+use super::flow::Flow;
 use super::protocol::Protocol;
 use super::quic_settings::{MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
 use super::tls::{self, Expected, Identity};
@@ -39,13 +40,6 @@ const NO_CODE: VarInt = VarInt::from_u32(0);
 pub(super) struct QuicStream {
     pub(super) connection: ConnectionHandle,
     pub(super) id: StreamId,
-}
-
-/// Whether a stream goes on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum QuicFlow {
-    Open,
-    Ended,
 }
 
 /// A connection, with the state that this process keeps of it.
@@ -268,9 +262,14 @@ impl Connections {
     /// Takes note that nothing more goes over a connection. [`to`](Self::to) makes another one after that. Returns the
     /// address, if the connection was made from here.
     pub(super) fn lost(&mut self, handle: ConnectionHandle) -> Option<SocketAddr> {
-        let to = self.outgoing.iter().find(|(_, outgoing)| **outgoing == handle).map(|(to, _)| *to)?;
+        let to = self.destination(handle)?;
         self.outgoing.remove(&to);
         Some(to)
+    }
+
+    /// The address that a connection was made to, as long as [`to`](Self::to) returns this connection for it.
+    pub(super) fn destination(&self, handle: ConnectionHandle) -> Option<SocketAddr> {
+        self.outgoing.iter().find(|(_, outgoing)| **outgoing == handle).map(|(to, _)| *to)
     }
 
     /// Nothing more goes over any of them, which their other sides are told.
@@ -339,17 +338,17 @@ impl Connections {
     }
 
     /// Takes as much from the front of `chunks` as may be sent now.
-    pub(super) fn write(&mut self, stream: QuicStream, chunks: &mut VecDeque<Bytes>) -> QuicFlow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
+    pub(super) fn write(&mut self, stream: QuicStream, chunks: &mut VecDeque<Bytes>) -> Flow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
         while !chunks.is_empty() {
             match known.inner.send_stream(stream.id).write_chunks(chunks.make_contiguous()) {
                 Ok(written) => drop(chunks.drain(..written.chunks)),
                 Err(quinn_proto::WriteError::Blocked) => break,
-                Err(_) => return QuicFlow::Ended,
+                Err(_) => return Flow::Ended,
             }
         }
         self.touch(stream.connection);
-        QuicFlow::Open
+        Flow::Open
     }
 
     /// Hands on the bytes that have come, in order, as long as they are taken; `most` bytes at a time.
@@ -358,10 +357,10 @@ impl Connections {
         stream: QuicStream,
         most: usize,
         mut take: impl FnMut(&[u8]) -> bool,
-    ) -> QuicFlow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
+    ) -> Flow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
         let mut receive = known.inner.recv_stream(stream.id);
-        let Ok(mut chunks) = receive.read(true) else { return QuicFlow::Ended };
+        let Ok(mut chunks) = receive.read(true) else { return Flow::Ended };
         let flow = loop {
             match chunks.next(most) {
                 Ok(Some(chunk)) if take(&chunk.bytes) => {
@@ -370,8 +369,8 @@ impl Connections {
                     }
                     self.taken.push(chunk.bytes);
                 }
-                Ok(Some(_)) | Err(ReadError::Blocked) => break QuicFlow::Open,
-                Ok(None) | Err(ReadError::Reset(_)) => break QuicFlow::Ended,
+                Ok(Some(_)) | Err(ReadError::Blocked) => break Flow::Open,
+                Ok(None) | Err(ReadError::Reset(_)) => break Flow::Ended,
             }
         };
         let is_to_be_told = chunks.finalize().should_transmit();
@@ -383,11 +382,11 @@ impl Connections {
     }
 
     /// Ends this side of a stream: no more will be written.
-    pub(super) fn finish(&mut self, stream: QuicStream) -> QuicFlow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return QuicFlow::Ended };
+    pub(super) fn finish(&mut self, stream: QuicStream) -> Flow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
         let finished = known.inner.send_stream(stream.id).finish();
         self.touch(stream.connection);
-        if finished.is_ok() { QuicFlow::Open } else { QuicFlow::Ended }
+        if finished.is_ok() { Flow::Open } else { Flow::Ended }
     }
 
     /// Neither side needs it any more.

@@ -20,7 +20,9 @@ use super::emulated_link::InFlight;
 use super::heard::BellRings;
 use super::mesh::Mesh;
 use super::protocol::Protocol;
-use super::tcp_sessions::{SESSIONS, TcpSessions};
+use super::purposes::Purpose;
+use super::tcp_sessions::TcpSessions;
+use super::tcp_streams::SESSIONS;
 use crate::hosts::bridge::Bridge;
 use tpurun_protocol::network::Link;
 
@@ -242,8 +244,11 @@ impl Driver {
             self.call(now);
             // A real link keeps what was sent when its process ends.
             let landed = self.link.as_ref().and_then(InFlight::last).unwrap_or(now);
-            self.over.extend(self.mesh.over().into_iter().map(|id| (landed, Protocol::Quic, id)));
-            let lanes = self.lanes.as_mut().map(TcpSessions::over).unwrap_or_default();
+            self.over.extend(
+                self.mesh.sessions.communicators.over().into_iter().map(|id| (landed, Protocol::Quic, id)),
+            );
+            let lanes =
+                self.lanes.as_mut().map(|lanes| lanes.sessions.communicators.over()).unwrap_or_default();
             self.over.extend(lanes.into_iter().map(|id| (now, Protocol::Tcp, id)));
             while let Some((landed, carrier, id)) = self.over.first().copied()
                 && landed <= now
@@ -256,8 +261,8 @@ impl Driver {
     }
 
     fn has_ended(&self) -> bool {
-        let has_said_all =
-            self.communicators.is_empty() && !self.lanes.as_ref().is_some_and(TcpSessions::is_ending);
+        let has_said_all = self.communicators.is_empty()
+            && !self.lanes.as_ref().is_some_and(|lanes| lanes.sessions.purposes.any(Purpose::is_ending));
         self.ends.is_some_and(|ends| has_said_all || ends <= Instant::now())
     }
 
@@ -279,7 +284,7 @@ impl Driver {
         }
         let arrival = self.link.as_ref().and_then(InFlight::next);
         let landing = self.over.first().map(|(landed, ..)| *landed);
-        let late = self.lanes.as_ref().and_then(TcpSessions::deadline);
+        let late = self.lanes.as_ref().and_then(|lanes| lanes.sessions.next_look.deadline());
         let deadline =
             self.mesh.deadline().into_iter().chain(arrival).chain(landing).chain(late).chain(self.ends).min();
         deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
@@ -291,12 +296,12 @@ impl Driver {
             self.add(now, added);
         }
         for id in looks {
-            self.mesh.rung(now, id);
-            self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+            self.mesh.sessions.rung(now, id);
+            self.lanes.iter_mut().for_each(|lanes| lanes.sessions.rung(now, id));
         }
         for id in stopped {
-            self.mesh.stop(now, id);
-            self.lanes.iter_mut().for_each(|lanes| lanes.stop(now, id));
+            self.mesh.sessions.stop(now, id);
+            self.lanes.iter_mut().for_each(|lanes| lanes.sessions.stop(now, id));
         }
         if ends {
             self.ends.get_or_insert(now + PARTING);
@@ -317,8 +322,8 @@ impl Driver {
         }
         self.communicators.insert((carrier, id), Driven { heard, calls, over });
         match (carrier, &mut self.lanes) {
-            (Protocol::Tcp, Some(lanes)) => lanes.add(now, id, bridge, addresses),
-            _ => self.mesh.add(now, id, bridge, addresses),
+            (Protocol::Tcp, Some(lanes)) => lanes.sessions.add(now, id, bridge, addresses),
+            _ => self.mesh.sessions.add(now, id, bridge, addresses),
         }
     }
 
@@ -326,25 +331,26 @@ impl Driver {
         let Some(id) = self.bells.get(&bell) else { return };
         if let Some(Driven { heard: Some(heard), .. }) = self.communicators.get(&(Protocol::Quic, *id)) {
             heard.clear();
-            self.mesh.rung(now, *id);
+            self.mesh.sessions.rung(now, *id);
         }
     }
 
     /// Has other bridges look, here and where other drivers have them, until none has anything for another one.
     fn call(&mut self, now: Instant) {
         loop {
-            let of_mesh = self.mesh.calls();
-            let of_lanes = self.lanes.as_mut().map(TcpSessions::calls).unwrap_or_default();
+            let of_mesh = self.mesh.sessions.communicators.calls();
+            let of_lanes =
+                self.lanes.as_mut().map(|lanes| lanes.sessions.communicators.calls()).unwrap_or_default();
             if of_mesh.is_empty() && of_lanes.is_empty() {
                 return;
             }
             for id in of_mesh {
                 self.call_others(Protocol::Quic, id);
-                self.lanes.iter_mut().for_each(|lanes| lanes.rung(now, id));
+                self.lanes.iter_mut().for_each(|lanes| lanes.sessions.rung(now, id));
             }
             for id in of_lanes {
                 self.call_others(Protocol::Tcp, id);
-                self.mesh.rung(now, id);
+                self.mesh.sessions.rung(now, id);
             }
         }
     }

@@ -41,40 +41,44 @@ impl Greeting {
 
 /// Streams or connections that wait for their communicator to be made here, whoever they are from.
 #[derive(Debug)]
-pub(super) struct Early<T>(HashMap<Greeting, Vec<T>>);
+pub(super) struct Early<T> {
+    waiting: HashMap<Greeting, Vec<T>>,
+    /// How many may wait.
+    most: usize,
+}
 
 impl<T: PartialEq> Early<T> {
-    pub(super) fn new() -> Self {
-        Self(HashMap::new())
+    pub(super) fn new(most: usize) -> Self {
+        Self { waiting: HashMap::new(), most }
     }
 
     /// Keeps one that may wait; says whether it may.
     pub(super) fn keep(&mut self, greeting: Greeting, waiting: T) -> bool {
-        let alike = self.0.get(&greeting).map_or(0, Vec::len);
-        let may_wait = self.0.len() < MOST_EARLY && alike < MOST_ALIKE;
+        let alike = self.waiting.get(&greeting).map_or(0, Vec::len);
+        let may_wait = self.waiting.len() < MOST_EARLY && alike < MOST_ALIKE && self.count() < self.most;
         if may_wait {
-            self.0.entry(greeting).or_default().push(waiting);
+            self.waiting.entry(greeting).or_default().push(waiting);
         }
         may_wait
     }
 
     /// Takes all that wait with this greeting.
     pub(super) fn take(&mut self, greeting: Greeting) -> Vec<T> {
-        self.0.remove(&greeting).unwrap_or_default()
+        self.waiting.remove(&greeting).unwrap_or_default()
     }
 
     /// Forgets one that is gone.
     pub(super) fn forget(&mut self, greeting: Greeting, gone: &T) {
-        if let Some(early) = self.0.get_mut(&greeting) {
+        if let Some(early) = self.waiting.get_mut(&greeting) {
             early.retain(|other| other != gone);
             if early.is_empty() {
-                self.0.remove(&greeting);
+                self.waiting.remove(&greeting);
             }
         }
     }
 
     /// How many of them wait.
     pub(super) fn count(&self) -> usize {
-        self.0.values().map(Vec::len).sum()
+        self.waiting.values().map(Vec::len).sum()
     }
 }

@@ -20,6 +20,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 
 use super::address::Address;
 use super::certificate::Certificate;
+use super::flow::Flow;
 use super::invitation::{Invitation, InvitationProof, PROOF_BYTES};
 use super::protocol::Protocol;
 use super::records::{OpenedRecord, RECORD, Records};
@@ -32,16 +33,6 @@ const ROOM: usize = 128 << 10;
 /// Reads and writes between two looks at other connections.
 const READS: usize = 8;
 const WRITES: usize = 8;
-
-/// The state of a connection after it was read or written.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum TcpFlow {
-    Open,
-    /// The other side has said that it will say no more.
-    Ended,
-    /// The connection is gone, or the process at the other end is not let in.
-    Broken(String),
-}
 
 enum Tls {
     /// Nothing is spent on the connection yet.
@@ -266,12 +257,12 @@ impl TcpConnection {
     }
 
     /// Hands on the bytes that have come, in order, as long as they are taken. Sends the answers of TLS.
-    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> TcpFlow {
+    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> Flow {
         if self.is_connecting {
             match sockopt::socket_error(&self.socket) {
                 Ok(Ok(())) if self.socket.peer_addr().is_ok() => self.is_connecting = false,
-                Ok(Ok(())) => return TcpFlow::Open,
-                Ok(Err(error)) | Err(error) => return TcpFlow::Broken(error.to_string()),
+                Ok(Ok(())) => return Flow::Open,
+                Ok(Err(error)) | Err(error) => return Flow::Broken(error.to_string()),
             }
         }
         if let Tls::Stranger(stranger) = &mut self.tls {
@@ -280,23 +271,23 @@ impl TcpConnection {
                     self.tls = Tls::Server(tls);
                     self.make_room();
                 }
-                Ok(None) => return TcpFlow::Open,
+                Ok(None) => return Flow::Open,
                 Err(why) => return self.breaks(why),
             }
         }
         let mut flow = self.process(&mut take);
         for _ in 0..READS {
-            if flow != TcpFlow::Open {
+            if flow != Flow::Open {
                 break;
             }
             let room = self.incoming.free();
             let most = room.len();
             if most == 0 {
-                flow = TcpFlow::Broken("a record that is too long".to_owned());
+                flow = Flow::Broken("a record that is too long".to_owned());
                 break;
             }
             match self.socket.read(room) {
-                Ok(0) => flow = TcpFlow::Broken("it was closed".to_owned()),
+                Ok(0) => flow = Flow::Broken("it was closed".to_owned()),
                 Ok(bytes) => {
                     self.incoming.end += bytes;
                     flow = self.process(&mut take);
@@ -306,18 +297,18 @@ impl TcpConnection {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => flow = TcpFlow::Broken(error.to_string()),
+                Err(error) => flow = Flow::Broken(error.to_string()),
             }
         }
         match self.send(&mut VecDeque::new()) {
-            TcpFlow::Broken(error) if flow == TcpFlow::Open => TcpFlow::Broken(error),
+            Flow::Broken(error) if flow == Flow::Open => Flow::Broken(error),
             _ => flow,
         }
     }
 
     /// Decrypts the bytes that have come, and answers. An error ends the connection at once, without an alert that
     /// says why. To make an alert, TLS would look again at the bytes that it has refused.
-    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> TcpFlow {
+    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Flow {
         while !self.has_ended {
             match self.step(take) {
                 Step::Again => continue,
@@ -333,9 +324,9 @@ impl TcpConnection {
             break;
         }
         match &self.tls {
-            Tls::Broken(error) => TcpFlow::Broken(error.clone()),
-            _ if self.has_ended => TcpFlow::Ended,
-            _ => TcpFlow::Open,
+            Tls::Broken(error) => Flow::Broken(error.clone()),
+            _ if self.has_ended => Flow::Ended,
+            _ => Flow::Open,
         }
     }
 
@@ -364,19 +355,19 @@ impl TcpConnection {
     }
 
     /// Takes as much from the front of `chunks` as may be sent now.
-    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> TcpFlow {
+    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> Flow {
         self.has_more = false;
         for _ in 0..WRITES {
             let flow = self.flush();
             let is_full = self.outgoing.end > 0;
-            if flow != TcpFlow::Open || is_full || self.is_finished {
+            if flow != Flow::Open || is_full || self.is_finished {
                 return flow;
             }
             let next = if self.words.is_empty() { &mut *chunks } else { &mut self.words };
             let records = match &mut self.tls {
                 Tls::Ready(records, _) => records,
-                Tls::Broken(error) => return TcpFlow::Broken(error.clone()),
-                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return TcpFlow::Open,
+                Tls::Broken(error) => return Flow::Broken(error.clone()),
+                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return Flow::Open,
             };
             while let Some(chunk) = next.front_mut() {
                 let sealed = records.seal(chunk, self.outgoing.free());
@@ -392,22 +383,22 @@ impl TcpConnection {
                 next.pop_front();
             }
             if self.outgoing.end == 0 {
-                return TcpFlow::Open;
+                return Flow::Open;
             }
         }
         self.has_more = !chunks.is_empty();
         self.flush()
     }
 
-    fn breaks(&mut self, error: String) -> TcpFlow {
+    fn breaks(&mut self, error: String) -> Flow {
         self.tls = Tls::Broken(error.clone());
-        TcpFlow::Broken(error)
+        Flow::Broken(error)
     }
 
     /// Ends this side: no more will be written, and the other side is told so.
-    pub(super) fn finish(&mut self) -> TcpFlow {
+    pub(super) fn finish(&mut self) -> Flow {
         if std::mem::replace(&mut self.is_finished, true) {
-            return TcpFlow::Open;
+            return Flow::Open;
         }
         let closed = match &mut self.tls {
             Tls::Ready(records, _) => records.close(self.outgoing.free()),
@@ -421,23 +412,23 @@ impl TcpConnection {
         self.flush()
     }
 
-    fn flush(&mut self) -> TcpFlow {
+    fn flush(&mut self) -> Flow {
         if self.is_connecting {
-            return TcpFlow::Open;
+            return Flow::Open;
         }
         while self.outgoing.end > 0 {
             match self.socket.write(self.outgoing.filled()) {
                 Ok(bytes) => self.outgoing.take(bytes),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return TcpFlow::Open,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Flow::Open,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return TcpFlow::Broken(error.to_string()),
+                Err(error) => return Flow::Broken(error.to_string()),
             }
         }
         if self.is_finished {
             // The connection is gone already, or everything has been said.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
-        TcpFlow::Open
+        Flow::Open
     }
 }
 

@@ -53,11 +53,11 @@ fn expect(who: &Expected, expected: &[&Address]) {
 /// Makes this process the host of that number, with the other one at `to`.
 fn be(sky: &mut Sky, process: usize, host: u32, to: &Address) {
     let now = sky.now;
-    sky.mesh(process).add(now, ID, bridge(host), vec![to.clone(), to.clone()]);
+    sky.mesh(process).sessions.add(now, ID, bridge(host), vec![to.clone(), to.clone()]);
 }
 
 fn is_open(sky: &mut Sky, process: usize) -> bool {
-    (0..2).any(|host| sky.mesh(process).is_open(ID, host))
+    (0..2).any(|host| sky.mesh(process).sessions.is_open(ID, host))
 }
 
 /// Whether both ends come together before a silence is over.
@@ -183,7 +183,7 @@ fn who_is_not_invited_costs_nothing() {
         sky.mesh(1).settle(now);
     }
     assert!(sky.mesh(1).transmit(now, 1, &mut vec![]).is_none(), "a stranger is answered");
-    assert_eq!(sky.mesh(1).connections(), 0);
+    assert_eq!(sky.mesh(1).count(), 0);
     be(&mut sky, 0, 0, &other);
     be(&mut sky, 1, 1, &one);
     assert!(meet(&mut sky, 0, 1));
@@ -273,10 +273,14 @@ fn a_stream_that_does_not_say_what_it_is_for_is_closed() {
         be(&mut sky, 0, 0, &other);
         be(&mut sky, 1, 1, &one);
         assert!(meet(&mut sky, 0, 1));
-        let before = sky.mesh(1).streams();
+        let before = sky.mesh(1).sessions.purposes.streams().count();
         sky.mesh(0).say(ID, 1, Bytes::copy_from_slice(said));
-        assert!(said.is_empty() || sky.until(LONG, |sky| sky.mesh(1).streams() > before) || said.len() > 16);
-        assert!(sky.until(LONG, |sky| sky.mesh(1).streams() == before), "{said:?}");
+        assert!(
+            said.is_empty()
+                || sky.until(LONG, |sky| sky.mesh(1).sessions.purposes.streams().count() > before)
+                || said.len() > 16
+        );
+        assert!(sky.until(LONG, |sky| sky.mesh(1).sessions.purposes.streams().count() == before), "{said:?}");
     }
 }
 

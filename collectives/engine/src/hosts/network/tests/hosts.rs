@@ -241,7 +241,7 @@ impl Processes {
         let (now, connections) = (self.sky.now, self.connections);
         for (index, bridge) in Bridge::all(segment, Shares::All(connections)).into_iter().enumerate() {
             let of_connection = addresses.iter().skip(index).step_by(connections).cloned().collect();
-            self.sky.mesh(host * connections + index).add(now, ID, bridge, of_connection);
+            self.sky.mesh(host * connections + index).sessions.add(now, ID, bridge, of_connection);
         }
     }
 
@@ -250,7 +250,7 @@ impl Processes {
         let (now, connections) = (self.sky.now, self.connections);
         let mut called = vec![];
         for (index, mesh) in self.sky.meshes.iter_mut().enumerate() {
-            let calls = mesh.as_mut().is_some_and(|mesh| !mesh.calls().is_empty());
+            let calls = mesh.as_mut().is_some_and(|mesh| !mesh.sessions.communicators.calls().is_empty());
             let first = index - index % connections;
             match index == first {
                 _ if !calls => {}
@@ -258,7 +258,7 @@ impl Processes {
                 false => called.push(first),
             }
         }
-        called.iter().for_each(|mesh| self.sky.mesh(*mesh).rung(now, ID));
+        called.iter().for_each(|mesh| self.sky.mesh(*mesh).sessions.rung(now, ID));
         !called.is_empty()
     }
 
@@ -325,7 +325,7 @@ fn run_case(mut sky: Sky, case: Case) -> Outcome {
             {
                 moved = true;
                 let (now, first) = (processes.sky.now, processes.meshes(index).start);
-                processes.sky.mesh(first).rung(now, ID);
+                processes.sky.mesh(first).sessions.rung(now, ID);
             }
         }
         if hosts.iter().flatten().all(|ranks| ranks.is_done() || is_told(ranks)) {

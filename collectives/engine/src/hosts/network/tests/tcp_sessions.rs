@@ -15,10 +15,11 @@ use rustls::{ServerConnection, Stream};
 
 use super::super::address::Address;
 use super::super::certificate::Who;
+use super::super::flow::Flow;
 use super::super::greeting::GREETING_BYTES;
 use super::super::invitation::PROOF_BYTES;
 use super::super::protocol::Protocol;
-use super::super::tcp_connection::{TcpConnection, TcpFlow};
+use super::super::tcp_connection::TcpConnection;
 use super::super::tcp_sessions::TcpSessions;
 use super::super::timeouts::SILENCE;
 use super::super::tls::{Expected, Identity};
@@ -68,7 +69,7 @@ impl End {
         let mut bridges = Bridge::all(&segment, Shares::AllButFirst(1));
         let (bridge, now) = (bridges.remove(1), self.now());
         self.first = Some(bridges.remove(0));
-        self.lanes.add(now, ID, bridge, vec![other.clone(), other.clone()]);
+        self.lanes.sessions.add(now, ID, bridge, vec![other.clone(), other.clone()]);
         segment
     }
 
@@ -77,7 +78,7 @@ impl End {
         let rank = 1 - host;
         let header = FrameHeader { kind: FrameKind::Arrived, rank, round, offset: 0, bytes: 0 };
         let now = self.now();
-        self.lanes.say(now, ID, host, Bytes::copy_from_slice(&header.encode()));
+        self.lanes.sessions.say(now, ID, host, Bytes::copy_from_slice(&header.encode()));
     }
 
     /// Makes the process take part no more.
@@ -86,7 +87,7 @@ impl End {
         first.stop();
         drop(first.look());
         let now = self.now();
-        self.lanes.stop(now, ID);
+        self.lanes.sessions.stop(now, ID);
     }
 
     fn turn(&mut self) {
@@ -140,18 +141,21 @@ fn connected() -> (End, End, Arc<Segment>) {
 fn connect(one: &mut End, other: &mut End) {
     one.be(0, &other.address);
     one.send(1, 0);
-    assert!(until(LIMIT, &mut [one, other], |ends| ends[0].lanes.is_open(ID, 1)));
+    assert!(until(LIMIT, &mut [one, other], |ends| ends[0].lanes.sessions.is_open(ID, 1)));
 }
 
 #[test]
 fn who_has_something_to_send_is_let_in() {
     let (mut one, mut other, segment) = two();
     one.be(0, &other.address);
-    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.lines() > 0), "nothing is sent");
+    assert!(
+        !until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.streams().count() > 0),
+        "nothing is sent"
+    );
     one.send(1, 0);
-    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.sessions.is_open(ID, 1)));
     other.send(0, 0);
-    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.is_open(ID, 0)));
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.sessions.is_open(ID, 0)));
     assert!(segment.failure().is_none());
 }
 
@@ -162,9 +166,9 @@ fn who_comes_early_waits() {
     let (mut one, mut other) = (ranked(&authority, 0), ranked(&authority, 1));
     one.be(0, &other.address);
     one.send(1, 0);
-    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.sessions.is_open(ID, 1)));
     other.be(1, &one.address);
-    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.sessions.is_open(ID, 1)));
 }
 
 /// Processes of another job, of none, and of this job but another rank: each says that it is the first host.
@@ -184,7 +188,9 @@ fn strangers_are_refused() {
         };
         stranger.be(0, &meant);
         stranger.send(1, 0);
-        let is_in = |ends: &[&mut End]| ends[0].lanes.is_open(ID, 1) || ends[1].lanes.hears(ID, HOST);
+        let is_in = |ends: &[&mut End]| {
+            ends[0].lanes.sessions.is_open(ID, 1) || ends[1].lanes.sessions.hears(ID, HOST)
+        };
         assert!(!until(SHORT, &mut [&mut stranger, &mut other], is_in), "{is_of_job}");
         // The right process is let in after that.
         connect(&mut one, &mut other);
@@ -200,7 +206,7 @@ fn who_answers_must_be_who_was_meant() {
     other.be(1, &one.address);
     let segment = one.be(0, &Address { who: Who::Rank(2), ..other.address.clone() });
     one.send(1, 0);
-    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    assert!(!until(SHORT, &mut [&mut one, &mut other], |ends| ends[0].lanes.sessions.is_open(ID, 1)));
     one.ahead = 2 * SILENCE;
     assert!(until(LIMIT, &mut [&mut one, &mut other], |_| segment.failure().is_some()));
     let text = segment.failure().unwrap().text().to_owned();
@@ -230,12 +236,12 @@ fn who_does_not_say_what_it_comes_for_is_sent_away() {
     let to = other.address.socket;
     let mut noise = TcpStream::connect(to).unwrap();
     noise.write_all(b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n").unwrap();
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 1));
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() == 1));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() == 0));
     let silent = TcpStream::connect(to).unwrap();
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 1));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() == 1));
     other.ahead = SILENCE;
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() == 0));
     // Both connections were closed.
     for mut closed in [noise, silent] {
         closed.set_read_timeout(Some(LIMIT)).unwrap();
@@ -262,9 +268,9 @@ fn a_crowd_of_strangers_keeps_nobody_out() {
     connect(&mut one, &mut other);
     assert!(segment.failure().is_none());
     assert!(
-        other.lanes.lines() <= crowd.len() / 2 + 1,
+        other.lanes.streams().count() <= crowd.len() / 2 + 1,
         "{} of {} are kept",
-        other.lanes.lines(),
+        other.lanes.streams().count(),
         crowd.len()
     );
 }
@@ -279,12 +285,12 @@ fn a_greeting_that_is_none_is_refused() {
         let mut line = TcpConnection::connect(&identity, &other.address).unwrap();
         line.say(words);
         let end = Instant::now() + LIMIT;
-        while !matches!(line.receive(|_| panic!("there is no answer")), TcpFlow::Broken(_)) {
+        while !matches!(line.receive(|_| panic!("there is no answer")), Flow::Broken(_)) {
             assert!(Instant::now() < end, "it was not closed");
             other.turn();
         }
         assert!(line.is_ready(), "it was let in before");
-        assert!(!other.lanes.hears(ID, HOST) && segment.failure().is_none());
+        assert!(!other.lanes.sessions.hears(ID, HOST) && segment.failure().is_none());
     }
 }
 
@@ -292,9 +298,9 @@ fn a_greeting_that_is_none_is_refused() {
 #[test]
 fn a_connection_that_breaks_is_cut_off_at_last() {
     let (one, mut other, segment) = connected();
-    let before = other.lanes.lines();
+    let before = other.lanes.streams().count();
     drop(one);
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() < before));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() < before));
     assert!(!until(SHORT, &mut [&mut other], |_| segment.failure().is_some()));
     other.ahead = 2 * SILENCE;
     assert!(until(LIMIT, &mut [&mut other], |_| segment.failure().is_some()));
@@ -309,7 +315,7 @@ fn a_connection_of_who_has_left_may_break() {
     let (one, mut other, segment) = connected();
     segment.roster().put_status(0, &RankStatus { arrived: 1, posted: 1, left: 2, lost: 0 });
     drop(one);
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() == 0));
     other.ahead = 2 * SILENCE;
     assert!(!until(SHORT, &mut [&mut other], |_| segment.failure().is_some()));
 }
@@ -322,25 +328,29 @@ fn who_comes_early_may_go() {
     for _ in 0..10 {
         one.be(0, &other.address);
         one.send(1, 0);
-        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.early() == 1));
+        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.sessions.waiting() == 1));
         one.leave();
-        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.early() == 0));
-        assert!(!one.lanes.knows(ID) && other.lanes.lines() == 0);
+        assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[1].lanes.sessions.waiting() == 0));
+        assert!(!one.lanes.sessions.knows(ID) && other.lanes.streams().count() == 0);
     }
     one.be(0, &other.address);
     one.send(1, 0);
     other.be(1, &one.address);
-    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.is_open(ID, 1)));
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends[0].lanes.sessions.is_open(ID, 1)));
 }
 
 /// A process that was forked has the sockets of its parent, too.
 #[test]
 fn a_socket_that_somebody_else_has_is_no_trouble() {
     let (mut one, mut other, _segment) = connected();
-    let copies = other.lanes.copy_sockets();
+    let copies = other.lanes.streams().copy_sockets();
     one.leave();
     other.leave();
-    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end.lanes.lines() == 0)));
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end
+        .lanes
+        .streams()
+        .count()
+        == 0)));
     let mut events: Vec<epoll::Event> = Vec::with_capacity(16);
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
     let _ = epoll::wait(&other.epoll, spare_capacity(&mut events), Some(&none));
@@ -355,11 +365,11 @@ fn who_ends_before_it_has_greeted_is_sent_away() {
     let mut line = TcpConnection::connect(&identity, &other.address).unwrap();
     let end = Instant::now() + LIMIT;
     while !line.is_ready() {
-        assert!(Instant::now() < end && line.receive(|_| true) == TcpFlow::Open);
+        assert!(Instant::now() < end && line.receive(|_| true) == Flow::Open);
         other.turn();
     }
     line.finish();
-    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.lines() == 0));
+    assert!(until(LIMIT, &mut [&mut other], |ends| ends[0].lanes.streams().count() == 0));
 }
 
 /// A host that has nothing more to say is not lost, and neither is one that needs nothing more.
@@ -369,15 +379,21 @@ fn who_leaves_is_not_lost() {
     let own = one.be(0, &other.address);
     one.send(1, 0);
     other.send(0, 0);
-    let are_open = |ends: &[&mut End]| ends[0].lanes.is_open(ID, 1) && ends[1].lanes.is_open(ID, 0);
+    let are_open =
+        |ends: &[&mut End]| ends[0].lanes.sessions.is_open(ID, 1) && ends[1].lanes.sessions.is_open(ID, 0);
     assert!(until(LIMIT, &mut [&mut one, &mut other], are_open));
     one.leave();
-    let is_left = |ends: &[&mut End]| !ends[0].lanes.knows(ID) && !ends[1].lanes.is_open(ID, 0);
+    let is_left =
+        |ends: &[&mut End]| !ends[0].lanes.sessions.knows(ID) && !ends[1].lanes.sessions.is_open(ID, 0);
     assert!(until(LIMIT, &mut [&mut one, &mut other], is_left));
     assert!(!segment.roster().is_lost(0) && !own.roster().is_lost(1));
     assert!(segment.failure().is_none() && own.failure().is_none());
     other.leave();
-    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end.lanes.lines() == 0)));
+    assert!(until(LIMIT, &mut [&mut one, &mut other], |ends| ends.iter().all(|end| end
+        .lanes
+        .streams()
+        .count()
+        == 0)));
 }
 
 /// One way between two sockets, as a stranger on it sees it.
@@ -436,22 +452,22 @@ fn records_are_those_of_tls() {
     let said: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
     let mut chunks: VecDeque<Bytes> = said.chunks(41_000).map(Bytes::copy_from_slice).collect();
     let mut line = TcpConnection::connect(&client, &to).unwrap();
-    let (mut heard, mut flow, end) = (Vec::<u8>::new(), TcpFlow::Open, Instant::now() + LIMIT);
-    while flow == TcpFlow::Open {
+    let (mut heard, mut flow, end) = (Vec::<u8>::new(), Flow::Open, Instant::now() + LIMIT);
+    while flow == Flow::Open {
         assert!(Instant::now() < end, "it goes on for ever");
         flow = line.receive(|bytes| {
             heard.extend(bytes);
             true
         });
-        if flow == TcpFlow::Open && line.is_ready() {
+        if flow == Flow::Open && line.is_ready() {
             line.change_keys_after(3);
             flow = line.send(&mut chunks);
         }
-        if flow == TcpFlow::Open && heard.len() == said.len() {
+        if flow == Flow::Open && heard.len() == said.len() {
             flow = line.finish();
         }
     }
-    assert_eq!(flow, TcpFlow::Ended);
+    assert_eq!(flow, Flow::Ended);
     assert!(heard == said);
     echo.join().unwrap();
 }
@@ -484,16 +500,16 @@ proptest! {
         let mut back = Wire { from: to_line, to: from_client, passed: 0 };
         let mut chunks = VecDeque::from([Bytes::copy_from_slice(&said)]);
         let (mut heard, mut cuts) = (vec![], cuts.into_iter().cycle());
-        let (mut flows, end) = ((TcpFlow::Open, TcpFlow::Open), Instant::now() + LIMIT);
-        while flows.0 == TcpFlow::Open && flows.1 == TcpFlow::Open {
+        let (mut flows, end) = ((Flow::Open, Flow::Open), Instant::now() + LIMIT);
+        while flows.0 == Flow::Open && flows.1 == Flow::Open {
             prop_assert!(Instant::now() < end, "it goes on for ever");
             let cut = cuts.next().unwrap();
             there.pass(cut, changed.filter(|_| to_server));
             back.pass(cut, changed.filter(|_| !to_server));
             flows.0 = client.receive(|_| panic!("the server says nothing"));
-            if flows.0 == TcpFlow::Open && client.is_ready() {
+            if flows.0 == Flow::Open && client.is_ready() {
                 flows.0 = client.send(&mut chunks);
-                if flows.0 == TcpFlow::Open && chunks.is_empty() {
+                if flows.0 == Flow::Open && chunks.is_empty() {
                     flows.0 = client.finish();
                 }
             }
@@ -502,10 +518,10 @@ proptest! {
         prop_assert!(said.starts_with(&heard));
         let reached = if to_server { there.passed } else { back.passed };
         if changed.is_none_or(|changed| changed >= reached) {
-            prop_assert_eq!(flows.1, TcpFlow::Ended);
+            prop_assert_eq!(flows.1, Flow::Ended);
             prop_assert_eq!(heard, said);
         } else {
-            prop_assert!(flows != (TcpFlow::Open, TcpFlow::Ended) || heard == said);
+            prop_assert!(flows != (Flow::Open, Flow::Ended) || heard == said);
         }
         // Both say the same when asked again, and do not panic.
         let _ = (client.receive(|_| true), client.send(&mut chunks), client.finish());

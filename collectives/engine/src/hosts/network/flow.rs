@@ -1,0 +1,11 @@
+//! What becomes of a stream when it is read or written.
+
+/// The state of a stream or connection after it was read or written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Flow {
+    Open,
+    /// The other side has said that it will say no more, or that it takes no more.
+    Ended,
+    /// The connection is gone, or the process at the other end is not let in.
+    Broken(String),
+}
