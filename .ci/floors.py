@@ -53,13 +53,11 @@ LIMITS = Limits(
     circles_of_folders=[],
     many_methods={},
     long_functions={
-        "tpurun-engine bridge Bridge::take": 60,
         "tpurun-engine network Running::cross": 60,
         "tpurun-engine p2p Messages::progress_receives": 65,
         "tpurun-engine rounds Rounds::wait": 55,
     },
     long_files={
-        "tpurun-engine bridge": 720,
         "tpurun-engine ffi": 740,
     },
 )

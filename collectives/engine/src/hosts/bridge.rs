@@ -11,22 +11,24 @@
 //! of a fold, which are read later, have places for four rounds. That its ranks have arrived is counted only once
 //! round k - 1 is open here.
 
+mod frames;
 mod parcel;
+mod rings;
+mod stretches;
 mod stripe;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub(crate) use parcel::Parcel;
+pub(crate) use frames::{Frames, Wrong};
 use parcel::Piece;
+pub(crate) use parcel::{Outbox, Parcel};
+use rings::CarriedRings;
+use stretches::{WrittenBytes, area, bulk, pieces, small};
 pub(crate) use stripe::Shares;
 use stripe::{Pieces, Stripe};
 use tpurun_memory::failure::FailureKind;
-use tpurun_memory::sync::{Ordering, RingError};
-use tpurun_protocol::frame::{
-    Failed, FrameHeader, FrameKind, HEADER_BYTES, MOST_BYTES, RankStatus, STRIPE_BYTES,
-};
-use tpurun_protocol::layout::{CHANNELS, TURNS};
+use tpurun_protocol::frame::{Failed, FrameHeader, FrameKind, MOST_BYTES, RankStatus, STRIPE_BYTES};
 use tpurun_protocol::segment::{Segment, Verdict};
 
 /// This host's end of one connection, kept by its first rank.
@@ -44,10 +46,7 @@ pub(crate) struct Bridge {
     ranks: Vec<TellingOf>,
     /// By host.
     peers: Vec<Peer>,
-    /// Rings between a rank here and one elsewhere that something has gone through, by channel, sender and receiver.
-    rings: BTreeMap<(u32, u32, u32), Carried>,
-    /// How often something had happened on rings at the last look.
-    moves: u32,
+    rings: CarriedRings,
     verdict: Verdicts,
     /// Heard from the host that decides, to be told to those that it may not reach.
     heard: Option<Failed>,
@@ -61,16 +60,6 @@ enum Verdicts {
     Proposed(u32),
     /// All hosts say the same.
     Decided,
-}
-
-/// Bytes of a ring in all. Each host has a copy of the ring, as large as the other: what the sender's copy holds
-/// fits the receiver's, and is freed when the receiver has taken it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Carried {
-    /// To or from the other host.
-    moved: u64,
-    /// By the receiver, as far as the sender's host has been told.
-    taken: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,14 +80,6 @@ struct Peer {
     is_lost: bool,
 }
 
-/// The frames that are to be sent, by host.
-pub(crate) type Outbox = Vec<Parcel>;
-
-/// Says why something that another host sent can not be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Wrong(&'static str);
-
 impl Bridge {
     /// Makes the bridges of one host, one for each connection to every other host.
     pub(crate) fn all(segment: &Arc<Segment>, shares: Shares) -> Vec<Self> {
@@ -110,6 +91,7 @@ impl Bridge {
         let ranks = vec![TellingOf::default(); segment.size() as usize];
         let peers = vec![Peer::default(); hosts];
         Self {
+            rings: CarriedRings::new(segment.clone()),
             segment,
             stripe,
             calls: false,
@@ -117,8 +99,6 @@ impl Bridge {
             sent: 0,
             ranks,
             peers,
-            rings: BTreeMap::new(),
-            moves: 0,
             verdict: Verdicts::None,
             heard: None,
         }
@@ -160,7 +140,7 @@ impl Bridge {
             self.deliver(host);
         }
         // Before anybody is said to have left: what a rank has sent stays good.
-        self.carry_rings(&mut out);
+        self.rings.carry(&mut out);
         for (rank, status) in ranks {
             let told = &mut self.ranks[rank as usize].status;
             if is_news(&status, told) {
@@ -243,105 +223,6 @@ impl Bridge {
         }
     }
 
-    fn carry_rings(&mut self, out: &mut Outbox) {
-        let segment = self.segment.clone();
-        // Acquire: then what has moved is seen below.
-        let moves = segment.rings().moves().load(Ordering::Acquire);
-        if std::mem::replace(&mut self.moves, moves) == moves {
-            return;
-        }
-        for channel in 0..CHANNELS {
-            for here in self.own_ranks() {
-                for there in segment.ranks().filter(|rank| !segment.is_here(*rank)) {
-                    let carried = self
-                        .carry_out(channel, here, there, out)
-                        .and_then(|()| self.tell_taken(channel, there, here, out));
-                    if let Err(error) = carried {
-                        let text =
-                            format!("{} wrote what can not be: {error}", segment.roster().describe(&[here]));
-                        segment
-                            .failure_word()
-                            .fail_here(&Verdict::new(FailureKind::Internal, text).blaming([here]));
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Sends the bytes that `from` has put into its ring since the last look.
-    fn carry_out(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
-        let segment = &self.segment;
-        let filled = segment.rings().ring(channel, from, to).readable()?;
-        let Carried { moved, taken } = self.rings.get(&(channel, from, to)).copied().unwrap_or_default();
-        let mut fresh = filled.after((moved - taken) as u32);
-        if fresh.bytes == 0 {
-            return Ok(());
-        }
-        let data = segment.layout().ring_data(channel, from, to);
-        let frames = &mut out[segment.hosts().of(to) as usize];
-        self.rings.entry((channel, from, to)).or_default().moved += u64::from(fresh.bytes);
-        while fresh.bytes > 0 {
-            let bytes = fresh.bytes.min(MOST_BYTES as u32);
-            let header = FrameHeader { kind: FrameKind::Ring, rank: from, round: channel, offset: to, bytes };
-            frames.push_with(&header, |payload| segment.rings().read_run(data, fresh, payload));
-            fresh = fresh.after(bytes);
-        }
-        Ok(())
-    }
-
-    /// Tells how much `to` has taken out of the ring since the last look.
-    fn tell_taken(&mut self, channel: u32, from: u32, to: u32, out: &mut Outbox) -> Result<(), RingError> {
-        let Some(carried) = self.rings.get_mut(&(channel, from, to)) else { return Ok(()) };
-        let left = self.segment.rings().ring(channel, from, to).readable()?.bytes;
-        let taken = carried.moved - u64::from(left).min(carried.moved);
-        if taken > carried.taken {
-            carried.taken = taken;
-            let frames = &mut out[self.segment.hosts().of(from) as usize];
-            let header =
-                FrameHeader { kind: FrameKind::Taken, rank: to, round: channel, offset: from, bytes: 8 };
-            frames.push(&header, &taken.to_le_bytes());
-        }
-        Ok(())
-    }
-
-    /// Bytes for a ring to a rank here.
-    fn fill_ring(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Wrong> {
-        let (channel, from, to) = (header.round, header.rank, header.offset);
-        self.check_ring(channel, to)?;
-        let segment = &self.segment;
-        let ring = segment.rings().ring(channel, from, to);
-        let room = ring.writable().map_err(|_| Wrong("bytes for a ring that can not be used"))?;
-        if (room.bytes as usize) < payload.len() {
-            return Err(Wrong("more bytes for a ring than fit"));
-        }
-        segment.rings().write_run(segment.layout().ring_data(channel, from, to), room, payload);
-        ring.publish(payload.len() as u32);
-        self.rings.entry((channel, from, to)).or_default().moved += payload.len() as u64;
-        segment.doorbell(to).ring();
-        Ok(())
-    }
-
-    /// Room in a ring of a rank here.
-    fn free_ring(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Wrong> {
-        let (channel, from, to) = (header.round, header.offset, header.rank);
-        self.check_ring(channel, from)?;
-        let taken = payload.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("no count of bytes"))?;
-        let carried = self.rings.entry((channel, from, to)).or_default();
-        if taken < carried.taken || taken > carried.moved {
-            return Err(Wrong("a count of bytes that were not sent"));
-        }
-        self.segment.rings().ring(channel, from, to).consume((taken - carried.taken) as u32);
-        carried.taken = taken;
-        self.segment.doorbell(from).ring();
-        Ok(())
-    }
-
-    fn check_ring(&self, channel: u32, here: u32) -> Result<(), Wrong> {
-        let is_ring = channel < CHANNELS && here < self.segment.size() && self.segment.is_here(here);
-        if is_ring { Ok(()) } else { Err(Wrong("a ring that is none")) }
-    }
-
     /// Sends what the ranks here have written for the round that all of them have come to.
     fn send_round(&mut self, out: &mut Outbox) {
         let (segment, round) = (self.segment.clone(), self.sent);
@@ -359,13 +240,13 @@ impl Bridge {
         self.to_all(out, arrival(&segment, round, of), &[]);
     }
 
-    fn send_striped(&self, round: u64, bulk: &[Stretch], out: &mut Outbox) {
+    fn send_striped(&self, round: u64, bulk: &[WrittenBytes], out: &mut Outbox) {
         self.send(round, self.stripe.own(pieces(bulk, STRIPE_BYTES)), out);
     }
 
-    fn send(&self, round: u64, pieces: impl Iterator<Item = Stretch>, out: &mut Outbox) {
+    fn send(&self, round: u64, pieces: impl Iterator<Item = WrittenBytes>, out: &mut Outbox) {
         let segment = &self.segment;
-        for Stretch { kind, rank, place, offset, bytes, to } in pieces {
+        for WrittenBytes { kind, rank, place, offset, bytes, to } in pieces {
             let header =
                 FrameHeader { kind, rank, round: round as u32, offset: offset as u32, bytes: bytes as u32 };
             let piece = Piece::of(segment, place + offset, bytes);
@@ -401,43 +282,48 @@ impl Bridge {
             | FrameKind::Folded => self.put(host, header, payload),
             FrameKind::Arrived => self.arrive(host, header),
             _ if !self.stripe.is_first() => Err(Wrong("a frame on a connection for pieces")),
-            FrameKind::Member => {
-                let pid = payload.try_into().map(u32::from_le_bytes).map_err(|_| Wrong("no process id"))?;
-                let known = &mut self.ranks[header.rank as usize];
-                if known.is_there || pid == 0 {
-                    return Err(Wrong("a rank that comes twice, or as no process"));
-                }
-                known.is_there = true;
-                segment.roster().attach_remote(header.rank, pid);
-                Ok(())
-            }
-            FrameKind::Ring => self.fill_ring(header, payload),
-            FrameKind::Taken => self.free_ring(header, payload),
-            FrameKind::Status => {
-                let status = RankStatus::decode(payload).ok_or(Wrong("no status"))?;
-                // It may be one round ahead of what is open here.
-                let arrived = status.arrived.min(self.peers[host as usize].arrived + 1);
-                let status = RankStatus { arrived, ..status };
-                segment.roster().put_status(header.rank, &status);
-                Ok(())
-            }
-            FrameKind::Failed | FrameKind::Proposed => {
-                let failed = Failed::decode(payload).ok_or(Wrong("no failure"))?;
-                if failed.blamed.iter().any(|rank| *rank >= segment.size()) {
-                    return Err(Wrong("a failure that blames a rank there is not"));
-                }
-                if header.kind == FrameKind::Failed && self.verdict != Verdicts::Decided {
-                    self.verdict = Verdicts::Decided;
-                    segment.failure_word().decide(&failed);
-                    self.heard = Some(failed.clone());
-                }
-                // The communicator fails here, unless it has failed already. A proposed failure is decided on at the
-                // next look.
-                let kind = FailureKind::from_code(failed.kind);
-                segment.failure_word().fail_here(&Verdict::new(kind, failed.text).blaming(failed.blamed));
-                Ok(())
-            }
+            FrameKind::Member => self.meet_member(header.rank, payload),
+            FrameKind::Ring => self.rings.fill(header, payload),
+            FrameKind::Taken => self.rings.free(header, payload),
+            FrameKind::Status => self.hear_status(host, header.rank, payload),
+            FrameKind::Failed | FrameKind::Proposed => self.hear_failure(header.kind, payload),
         }
+    }
+
+    fn meet_member(&mut self, rank: u32, payload: &[u8]) -> Result<(), Wrong> {
+        let pid = payload.try_into().map(u32::from_le_bytes).map_err(|_| Wrong("no process id"))?;
+        let known = &mut self.ranks[rank as usize];
+        if known.is_there || pid == 0 {
+            return Err(Wrong("a rank that comes twice, or as no process"));
+        }
+        known.is_there = true;
+        self.segment.roster().attach_remote(rank, pid);
+        Ok(())
+    }
+
+    fn hear_status(&self, host: u32, rank: u32, payload: &[u8]) -> Result<(), Wrong> {
+        let status = RankStatus::decode(payload).ok_or(Wrong("no status"))?;
+        // It may be one round ahead of what is open here.
+        let arrived = status.arrived.min(self.peers[host as usize].arrived + 1);
+        self.segment.roster().put_status(rank, &RankStatus { arrived, ..status });
+        Ok(())
+    }
+
+    fn hear_failure(&mut self, kind: FrameKind, payload: &[u8]) -> Result<(), Wrong> {
+        let segment = &self.segment;
+        let failed = Failed::decode(payload).ok_or(Wrong("no failure"))?;
+        if failed.blamed.iter().any(|rank| *rank >= segment.size()) {
+            return Err(Wrong("a failure that blames a rank there is not"));
+        }
+        if kind == FrameKind::Failed && self.verdict != Verdicts::Decided {
+            self.verdict = Verdicts::Decided;
+            segment.failure_word().decide(&failed);
+            self.heard = Some(failed.clone());
+        }
+        // The communicator fails here, unless it has failed already. A proposed failure is decided on at the next look.
+        let kind = FailureKind::from_code(failed.kind);
+        segment.failure_word().fail_here(&Verdict::new(kind, failed.text).blaming(failed.blamed));
+        Ok(())
     }
 
     /// Whether what a host says of this round comes in its turn. Connections for pieces skip rounds, and count those
@@ -557,83 +443,6 @@ impl Bridge {
     }
 }
 
-/// Bytes that a rank has written somewhere, for other hosts.
-#[derive(Clone, Copy)]
-struct Stretch {
-    kind: FrameKind,
-    rank: u32,
-    /// Where its pieces of this kind begin here.
-    place: usize,
-    offset: usize,
-    bytes: usize,
-    /// The only host that needs it.
-    to: Option<u32>,
-}
-
-/// Returns the stretches that come with every round.
-fn small(segment: &Segment, round: u64) -> Vec<Stretch> {
-    let parity = (round % 2) as usize;
-    let of_rank = |rank: &u32| {
-        let (rank, written) = (*rank, segment.remote().written(*rank, parity));
-        let kinds = [
-            (FrameKind::Slot, written.slot),
-            (FrameKind::Behind, written.behind),
-            (FrameKind::Splits, written.splits),
-        ];
-        kinds.map(|(kind, bytes)| {
-            let place = area(segment, kind, rank, round).0;
-            Stretch { kind, rank, place, offset: 0, bytes, to: None }
-        })
-    };
-    segment.ranks_here().iter().flat_map(of_rank).collect()
-}
-
-/// Returns the stretches that have been staged and folded for a round.
-fn bulk(segment: &Segment, round: u64) -> Vec<Stretch> {
-    let (parity, layout) = ((round % 2) as usize, segment.layout());
-    let own_ranks = segment.ranks_here();
-    let mut bulk = vec![];
-    for rank in own_ranks.iter().copied() {
-        let written = segment.remote().written(rank, parity);
-        let mut add = |kind, place, offset, bytes, to| {
-            bulk.push(Stretch { kind, rank, place, offset, bytes, to });
-        };
-        let window = layout.window(rank, parity);
-        add(FrameKind::Window, window, 0, written.for_all, None);
-        let partial = layout.partial(turn(round));
-        add(FrameKind::Window, partial, 0, written.partial, None);
-        let for_each = if written.is_partial { partial } else { window };
-        if written.stride > 0 {
-            for to in segment.ranks().filter(|to| !segment.is_here(*to)) {
-                let bytes = segment.remote().written_for(rank, parity, to).min(written.stride);
-                let offset = written.stride * to as usize;
-                if offset + bytes <= layout.window_bytes() {
-                    add(FrameKind::Window, for_each, offset, bytes, Some(segment.hosts().of(to)));
-                }
-            }
-        }
-        for own in own_ranks {
-            let stretch = written.folded.of(*own);
-            add(FrameKind::Folded, layout.folded(turn(round)), stretch.start, stretch.len(), None);
-        }
-    }
-    bulk
-}
-
-fn pieces(stretches: &[Stretch], most: usize) -> impl Iterator<Item = Stretch> {
-    stretches.iter().flat_map(move |whole| {
-        (0..whole.bytes).step_by(most).map(move |start| Stretch {
-            offset: whole.offset + start,
-            bytes: (whole.bytes - start).min(most),
-            ..*whole
-        })
-    })
-}
-
-fn turn(round: u64) -> usize {
-    (round % TURNS as u64) as usize
-}
-
 /// Returns the header that says that all ranks here have come to a round, and that its pieces go over `of`
 /// connections.
 fn arrival(segment: &Segment, round: u64, of: usize) -> FrameHeader {
@@ -642,117 +451,4 @@ fn arrival(segment: &Segment, round: u64, of: usize) -> FrameHeader {
 
 fn about(kind: FrameKind, rank: u32, bytes: usize) -> FrameHeader {
     FrameHeader { kind, rank, round: 0, offset: 0, bytes: bytes as u32 }
-}
-
-/// Where a rank's pieces of this kind lie, and how much room they have.
-fn area(segment: &Segment, kind: FrameKind, rank: u32, round: u64) -> (usize, usize) {
-    let (parity, layout) = ((round % 2) as usize, segment.layout());
-    match kind {
-        FrameKind::Slot => (layout.slot(rank, parity), tpurun_protocol::match_key::SLOT_BYTES),
-        FrameKind::Behind => (layout.behind(rank, parity), tpurun_protocol::match_key::OFFERS_BYTES),
-        FrameKind::Splits => (layout.splits(rank, parity), layout.splits_bytes()),
-        FrameKind::Folded => (layout.folded(turn(round)), layout.window_bytes()),
-        _ => (layout.window(rank, parity), layout.window_bytes()),
-    }
-}
-
-/// Finds the frames in a stream of bytes. Pieces of what ranks have written are handed on as they come, so that
-/// nothing large is kept here.
-#[derive(Debug, Default)]
-pub(crate) struct Frames {
-    /// The beginning of a frame that is not whole yet.
-    begun: Vec<u8>,
-    /// The rest of a piece that has not come yet.
-    piece: Option<FrameHeader>,
-}
-
-impl Frames {
-    /// # Errors
-    /// When the bytes are no frames, and what `take` says of them.
-    pub(crate) fn feed(
-        &mut self,
-        mut bytes: &[u8],
-        mut take: impl FnMut(&FrameHeader, &[u8]) -> Result<(), Wrong>,
-    ) -> Result<(), Wrong> {
-        while !bytes.is_empty() {
-            if let Some(piece) = &mut self.piece {
-                let (now, rest) = bytes.split_at(bytes.len().min(piece.bytes as usize));
-                take(&FrameHeader { bytes: now.len() as u32, ..*piece }, now)?;
-                bytes = rest;
-                piece.offset = piece.offset.saturating_add(now.len() as u32);
-                piece.bytes -= now.len() as u32;
-                if piece.bytes == 0 {
-                    self.piece = None;
-                }
-                continue;
-            }
-            let wanted = match self.begun.len() < HEADER_BYTES {
-                true => HEADER_BYTES,
-                false => HEADER_BYTES + self.header()?.bytes as usize,
-            };
-            let (now, rest) = bytes.split_at(bytes.len().min(wanted - self.begun.len()));
-            self.begun.extend_from_slice(now);
-            bytes = rest;
-            if self.begun.len() < HEADER_BYTES {
-                continue;
-            }
-            let header = self.header()?;
-            if header.kind.is_piece() && header.bytes > 0 {
-                self.begun.clear();
-                self.piece = Some(header);
-            } else if self.begun.len() == HEADER_BYTES + header.bytes as usize {
-                take(&header, &self.begun[HEADER_BYTES..])?;
-                self.begun.clear();
-            }
-        }
-        Ok(())
-    }
-
-    fn header(&self) -> Result<FrameHeader, Wrong> {
-        let header = self.begun.first_chunk().and_then(FrameHeader::decode);
-        header.ok_or(Wrong("bytes that are no frame"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-        /// However a stream is cut, the same comes out of it.
-        #[test]
-        fn frames_are_found_however_they_come(
-            frames in proptest::collection::vec((1_u8..=12, proptest::collection::vec(any::<u8>(), 0..50)), 0..9),
-            cuts in proptest::collection::vec(1_usize..40, 1..99),
-        ) {
-            let mut stream = vec![];
-            let mut expected: Vec<(u8, u32, u8)> = vec![];
-            for (kind, payload) in &frames {
-                let mut header = [0; HEADER_BYTES];
-                header[0] = *kind;
-                header[16..].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-                stream.extend(header);
-                stream.extend(payload);
-                expected.extend((0_u32..).zip(payload).map(|(at, byte)| (*kind, at, *byte)));
-            }
-            let (mut found, mut rest, mut parser) = (vec![], &stream[..], Frames::default());
-            let mut cuts = cuts.iter().cycle();
-            while !rest.is_empty() {
-                let (now, later) = rest.split_at(rest.len().min(*cuts.next().expect("for ever")));
-                rest = later;
-                let took = parser.feed(now, |header, payload| {
-                    assert_eq!(header.bytes as usize, payload.len());
-                    let bytes = (header.offset..).zip(payload);
-                    found.extend(bytes.map(|(at, byte)| (header.kind as u8, at, *byte)));
-                    Ok(())
-                });
-                prop_assert_eq!(took, Ok(()));
-            }
-            prop_assert_eq!(found, expected);
-        }
-    }
 }

@@ -19,6 +19,9 @@ pub(crate) struct Parcel {
     open: Vec<u8>,
 }
 
+/// The frames that are to be sent, by host.
+pub(crate) type Outbox = Vec<Parcel>;
+
 /// Bytes that ranks have written, of one place.
 pub(super) enum Piece {
     Copied(Vec<u8>),
