@@ -53,7 +53,6 @@ LIMITS = Limits(
     circles_of_folders=[],
     many_methods={},
     long_functions={
-        "tpurun-engine network Running::cross": 60,
         "tpurun-engine p2p Messages::progress_receives": 65,
         "tpurun-engine rounds Rounds::wait": 55,
     },

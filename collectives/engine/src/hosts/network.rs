@@ -179,42 +179,17 @@ impl Running {
         id: u64,
         addresses: &[Addresses],
     ) -> Crossing {
-        {
-            let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-            for Addresses { first, .. } in addresses {
-                if let Who::Shows(certificate) = &first.who
-                    && !expected.contains(certificate)
-                {
-                    expected.push(certificate.clone());
-                }
-            }
-        }
-        let connections = addresses.iter().map(Addresses::count).fold(self.threads.len(), usize::min);
-        let all_take_tcp =
-            addresses.iter().chain([&self.addresses]).all(|addresses| addresses.bulk == Bulk::Tcp);
+        self.expect(addresses);
+        let (shares, at) = self.distribute(addresses);
+        let connections = at.iter().map(|(driver, _)| driver + 1).max().unwrap_or(0);
         let drivers: Vec<Arc<Commands>> =
             self.threads[..connections].iter().map(|thread| thread.commands.clone()).collect();
-        // Which driver each bridge is at.
-        let (shares, at): (_, Vec<(usize, Protocol)>) = match all_take_tcp {
-            false => {
-                (Shares::All(connections), (0..connections).map(|index| (index, Protocol::Quic)).collect())
-            }
-            true => {
-                let lanes = (0..connections).map(|index| (index, Protocol::Tcp));
-                (
-                    Shares::AllButFirst(connections),
-                    std::iter::once((0, Protocol::Quic)).chain(lanes).collect(),
-                )
-            }
-        };
         let each: Vec<Vec<Address>> = addresses.iter().map(|addresses| addresses.each().collect()).collect();
         let mut heard = Some(BellRings::new(ears, segment.clone()));
         let mut ways = vec![];
-        for (index, (bridge, (driver, carrier))) in
-            Bridge::all(segment, shares).into_iter().zip(at).enumerate()
-        {
+        for (bridge, (driver, carrier)) in Bridge::all(segment, shares).into_iter().zip(at) {
             // The bridge of the first driver calls all others, and each of these calls the first.
-            let calls = match (index, driver) {
+            let calls = match (ways.len(), driver) {
                 (0, _) => &drivers[1..],
                 (_, 0) => &[],
                 _ => &drivers[..1],
@@ -231,6 +206,31 @@ impl Running {
             (driver, over)
         });
         Crossing { id, ways: ways.collect(), running: self.clone() }
+    }
+
+    /// Lets in the processes at these addresses.
+    fn expect(&self, addresses: &[Addresses]) {
+        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        for Addresses { first, .. } in addresses {
+            if let Who::Shows(certificate) = &first.who
+                && !expected.contains(certificate)
+            {
+                expected.push(certificate.clone());
+            }
+        }
+    }
+
+    /// The shares of the bridges to these addresses, and by bridge, the driver that it is at and its protocol.
+    fn distribute(&self, addresses: &[Addresses]) -> (Shares, Vec<(usize, Protocol)>) {
+        let connections = addresses.iter().map(Addresses::count).fold(self.threads.len(), usize::min);
+        let each_over = |protocol| (0..connections).map(move |driver| (driver, protocol));
+        match addresses.iter().chain([&self.addresses]).all(|addresses| addresses.bulk == Bulk::Tcp) {
+            false => (Shares::All(connections), each_over(Protocol::Quic).collect()),
+            true => {
+                let first = std::iter::once((0, Protocol::Quic));
+                (Shares::AllButFirst(connections), first.chain(each_over(Protocol::Tcp)).collect())
+            }
+        }
     }
 }
 

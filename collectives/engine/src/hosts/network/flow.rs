@@ -1,4 +1,4 @@
-//! What becomes of a stream when it is read or written.
+//! The states of a stream.
 
 /// The state of a stream or connection after it was read or written.
 #[derive(Clone, PartialEq, Eq, Debug)]

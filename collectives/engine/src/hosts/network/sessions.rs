@@ -32,8 +32,8 @@ use crate::hosts::bridge::{Bridge, Outbox};
 /// A protocol calls these methods, in any order as far as nothing else is said:
 ///
 /// - [`add`](Self::add) once for each communicator, before anything else is said of it; then [`rung`](Self::rung)
-///   whenever something has happened in its segment, and [`stop`](Self::stop) once nobody here needs it. What comes
-///   before `add` or after the communicator is over is ignored.
+///   whenever something has happened in its segment, and [`stop`](Self::stop) once nobody here needs it. A call
+///   before `add`, or after the communicator is over, is ignored.
 /// - [`opened`](Self::opened) for a stream that another process has opened. From then on, and for the streams that
 ///   [`Streams::open`] has made, [`read`](Self::read) whenever something may have come, and
 ///   [`writable`](Self::writable) or `read` whenever more can be sent. [`connect`](Self::connect) for a session whose
