@@ -48,8 +48,7 @@ class Limits:
 
 
 LIMITS = Limits(
-    circles_of_files={
-    },
+    circles_of_files={},
     circles_of_folders=[],
     many_methods={},
     long_functions={

@@ -15,7 +15,7 @@ use quinn_proto::{
 
 use super::address::Address;
 use super::certificate::Certificate;
-use super::flow::Flow;
+use super::flow::StreamFlow;
 use super::protocol::Protocol;
 use super::quic_settings::{MOST_DATAGRAM, MOST_STREAMS, MOST_STREAMS_BEFORE, transport};
 use super::tls::{self, Expected, Identity};
@@ -338,17 +338,17 @@ impl Connections {
     }
 
     /// Takes as much from the front of `chunks` as may be sent now.
-    pub(super) fn write(&mut self, stream: QuicStream, chunks: &mut VecDeque<Bytes>) -> Flow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
+    pub(super) fn write(&mut self, stream: QuicStream, chunks: &mut VecDeque<Bytes>) -> StreamFlow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return StreamFlow::Ended };
         while !chunks.is_empty() {
             match known.inner.send_stream(stream.id).write_chunks(chunks.make_contiguous()) {
                 Ok(written) => drop(chunks.drain(..written.chunks)),
                 Err(quinn_proto::WriteError::Blocked) => break,
-                Err(_) => return Flow::Ended,
+                Err(_) => return StreamFlow::Ended,
             }
         }
         self.touch(stream.connection);
-        Flow::Open
+        StreamFlow::Open
     }
 
     /// Hands on the bytes that have come, in order, as long as they are taken; `most` bytes at a time.
@@ -357,10 +357,10 @@ impl Connections {
         stream: QuicStream,
         most: usize,
         mut take: impl FnMut(&[u8]) -> bool,
-    ) -> Flow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
+    ) -> StreamFlow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return StreamFlow::Ended };
         let mut receive = known.inner.recv_stream(stream.id);
-        let Ok(mut chunks) = receive.read(true) else { return Flow::Ended };
+        let Ok(mut chunks) = receive.read(true) else { return StreamFlow::Ended };
         let flow = loop {
             match chunks.next(most) {
                 Ok(Some(chunk)) if take(&chunk.bytes) => {
@@ -369,8 +369,8 @@ impl Connections {
                     }
                     self.taken.push(chunk.bytes);
                 }
-                Ok(Some(_)) | Err(ReadError::Blocked) => break Flow::Open,
-                Ok(None) | Err(ReadError::Reset(_)) => break Flow::Ended,
+                Ok(Some(_)) | Err(ReadError::Blocked) => break StreamFlow::Open,
+                Ok(None) | Err(ReadError::Reset(_)) => break StreamFlow::Ended,
             }
         };
         let is_to_be_told = chunks.finalize().should_transmit();
@@ -382,11 +382,11 @@ impl Connections {
     }
 
     /// Ends this side of a stream: no more will be written.
-    pub(super) fn finish(&mut self, stream: QuicStream) -> Flow {
-        let Some(known) = self.known.get_mut(&stream.connection) else { return Flow::Ended };
+    pub(super) fn finish(&mut self, stream: QuicStream) -> StreamFlow {
+        let Some(known) = self.known.get_mut(&stream.connection) else { return StreamFlow::Ended };
         let finished = known.inner.send_stream(stream.id).finish();
         self.touch(stream.connection);
-        if finished.is_ok() { Flow::Open } else { Flow::Ended }
+        if finished.is_ok() { StreamFlow::Open } else { StreamFlow::Ended }
     }
 
     /// Neither side needs it any more.

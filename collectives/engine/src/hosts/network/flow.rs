@@ -2,7 +2,7 @@
 
 /// The state of a stream or connection after it was read or written.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Flow {
+pub(super) enum StreamFlow {
     Open,
     /// The other side has said that it will say no more, or that it takes no more.
     Ended,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::address::Address;
 use super::certificate::Certificate;
 use super::connections::{Connections, QuicStream};
-use super::flow::Flow;
+use super::flow::StreamFlow;
 use super::greeting::GREETING_BYTES;
 use super::streams::{Carries, Streams, Unwelcome};
 
@@ -64,36 +64,36 @@ impl Streams for QuicStreams {
     }
 
     /// Reads nothing behind the greeting.
-    fn read_greeting(&mut self, stream: QuicStream, said: &mut Vec<u8>) -> Flow {
+    fn read_greeting(&mut self, stream: QuicStream, said: &mut Vec<u8>) -> StreamFlow {
         loop {
             let missing = GREETING_BYTES - said.len();
             if missing == 0 {
-                return Flow::Open;
+                return StreamFlow::Open;
             }
             let before = said.len();
             let flow = self.connections.read(stream, missing, |bytes| {
                 said.extend(bytes);
                 false
             });
-            if flow != Flow::Open || said.len() == before {
+            if flow != StreamFlow::Open || said.len() == before {
                 return flow;
             }
         }
     }
 
-    fn read(&mut self, stream: QuicStream, take: impl FnMut(&[u8]) -> bool) -> Flow {
+    fn read(&mut self, stream: QuicStream, take: impl FnMut(&[u8]) -> bool) -> StreamFlow {
         self.connections.read(stream, usize::MAX, take)
     }
 
     /// Nobody needs the bytes that the other side takes no more, so all of them count as written then.
-    fn write(&mut self, stream: QuicStream, out: &mut VecDeque<Bytes>) -> Flow {
-        if !out.is_empty() && self.connections.write(stream, out) != Flow::Open {
+    fn write(&mut self, stream: QuicStream, out: &mut VecDeque<Bytes>) -> StreamFlow {
+        if !out.is_empty() && self.connections.write(stream, out) != StreamFlow::Open {
             out.clear();
         }
-        Flow::Open
+        StreamFlow::Open
     }
 
-    fn finish(&mut self, stream: QuicStream) -> Flow {
+    fn finish(&mut self, stream: QuicStream) -> StreamFlow {
         self.connections.finish(stream)
     }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use super::address::Address;
 use super::communicators::Communicators;
-use super::flow::Flow;
+use super::flow::StreamFlow;
 use super::greeting::Greeting;
 use super::purposes::{Purpose, Purposes};
 use super::session::{Communicator, SessionId, State};
@@ -162,16 +162,16 @@ impl<S: Streams> Sessions<S> {
         let Some(communicator) = self.communicators.get_mut(at.communicator) else { return };
         let session = &mut communicator.sessions[at.host as usize];
         let mut flow = self.streams.write(stream, &mut session.out);
-        if flow == Flow::Open && communicator.is_quiet && session.out.is_empty() {
+        if flow == StreamFlow::Open && communicator.is_quiet && session.out.is_empty() {
             session.state = State::Finishing(stream, now + SILENCE);
             flow = self.streams.finish(stream);
             self.next_look.wake(now);
         }
         match flow {
-            Flow::Open => self.streams.watch(stream, Awaits::Bytes),
-            Flow::Ended => self.close(at),
+            StreamFlow::Open => self.streams.watch(stream, Awaits::Bytes),
+            StreamFlow::Ended => self.close(at),
             // The bytes that have come may say that no more is needed, so they are read first.
-            Flow::Broken(_) => {}
+            StreamFlow::Broken(_) => {}
         }
     }
 
@@ -247,7 +247,7 @@ impl<S: Streams> Sessions<S> {
         if self.purposes.get_mut(stream).is_none() {
             return;
         }
-        if self.streams.finish(stream) != Flow::Open {
+        if self.streams.finish(stream) != StreamFlow::Open {
             return self.drop_stream(stream);
         }
         self.purposes.set(stream, Purpose::Ending(now + SILENCE));

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::address::Address;
 use super::certificate::Certificate;
-use super::flow::Flow;
+use super::flow::StreamFlow;
 use super::greeting::GREETING_BYTES;
 
 /// The traffic that one stream carries.
@@ -78,16 +78,16 @@ pub(super) trait Streams {
     fn certificate(&self, stream: Self::Id) -> Option<&Certificate>;
 
     /// Reads the missing bytes of a greeting.
-    fn read_greeting(&mut self, stream: Self::Id, said: &mut Vec<u8>) -> Flow;
+    fn read_greeting(&mut self, stream: Self::Id, said: &mut Vec<u8>) -> StreamFlow;
 
     /// Hands on the bytes that have come, in order, as long as they are taken.
-    fn read(&mut self, stream: Self::Id, take: impl FnMut(&[u8]) -> bool) -> Flow;
+    fn read(&mut self, stream: Self::Id, take: impl FnMut(&[u8]) -> bool) -> StreamFlow;
 
     /// Takes as much from the front of `out` as may be sent now.
-    fn write(&mut self, stream: Self::Id, out: &mut VecDeque<Bytes>) -> Flow;
+    fn write(&mut self, stream: Self::Id, out: &mut VecDeque<Bytes>) -> StreamFlow;
 
     /// Ends this side: no more will be written.
-    fn finish(&mut self, stream: Self::Id) -> Flow;
+    fn finish(&mut self, stream: Self::Id) -> StreamFlow;
 
     /// Ends both sides: neither needs the stream any more.
     fn close(&mut self, stream: Self::Id);

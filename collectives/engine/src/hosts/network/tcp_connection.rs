@@ -20,7 +20,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 
 use super::address::Address;
 use super::certificate::Certificate;
-use super::flow::Flow;
+use super::flow::StreamFlow;
 use super::invitation::{Invitation, InvitationProof, PROOF_BYTES};
 use super::protocol::Protocol;
 use super::records::{OpenedRecord, RECORD, Records};
@@ -257,12 +257,12 @@ impl TcpConnection {
     }
 
     /// Hands on the bytes that have come, in order, as long as they are taken. Sends the answers of TLS.
-    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> Flow {
+    pub(super) fn receive(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> StreamFlow {
         if self.is_connecting {
             match sockopt::socket_error(&self.socket) {
                 Ok(Ok(())) if self.socket.peer_addr().is_ok() => self.is_connecting = false,
-                Ok(Ok(())) => return Flow::Open,
-                Ok(Err(error)) | Err(error) => return Flow::Broken(error.to_string()),
+                Ok(Ok(())) => return StreamFlow::Open,
+                Ok(Err(error)) | Err(error) => return StreamFlow::Broken(error.to_string()),
             }
         }
         if let Tls::Stranger(stranger) = &mut self.tls {
@@ -271,23 +271,23 @@ impl TcpConnection {
                     self.tls = Tls::Server(tls);
                     self.make_room();
                 }
-                Ok(None) => return Flow::Open,
+                Ok(None) => return StreamFlow::Open,
                 Err(why) => return self.breaks(why),
             }
         }
         let mut flow = self.process(&mut take);
         for _ in 0..READS {
-            if flow != Flow::Open {
+            if flow != StreamFlow::Open {
                 break;
             }
             let room = self.incoming.free();
             let most = room.len();
             if most == 0 {
-                flow = Flow::Broken("a record that is too long".to_owned());
+                flow = StreamFlow::Broken("a record that is too long".to_owned());
                 break;
             }
             match self.socket.read(room) {
-                Ok(0) => flow = Flow::Broken("it was closed".to_owned()),
+                Ok(0) => flow = StreamFlow::Broken("it was closed".to_owned()),
                 Ok(bytes) => {
                     self.incoming.end += bytes;
                     flow = self.process(&mut take);
@@ -297,18 +297,18 @@ impl TcpConnection {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => flow = Flow::Broken(error.to_string()),
+                Err(error) => flow = StreamFlow::Broken(error.to_string()),
             }
         }
         match self.send(&mut VecDeque::new()) {
-            Flow::Broken(error) if flow == Flow::Open => Flow::Broken(error),
+            StreamFlow::Broken(error) if flow == StreamFlow::Open => StreamFlow::Broken(error),
             _ => flow,
         }
     }
 
     /// Decrypts the bytes that have come, and answers. An error ends the connection at once, without an alert that
     /// says why. To make an alert, TLS would look again at the bytes that it has refused.
-    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> Flow {
+    fn process(&mut self, take: &mut impl FnMut(&[u8]) -> bool) -> StreamFlow {
         while !self.has_ended {
             match self.step(take) {
                 Step::Again => continue,
@@ -324,9 +324,9 @@ impl TcpConnection {
             break;
         }
         match &self.tls {
-            Tls::Broken(error) => Flow::Broken(error.clone()),
-            _ if self.has_ended => Flow::Ended,
-            _ => Flow::Open,
+            Tls::Broken(error) => StreamFlow::Broken(error.clone()),
+            _ if self.has_ended => StreamFlow::Ended,
+            _ => StreamFlow::Open,
         }
     }
 
@@ -355,19 +355,19 @@ impl TcpConnection {
     }
 
     /// Takes as much from the front of `chunks` as may be sent now.
-    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> Flow {
+    pub(super) fn send(&mut self, chunks: &mut VecDeque<Bytes>) -> StreamFlow {
         self.has_more = false;
         for _ in 0..WRITES {
             let flow = self.flush();
             let is_full = self.outgoing.end > 0;
-            if flow != Flow::Open || is_full || self.is_finished {
+            if flow != StreamFlow::Open || is_full || self.is_finished {
                 return flow;
             }
             let next = if self.words.is_empty() { &mut *chunks } else { &mut self.words };
             let records = match &mut self.tls {
                 Tls::Ready(records, _) => records,
-                Tls::Broken(error) => return Flow::Broken(error.clone()),
-                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return Flow::Open,
+                Tls::Broken(error) => return StreamFlow::Broken(error.clone()),
+                Tls::Stranger(_) | Tls::Client(_) | Tls::Server(_) => return StreamFlow::Open,
             };
             while let Some(chunk) = next.front_mut() {
                 let sealed = records.seal(chunk, self.outgoing.free());
@@ -383,22 +383,22 @@ impl TcpConnection {
                 next.pop_front();
             }
             if self.outgoing.end == 0 {
-                return Flow::Open;
+                return StreamFlow::Open;
             }
         }
         self.has_more = !chunks.is_empty();
         self.flush()
     }
 
-    fn breaks(&mut self, error: String) -> Flow {
+    fn breaks(&mut self, error: String) -> StreamFlow {
         self.tls = Tls::Broken(error.clone());
-        Flow::Broken(error)
+        StreamFlow::Broken(error)
     }
 
     /// Ends this side: no more will be written, and the other side is told so.
-    pub(super) fn finish(&mut self) -> Flow {
+    pub(super) fn finish(&mut self) -> StreamFlow {
         if std::mem::replace(&mut self.is_finished, true) {
-            return Flow::Open;
+            return StreamFlow::Open;
         }
         let closed = match &mut self.tls {
             Tls::Ready(records, _) => records.close(self.outgoing.free()),
@@ -412,23 +412,23 @@ impl TcpConnection {
         self.flush()
     }
 
-    fn flush(&mut self) -> Flow {
+    fn flush(&mut self) -> StreamFlow {
         if self.is_connecting {
-            return Flow::Open;
+            return StreamFlow::Open;
         }
         while self.outgoing.end > 0 {
             match self.socket.write(self.outgoing.filled()) {
                 Ok(bytes) => self.outgoing.take(bytes),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Flow::Open,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return StreamFlow::Open,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Flow::Broken(error.to_string()),
+                Err(error) => return StreamFlow::Broken(error.to_string()),
             }
         }
         if self.is_finished {
             // The connection is gone already, or everything has been said.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
-        Flow::Open
+        StreamFlow::Open
     }
 }
 

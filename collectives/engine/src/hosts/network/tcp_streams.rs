@@ -11,7 +11,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::address::Address;
 use super::certificate::Certificate;
-use super::flow::Flow;
+use super::flow::StreamFlow;
 use super::greeting::GREETING_BYTES;
 use super::streams::{Awaits, Carries, Streams, Unwelcome};
 use super::tcp_connection::TcpConnection;
@@ -55,8 +55,8 @@ impl TcpStreams {
         }
     }
 
-    fn with(&mut self, stream: u64, act: impl FnOnce(&mut TcpConnection) -> Flow) -> Flow {
-        self.lines.get_mut(&stream).map_or_else(|| Flow::Broken("it is gone".to_owned()), act)
+    fn with(&mut self, stream: u64, act: impl FnOnce(&mut TcpConnection) -> StreamFlow) -> StreamFlow {
+        self.lines.get_mut(&stream).map_or_else(|| StreamFlow::Broken("it is gone".to_owned()), act)
     }
 }
 
@@ -96,22 +96,22 @@ impl Streams for TcpStreams {
     }
 
     /// More bytes than a greeting has break the connection: nothing is said before it is answered, or after an answer.
-    fn read_greeting(&mut self, stream: u64, said: &mut Vec<u8>) -> Flow {
+    fn read_greeting(&mut self, stream: u64, said: &mut Vec<u8>) -> StreamFlow {
         self.read(stream, |bytes| {
             said.extend(bytes);
             said.len() <= GREETING_BYTES
         })
     }
 
-    fn read(&mut self, stream: u64, take: impl FnMut(&[u8]) -> bool) -> Flow {
+    fn read(&mut self, stream: u64, take: impl FnMut(&[u8]) -> bool) -> StreamFlow {
         self.with(stream, |line| line.receive(take))
     }
 
-    fn write(&mut self, stream: u64, out: &mut VecDeque<Bytes>) -> Flow {
+    fn write(&mut self, stream: u64, out: &mut VecDeque<Bytes>) -> StreamFlow {
         self.with(stream, |line| line.send(out))
     }
 
-    fn finish(&mut self, stream: u64) -> Flow {
+    fn finish(&mut self, stream: u64) -> StreamFlow {
         self.with(stream, TcpConnection::finish)
     }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::super::flow::Flow;
+use super::super::flow::StreamFlow;
 use super::super::greeting::{GREETING_BYTES, Greeting};
 use super::super::purposes::Purpose;
 use super::super::session::{Session, SessionId, State};
@@ -28,8 +28,8 @@ impl<S: Streams> Sessions<S> {
                 self.hear_host(now, at, stream);
             }
             Some(Purpose::Ending(_)) => match self.streams.read(stream, |_| true) {
-                Flow::Open => self.streams.watch(stream, Awaits::Bytes),
-                Flow::Ended | Flow::Broken(_) => self.drop_stream(stream),
+                StreamFlow::Open => self.streams.watch(stream, Awaits::Bytes),
+                StreamFlow::Ended | StreamFlow::Broken(_) => self.drop_stream(stream),
             },
             Some(Purpose::Early(_)) | None => {}
         }
@@ -40,11 +40,11 @@ impl<S: Streams> Sessions<S> {
         let flow = self.streams.read_greeting(stream, said);
         let greeting = <&[u8; GREETING_BYTES]>::try_from(&said[..]).map(Greeting::decode);
         match (flow, greeting) {
-            (Flow::Broken(why), _) => self.turn_away(now, stream, Unwelcome::Broken(why)),
+            (StreamFlow::Broken(why), _) => self.turn_away(now, stream, Unwelcome::Broken(why)),
             (_, Ok(Some(greeting))) => self.introduce(now, greeting, stream),
             (_, Ok(None)) => self.turn_away(now, stream, Unwelcome::Silent),
-            (Flow::Open, Err(_)) => self.streams.watch(stream, Awaits::Bytes),
-            (Flow::Ended, Err(_)) => self.turn_away(now, stream, Unwelcome::Left),
+            (StreamFlow::Open, Err(_)) => self.streams.watch(stream, Awaits::Bytes),
+            (StreamFlow::Ended, Err(_)) => self.turn_away(now, stream, Unwelcome::Left),
         }
     }
 
@@ -106,24 +106,24 @@ impl<S: Streams> Sessions<S> {
             wrong = frames.feed(bytes, |header, payload| bridge.take(host, header, payload)).err();
             wrong.is_none()
         });
-        if flow == Flow::Ended && S::CARRIES == Carries::OneWay {
+        if flow == StreamFlow::Ended && S::CARRIES == Carries::OneWay {
             bridge.end(host);
         }
         if let Some(wrong) = wrong {
             bridge.refuse(host, wrong);
             session.is_reading = false;
-        } else if let Flow::Broken(why) = &flow {
+        } else if let StreamFlow::Broken(why) = &flow {
             session.broken.get_or_insert((now, why.clone()));
         }
         self.communicators.note_calls(id);
         match (flow, S::CARRIES) {
-            (Flow::Open, _) => self.streams.watch(stream, Awaits::Bytes),
-            (Flow::Ended, Carries::OneWay) => self.end(now, stream),
-            (Flow::Ended, Carries::BothWays) => {
+            (StreamFlow::Open, _) => self.streams.watch(stream, Awaits::Bytes),
+            (StreamFlow::Ended, Carries::OneWay) => self.end(now, stream),
+            (StreamFlow::Ended, Carries::BothWays) => {
                 self.communicators.ended(at, Bridge::end);
                 self.finished(now, stream);
             }
-            (Flow::Broken(_), _) => {
+            (StreamFlow::Broken(_), _) => {
                 self.drop_stream(stream);
                 self.next_look.wake(now);
             }
@@ -137,16 +137,18 @@ impl<S: Streams> Sessions<S> {
         let session = &mut communicator.sessions[at.host as usize];
         let State::Greeting(_, said) = &mut session.state else { return };
         let flow = match self.streams.read_greeting(stream, said) {
-            Flow::Open if !answer.starts_with(said) => Flow::Broken("it answered something else".to_owned()),
+            StreamFlow::Open if !answer.starts_with(said) => {
+                StreamFlow::Broken("it answered something else".to_owned())
+            }
             flow => flow,
         };
         let is_answered = *said == answer;
         match flow {
-            Flow::Open if is_answered => self.become_open(now, at, stream),
-            Flow::Open => self.streams.watch(stream, Awaits::Bytes),
-            Flow::Ended if is_answered => self.leave(now, at, stream),
-            Flow::Ended => self.open_again(now, at, stream, S::UNANSWERED),
-            Flow::Broken(why) => self.open_again(now, at, stream, &why),
+            StreamFlow::Open if is_answered => self.become_open(now, at, stream),
+            StreamFlow::Open => self.streams.watch(stream, Awaits::Bytes),
+            StreamFlow::Ended if is_answered => self.leave(now, at, stream),
+            StreamFlow::Ended => self.open_again(now, at, stream, S::UNANSWERED),
+            StreamFlow::Broken(why) => self.open_again(now, at, stream, &why),
         }
     }
 
@@ -177,13 +179,13 @@ impl<S: Streams> Sessions<S> {
         let flow = self.streams.read(stream, <[u8]>::is_empty);
         let Some(session) = self.communicators.session(at) else { return };
         match flow {
-            Flow::Open => {
+            StreamFlow::Open => {
                 self.streams.watch(stream, Awaits::Bytes);
                 self.writable(now, stream);
             }
             _ if matches!(session.state, State::Finishing(..)) => self.needs_no_more(now, at),
-            Flow::Ended => self.leave(now, at, stream),
-            Flow::Broken(why) => {
+            StreamFlow::Ended => self.leave(now, at, stream),
+            StreamFlow::Broken(why) => {
                 session.broken.get_or_insert((now, why));
                 self.needs_no_more(now, at);
                 self.next_look.wake(now);

@@ -15,7 +15,7 @@ use rustls::{ServerConnection, Stream};
 
 use super::super::address::Address;
 use super::super::certificate::Who;
-use super::super::flow::Flow;
+use super::super::flow::StreamFlow;
 use super::super::greeting::GREETING_BYTES;
 use super::super::invitation::PROOF_BYTES;
 use super::super::protocol::Protocol;
@@ -285,7 +285,7 @@ fn a_greeting_that_is_none_is_refused() {
         let mut line = TcpConnection::connect(&identity, &other.address).unwrap();
         line.say(words);
         let end = Instant::now() + LIMIT;
-        while !matches!(line.receive(|_| panic!("there is no answer")), Flow::Broken(_)) {
+        while !matches!(line.receive(|_| panic!("there is no answer")), StreamFlow::Broken(_)) {
             assert!(Instant::now() < end, "it was not closed");
             other.turn();
         }
@@ -365,7 +365,7 @@ fn who_ends_before_it_has_greeted_is_sent_away() {
     let mut line = TcpConnection::connect(&identity, &other.address).unwrap();
     let end = Instant::now() + LIMIT;
     while !line.is_ready() {
-        assert!(Instant::now() < end && line.receive(|_| true) == Flow::Open);
+        assert!(Instant::now() < end && line.receive(|_| true) == StreamFlow::Open);
         other.turn();
     }
     line.finish();
@@ -452,22 +452,22 @@ fn records_are_those_of_tls() {
     let said: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
     let mut chunks: VecDeque<Bytes> = said.chunks(41_000).map(Bytes::copy_from_slice).collect();
     let mut line = TcpConnection::connect(&client, &to).unwrap();
-    let (mut heard, mut flow, end) = (Vec::<u8>::new(), Flow::Open, Instant::now() + LIMIT);
-    while flow == Flow::Open {
+    let (mut heard, mut flow, end) = (Vec::<u8>::new(), StreamFlow::Open, Instant::now() + LIMIT);
+    while flow == StreamFlow::Open {
         assert!(Instant::now() < end, "it goes on for ever");
         flow = line.receive(|bytes| {
             heard.extend(bytes);
             true
         });
-        if flow == Flow::Open && line.is_ready() {
+        if flow == StreamFlow::Open && line.is_ready() {
             line.change_keys_after(3);
             flow = line.send(&mut chunks);
         }
-        if flow == Flow::Open && heard.len() == said.len() {
+        if flow == StreamFlow::Open && heard.len() == said.len() {
             flow = line.finish();
         }
     }
-    assert_eq!(flow, Flow::Ended);
+    assert_eq!(flow, StreamFlow::Ended);
     assert!(heard == said);
     echo.join().unwrap();
 }
@@ -500,16 +500,16 @@ proptest! {
         let mut back = Wire { from: to_line, to: from_client, passed: 0 };
         let mut chunks = VecDeque::from([Bytes::copy_from_slice(&said)]);
         let (mut heard, mut cuts) = (vec![], cuts.into_iter().cycle());
-        let (mut flows, end) = ((Flow::Open, Flow::Open), Instant::now() + LIMIT);
-        while flows.0 == Flow::Open && flows.1 == Flow::Open {
+        let (mut flows, end) = ((StreamFlow::Open, StreamFlow::Open), Instant::now() + LIMIT);
+        while flows.0 == StreamFlow::Open && flows.1 == StreamFlow::Open {
             prop_assert!(Instant::now() < end, "it goes on for ever");
             let cut = cuts.next().unwrap();
             there.pass(cut, changed.filter(|_| to_server));
             back.pass(cut, changed.filter(|_| !to_server));
             flows.0 = client.receive(|_| panic!("the server says nothing"));
-            if flows.0 == Flow::Open && client.is_ready() {
+            if flows.0 == StreamFlow::Open && client.is_ready() {
                 flows.0 = client.send(&mut chunks);
-                if flows.0 == Flow::Open && chunks.is_empty() {
+                if flows.0 == StreamFlow::Open && chunks.is_empty() {
                     flows.0 = client.finish();
                 }
             }
@@ -518,10 +518,10 @@ proptest! {
         prop_assert!(said.starts_with(&heard));
         let reached = if to_server { there.passed } else { back.passed };
         if changed.is_none_or(|changed| changed >= reached) {
-            prop_assert_eq!(flows.1, Flow::Ended);
+            prop_assert_eq!(flows.1, StreamFlow::Ended);
             prop_assert_eq!(heard, said);
         } else {
-            prop_assert!(flows != (Flow::Open, Flow::Ended) || heard == said);
+            prop_assert!(flows != (StreamFlow::Open, StreamFlow::Ended) || heard == said);
         }
         // Both say the same when asked again, and do not panic.
         let _ = (client.receive(|_| true), client.send(&mut chunks), client.finish());
