@@ -19,8 +19,8 @@ use std::ops::Range;
 
 use crate::execute::lookout::Lookout;
 use crate::plan::copying;
+use crate::plan::measured_choice::{MeasuredChoice, Method};
 use crate::plan::sizes::{BEHIND, Flow, PipelinePieces, Taking};
-use crate::plan::trial::{Method, Trial};
 use tpurun_kernels::reduce::{Copying, Reduction};
 use tpurun_memory::buffer::{Fetch, Link};
 use tpurun_memory::failure::Failure;
@@ -94,9 +94,14 @@ impl<'a> Pipelined<'a> {
         elements.div_ceil(self.piece) as u64
     }
 
-    /// Goes through the pieces, of which `first` is the number of the first one since the communicator began. `trial`
+    /// Goes through the pieces, of which `first` is the number of the first one since the communicator began. `choice`
     /// is of how the first rank wrote all those before.
-    pub(crate) fn run(&self, first: u64, trial: &mut Trial, mut lookout: Lookout<'_>) -> Result<(), Failure> {
+    pub(crate) fn run(
+        &self,
+        first: u64,
+        choice: &mut MeasuredChoice,
+        mut lookout: Lookout<'_>,
+    ) -> Result<(), Failure> {
         let segment = self.segment;
         let behind = BEHIND as u64;
         let is_at_once = self.taking == Taking::AtOnce;
@@ -114,7 +119,7 @@ impl<'a> Pipelined<'a> {
             } else if to_fold < end && chain.may_fold(to_fold) {
                 // That one is whole: otherwise nobody would have begun this one.
                 let is_due = !is_at_once && to_take + behind == to_fold;
-                self.fold(to_fold, is_due.then_some(to_take), first, trial);
+                self.fold(to_fold, is_due.then_some(to_take), first, choice);
                 chain.folded(to_fold);
                 self.tell(is_at_once || to_fold + behind >= end);
                 to_fold += 1;
@@ -163,7 +168,7 @@ impl<'a> Pipelined<'a> {
     }
 
     /// Folds a piece, and takes another one if that is due.
-    fn fold(&self, piece: u64, due: Option<u64>, first: u64, trial: &mut Trial) {
+    fn fold(&self, piece: u64, due: Option<u64>, first: u64, choice: &mut MeasuredChoice) {
         let (stretch, at) = self.place(piece, first);
         let bytes = stretch.len();
         let region = self.segment.region();
@@ -183,7 +188,7 @@ impl<'a> Pipelined<'a> {
         let full = self.piece * self.reduction.dtype().size();
         let is_full = bytes == full && due.is_some_and(|((_, bytes), _)| bytes == full);
         match self.link {
-            Link::First if is_full => trial.run(|way| {
+            Link::First if is_full => choice.run(|way| {
                 fold(if way == Method::Usual { Copying::Loading } else { Copying::Streaming });
             }),
             _ => fold(self.copying.0),

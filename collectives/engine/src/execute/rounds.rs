@@ -25,7 +25,7 @@ use crate::execute::presence::{Blocked, Presence};
 use crate::matching::splits;
 use crate::matching::verdict;
 use crate::matching::verify;
-use crate::plan::trial::Trial;
+use crate::plan::measured_choice::MeasuredChoice;
 use tpurun_memory::arena::ArenaKind;
 use tpurun_memory::failure::Failure;
 use tpurun_memory::process::LOOK_PERIOD;
@@ -213,7 +213,7 @@ pub(crate) struct Rounds {
     /// Pieces that have gone through the pipeline.
     pipelined: u64,
     /// How the first rank of a pipeline writes long pieces.
-    trial: Trial,
+    choice: MeasuredChoice,
     /// The bytes it has staged for the next meeting, for the bridge to other hosts.
     staged: Staging,
     /// Other ranks know where the tensors of the operation are, and may read and write them there.
@@ -246,7 +246,7 @@ impl Rounds {
             plan_print,
             round: 0,
             pipelined: 0,
-            trial: Trial::default(),
+            choice: MeasuredChoice::default(),
             staged: Staging::default(),
             is_lent: false,
             prospects,
@@ -371,9 +371,9 @@ impl Rounds {
         let hopeless = |needed: &[u32]| self.hopeless(meet, needed);
         let tell = || self.blocked(meet);
         let lookout = Lookout::new(&self.segment, meet.deadline, self.patience(meet), &hopeless, &tell);
-        let mut trial = self.trial;
-        let outcome = pipelined.run(first, &mut trial, lookout);
-        self.trial = trial;
+        let mut choice = self.choice;
+        let outcome = pipelined.run(first, &mut choice, lookout);
+        self.choice = choice;
         outcome?;
         self.meet_again(meet)
     }

@@ -14,7 +14,7 @@ pub(crate) enum Method {
 
 /// The findings from the times of pieces of the same size.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Trial {
+pub(crate) struct MeasuredChoice {
     turn: u32,
     usual: Estimate,
     other: Estimate,
@@ -23,7 +23,7 @@ pub(crate) struct Trial {
 /// One of so many pieces is done in the way that is not chosen, to see what it would take now.
 const PERIOD: u32 = 32;
 
-impl Trial {
+impl MeasuredChoice {
     /// Does one piece.
     pub(crate) fn run(&mut self, piece: impl FnOnce(Method)) {
         let way = self.way();
@@ -74,7 +74,7 @@ mod tests {
 
     /// Pieces that take so many microseconds by each way, up to a tenth more, and one in seven 3 ms more. Returns how
     /// many of the last [`PERIOD`] were done the other way.
-    fn run(trial: &mut Trial, (usual, other): (u64, u64), noise: &[u8]) -> usize {
+    fn run(trial: &mut MeasuredChoice, (usual, other): (u64, u64), noise: &[u8]) -> usize {
         let pieces = 100 * PERIOD as usize;
         let is_other = |index: usize| {
             let way = trial.way();
@@ -98,7 +98,7 @@ mod tests {
             times in prop::collection::vec((50u64..500, any::<bool>(), 0u64..150), 1..4),
             noise in prop::collection::vec(any::<u8>(), 97),
         ) {
-            let mut trial = Trial::default();
+            let mut trial = MeasuredChoice::default();
             for (other, is_slow, more) in times {
                 let percent = if is_slow { 190 + more } else { 120 - more / 2 };
                 let others = run(&mut trial, (other * percent / 100, other), &noise);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn both_are_tried_first() {
-        let mut trial = Trial::default();
+        let mut trial = MeasuredChoice::default();
         let ways = [100, 151, 100].map(|time| {
             let way = trial.way();
             trial.took(way, Duration::from_micros(time));
