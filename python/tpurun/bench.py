@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -50,7 +49,6 @@ examples:
   tpurun bench --ranks 64 --sizes 8,64K --against gloo  how much faster than Gloo
   tpurun bench --collectives all_reduce --json          one JSON object per line
   tpurun bench --memory staged,mapped --sizes 16M       tensors that are copied, and that are not
-  tpurun bench --ranks 8 --tune this-machine.toml       thresholds of this machine, for `tpurun --tuning`
   torchrun --nproc-per-node 4 -m tpurun.bench           under another launcher
 """
 
@@ -494,24 +492,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     if "RANK" not in os.environ:
         raise SystemExit("tpurun.bench: this is one rank of a job; start it with `tpurun bench` or torchrun")
-    if args.tune is not None:
-        from tpurun.tune import refuse_to_overwrite
-
-        try:
-            refuse_to_overwrite(args.tune)
-        except ValueError as error:
-            raise SystemExit(f"tpurun.bench: {error}") from None
     backends = [args.backend] if args.against is None else [args.backend, args.against]
     for backend in backends:
         if not dist.is_backend_available(backend):
             raise SystemExit(f"tpurun.bench: torch.distributed does not know the backend {backend!r}")
     dist.init_process_group(args.backend, timeout=timedelta(minutes=10))
     try:
-        if args.tune is not None:
-            from tpurun import tune
-
-            tune.run(args.tune, args.seconds)
-            return
         groups = {backend: dist.new_group(backend=backend) for backend in backends}
         variants = [Variant(args.backend, groups[args.backend], memory) for memory in args.memory]
         if args.against is not None:
@@ -585,19 +571,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", metavar="BACKEND", help="measure the same on this backend in turn")
     parser.add_argument(
         "--seconds",
-        type=_seconds,
-        help="time for each collective, size and backend (default: 2, with --tune 0.25)",
-    )
-    parser.add_argument(
-        "--tune",
-        type=Path,
-        metavar="FILE",
-        help="measure the thresholds of this machine instead, and write them to a file for `tpurun --tuning`",
+        type=seconds,
+        default=2.0,
+        help="time for each collective, size and backend (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     args = parser.parse_args(argv)
-    if args.seconds is None:
-        args.seconds = 2.0 if args.tune is None else 0.25
     if args.against == args.backend:
         parser.error(f"--against {args.against} is the backend that is measured: name another one")
     return args
@@ -623,14 +602,15 @@ def _some_of(names: Collection[str]) -> Callable[[str], list[str]]:
     return lambda text: _list_of(text, known)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time that a command line gives."""
     try:
-        seconds = float(text)
+        given = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 3600:
+        given = -1.0
+    if not 0 < given < 3600:
         raise argparse.ArgumentTypeError(f"expected a number of seconds up to 3600, given {text!r}")
-    return seconds
+    return given
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ that gains less than `LEAST_GAIN` against ours stays as it is.
 The meaning of each threshold is in docs/tuning/README.md.
 """
 
+import argparse
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -327,12 +328,13 @@ def as_toml(findings: Sequence[Finding], machine: Machine, when: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def refuse_to_overwrite(path: Path) -> None:
-    """Raises ValueError where the file cannot be made."""
+def _new_file(text: str) -> Path:
+    path = Path(text)
     if path.exists():
-        raise ValueError(f"--tune: expected a file that does not exist yet, given {path}")
+        raise argparse.ArgumentTypeError(f"expected a file that does not exist yet, given {path}")
     if not path.parent.is_dir():
-        raise ValueError(f"--tune: expected a file in a folder that exists, given {path}")
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, given {path}")
+    return path
 
 
 def run(path: Path, seconds: float) -> None:
@@ -365,3 +367,30 @@ def run(path: Path, seconds: float) -> None:
         with path.open("x") as file:
             file.write(as_toml(findings, machine, when))
         print(f"written to {path}: use it with `tpurun --tuning {path}`", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs as one rank of a job that a launcher started."""
+    parser = argparse.ArgumentParser(
+        prog="tpurun bench --tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=_new_file, help="for `tpurun --tuning`")
+    parser.add_argument(
+        "--seconds",
+        type=bench.seconds,
+        default=0.25,
+        help="time for each size and each of two ways (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    if "RANK" not in os.environ:
+        raise SystemExit("tpurun.tune: this is one rank of a job; start it with `tpurun bench --tune FILE`")
+    dist.init_process_group("tpu_dist", timeout=timedelta(minutes=10))
+    try:
+        run(args.file, args.seconds)
+        dist.barrier()  # the others may still read what this rank offers
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

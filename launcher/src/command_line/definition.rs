@@ -117,7 +117,7 @@ pub(crate) enum TraceFormat {
     Torch,
 }
 
-/// The options of `tpurun bench`; all but the ranks go to `python -m tpurun.bench` as they are.
+/// The options of `tpurun bench`; all but the ranks go to `python -m tpurun.bench` as they are, or to `tpurun.tune`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Bench {
     /// Numbers of ranks, one job after the other [default: 2,8]
@@ -144,7 +144,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "S")]
     pub(crate) seconds: Option<String>,
     /// Measure the thresholds of this machine instead, and write them to a file for `tpurun --tuning` [ranks: 8]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["collectives", "sizes", "dtype", "memory", "against", "json"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["collectives", "sizes", "dtype", "memory", "backend", "against", "json"])]
     pub(crate) tune: Option<String>,
     /// Print one JSON object per line instead of a table
     #[arg(long)]
@@ -152,8 +152,12 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// The arguments of `tpurun.bench`.
-    pub(crate) fn arguments(&self) -> Vec<String> {
+    /// The module that its ranks run, and its arguments.
+    pub(crate) fn words(&self) -> Vec<String> {
+        if let Some(file) = &self.tune {
+            let seconds = self.seconds.iter().flat_map(|seconds| ["--seconds".into(), seconds.clone()]);
+            return ["tpurun.tune".into(), file.clone()].into_iter().chain(seconds).collect();
+        }
         let options = [
             ("--collectives", &self.collectives),
             ("--sizes", &self.sizes),
@@ -162,10 +166,10 @@ impl Bench {
             ("--backend", &self.backend),
             ("--against", &self.against),
             ("--seconds", &self.seconds),
-            ("--tune", &self.tune),
         ];
         let given = options.into_iter().filter_map(|(name, value)| Some([name.into(), value.clone()?]));
-        given.flatten().chain(self.json.then(|| "--json".into())).collect()
+        let json = self.json.then(|| "--json".into());
+        std::iter::once("tpurun.bench".into()).chain(given.flatten()).chain(json).collect()
     }
 }
 
@@ -552,7 +556,7 @@ mod tests {
             panic!("no command")
         };
         assert_eq!(bench.ranks.as_deref(), Some("2,8"));
-        assert_eq!(bench.arguments(), ["--against", "gloo", "--json"]);
+        assert_eq!(bench.words(), ["tpurun.bench", "--against", "gloo", "--json"]);
         // The front appends one number of ranks for each job.
         let Some(Command::Bench(bench)) = parse("tpurun bench --ranks 2,8 --sizes 1M --ranks 2").command
         else {

@@ -70,7 +70,7 @@ fn options_and_words(cli: &CommandLine) -> (Options, Vec<String>) {
         options.ranks = bench.ranks.clone().or(options.ranks);
         options.only_ranks = Some("0".into());
         options.module = true;
-        words = ["tpurun.bench".into()].into_iter().chain(bench.arguments()).collect();
+        words = bench.words();
     }
     if let Some(file) = &cli.job_file
         && let [only] = &file.programs[..]
