@@ -234,7 +234,7 @@ $(INSTALLED): $(SOURCES) $(PACKAGES_READY) | tools
 	@cargo build --profile $(if $(filter release,$(PROFILE)),library,$(PROFILE)) --locked --package tpurun-library
 	@cargo build --profile $(PROFILE) --locked --package tpurun-launcher
 	$(call say,compiling the torch extension and installing tpurun into .venv (about 2 minutes the first time))
-	@$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall -Ccmake.define.PROFILE=$(PROFILE) .
+	@SKBUILD_CMAKE_DEFINE=PROFILE=$(PROFILE) $(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall .
 	@rm -f $(VENV)/.tpurun-installed-* $(LINKED)
 	@touch $@
 
