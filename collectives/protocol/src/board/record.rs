@@ -62,7 +62,7 @@ pub struct OpView {
     pub dtype: u8,
     /// `TpurunReduceOp`, unchecked.
     pub reduce_op: u8,
-    /// Code of a [`Strategy`](crate::strategy::Strategy), unchecked; 255 while there is none.
+    /// Code of a [`Strategy`], unchecked; 255 while there is none.
     pub strategy: u8,
     /// How it ended.
     pub outcome: Outcome,
