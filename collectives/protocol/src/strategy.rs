@@ -46,6 +46,11 @@ impl Strategy {
         Self::ALL.get(usize::from(code)).copied()
     }
 
+    /// Whether hosts fold what their ranks have before anything goes from one to another.
+    pub fn is_hierarchical(self) -> bool {
+        matches!(self, Self::Hierarchical | Self::Scattered)
+    }
+
     /// The word for it, in reports and on the board.
     pub fn name(self) -> &'static str {
         match self {

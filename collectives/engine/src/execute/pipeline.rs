@@ -1,4 +1,4 @@
-//! Folds of what is large among the ranks of one host, as a chain.
+//! Folds of what is large among the ranks of one host, as a pipeline.
 //!
 //! Every rank folds its tensor to what the ranks before it have left, piece after piece; what the last one leaves is
 //! the result, which the others take. (The pipeline of Worringen, "Pipelining and overlapping for MPI collective
@@ -63,19 +63,10 @@ impl<'a> Pipelined<'a> {
         let total = op.inputs.total() / reduction.dtype().size() * wide;
         let outgrows_caches = copying::operands_outgrow_caches(op, ranks as usize, tuning.cache_bytes);
         let flow = Flow { ranks: ranks as usize, cores, bytes: total, outgrows_caches };
-        let PipelinePieces { taking, places, bytes, near, is_kept } =
-            PipelinePieces::of(flow, memory.len(), tuning);
+        let pieces = PipelinePieces::of(flow, memory.len(), tuning);
+        let PipelinePieces { taking, places, bytes, near, .. } = pieces;
         let link = Link::of(rank, ranks);
-        let copying = (
-            match link {
-                Link::First => Copying::Streaming,
-                _ if copying::outgrows_caches(op, ranks as usize, false, tuning.cache_bytes) => {
-                    Copying::Loading
-                }
-                _ => Copying::Cached,
-            },
-            if is_kept { Copying::Cached } else { Copying::Streaming },
-        );
+        let copying = copying::pipeline(segment, op, link, &pieces);
         let taken = match op.kind {
             OpKind::ReduceScatter => {
                 let start = (0..rank as usize).map(|chunk| op.inputs.chunk_bytes(chunk)).sum();

@@ -39,7 +39,7 @@ use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::{Segment, Verdict};
 use tpurun_protocol::strategy::Strategy;
 
-pub(crate) use hierarchy::{Between, is_halved, partials};
+pub(crate) use hierarchy::{Between, partials};
 use prospects::{Prospects, Tensors};
 
 /// The state that the communicator and its lane share, each to tell the other.

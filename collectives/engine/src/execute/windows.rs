@@ -1,7 +1,7 @@
 //! Flat schedules: every rank stages into its window, all meet, every rank takes what it needs.
 //!
 //! A tensor larger than a window goes through in rounds, each with the next stretch of every chunk, or through a
-//! chain (`pipeline.rs`), as `plan/strategy.rs` says. Bytes moved for an all-reduce of S bytes on N
+//! pipeline (`pipeline.rs`), as `plan/strategy.rs` says. Bytes moved for an all-reduce of S bytes on N
 //! ranks: (2N) to stage, (N + 1) to fold, (2N) to take the result. Two ranks each fold into their own tensor: 4 to
 //! stage, 6 to fold.
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 use tpurun_topology::{Action, Block, Schedule, Source, Step};
 
 use crate::execute::pipeline::Pipelined;
-use crate::execute::rounds::{Agreed, Between, Meet, Memory, Rounds, Staging, is_halved, partials};
+use crate::execute::rounds::{Agreed, Between, Meet, Memory, Rounds, Staging, partials};
 use crate::plan::copying;
 use tpurun_kernels::reduce::Copying;
 use tpurun_memory::failure::Failure;
@@ -55,7 +55,7 @@ impl<'a> Windowed<'a> {
     ) -> Self {
         let slots = if is_for_each(op.kind) { segment.size() as usize } else { 1 };
         // A window must hold the partial results of a stretch, too, which may be wider.
-        let is_halved = is_halved(Some(strategy));
+        let is_halved = strategy.is_hierarchical();
         let widening = if is_halved { op.reduction(segment.size()).widening() } else { 1 };
         let layout = segment.layout();
         let stretch = |window: Window| {
@@ -113,7 +113,7 @@ impl<'a> Windowed<'a> {
             self.keep_own();
             return Ok(());
         }
-        if folds_together(self.schedule) && is_halved(Some(self.strategy)) {
+        if folds_together(self.schedule) && self.strategy.is_hierarchical() {
             return self.run_halved(meetings, meet);
         }
         if self.strategy == Strategy::Pipeline {

@@ -1,7 +1,9 @@
 //! Which copies go past the caches, and which through them: what is used again soon should be in a cache, and what is
 //! not should push nothing out of it.
 
+use super::sizes::PipelinePieces;
 use tpurun_kernels::reduce::Copying;
+use tpurun_memory::buffer::Link;
 use tpurun_protocol::op::{Op, OpKind};
 use tpurun_protocol::segment::Segment;
 
@@ -36,6 +38,22 @@ pub(crate) fn in_place(segment: &Segment, op: &Op) -> Copying {
     }
 }
 
+/// How a rank of a pipeline reads its tensor, or the first one copies it, and how results are taken.
+pub(crate) fn pipeline(
+    segment: &Segment,
+    op: &Op,
+    link: Link,
+    pieces: &PipelinePieces,
+) -> (Copying, Copying) {
+    let ranks = segment.size() as usize;
+    let read = match link {
+        Link::First => Copying::Streaming,
+        _ if outgrows_caches(op, ranks, false, segment.tuning().cache_bytes) => Copying::Loading,
+        _ => Copying::Cached,
+    };
+    (read, if pieces.is_kept { Copying::Cached } else { Copying::Streaming })
+}
+
 /// How a message is written into a ring, and how it is read out of one: both ends of it together count.
 pub(crate) fn message(segment: &Segment, op: &Op) -> (Copying, Copying) {
     match outgrows_caches(op, 2, false, segment.tuning().cache_bytes) {
@@ -45,7 +63,7 @@ pub(crate) fn message(segment: &Segment, op: &Op) -> (Copying, Copying) {
 }
 
 /// Whether so many ranks of a host read and write more of it than caches keep until it is used again.
-pub(crate) fn outgrows_caches(op: &Op, ranks_here: usize, is_bridged: bool, cache_bytes: usize) -> bool {
+fn outgrows_caches(op: &Op, ranks_here: usize, is_bridged: bool, cache_bytes: usize) -> bool {
     // In a gather or a scatter, one rank has the whole of which all others have parts.
     let is_whole = matches!(op.kind, OpKind::Gather | OpKind::Scatter)
         && op.inputs.chunks().max(op.outputs.chunks()) > 1;

@@ -35,11 +35,6 @@ pub(crate) struct Between {
     pub(crate) gathered: Gathered,
 }
 
-/// Whether hosts fold what their ranks have first.
-pub(crate) fn is_halved(strategy: Option<Strategy>) -> bool {
-    matches!(strategy, Some(Strategy::Hierarchical | Strategy::Scattered))
-}
-
 /// Where the partial results of all hosts are at a round of this turn.
 pub(crate) fn partials(segment: &Segment, turn: usize) -> impl Iterator<Item = usize> + Clone {
     let (hosts, layout) = (segment.hosts(), segment.layout());
@@ -199,7 +194,7 @@ impl Rounds {
     /// The two halves of a fold between hosts, where it is done so.
     pub(super) fn halves(&self, meet: &Meet<'_>) -> Option<(Reduction, Reduction)> {
         let is_fold = meet.fold_bytes > 0 || meet.between.for_each.is_some();
-        if !(is_fold && is_halved(meet.strategy)) {
+        if !(is_fold && meet.strategy.is_some_and(Strategy::is_hierarchical)) {
             return None;
         }
         let reduction = meet.op.reduction(self.segment.size());
