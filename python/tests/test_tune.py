@@ -84,6 +84,10 @@ def test_a_file_has_what_is_other_than_ours():
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines == ["pipeline_bytes = 2097152", "in_place_fold_part = 2048", "in_place_bytes = 0"]
     assert "8 ranks on 2 CPUs of 1 host." in text and "1K:1.50" in text
+    # Without in_place_bytes the part of another kind would be less than it is.
+    broadcast = Finding(THRESHOLDS[2], rows, 64 * K, 64 * K)
+    both = as_toml([Finding(in_place, rows, 32 * K, 16 * K), broadcast], machine, "2026-01-02")
+    assert "in_place_broadcast_part = 8192" in both.splitlines()
     same = as_toml([Finding(pipeline, rows, M, M)], machine, "2026-01-02")
     assert not [line for line in same.splitlines() if line and not line.startswith("#")]
 

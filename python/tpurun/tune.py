@@ -69,6 +69,9 @@ def _part(name: str) -> Callable[[Machine], dict[str, float]]:
     return lambda machine: {name: 1 / machine.ranks}
 
 
+# Tensors in arenas are used there from the part of their kind on.
+PARTS_ALONE = {"in_place_bytes": 0}
+# Tensors in arenas are used there, however small.
 IN_PLACE = {
     "in_place_bytes": 0,
     "in_place_fold_part": 0,
@@ -94,7 +97,7 @@ THRESHOLDS = (
         default=lambda machine: max(16 * K, 4 * K * machine.ranks),
         numbers=_part("in_place_fold_part"),
         applies=lambda machine: machine.hosts == 1,
-        others={"in_place_bytes": 0},
+        others=PARTS_ALONE,
     ),
     Threshold(
         "in_place_broadcast_part",
@@ -104,7 +107,7 @@ THRESHOLDS = (
         default=lambda machine: max(16 * K, 8 * K * machine.ranks),
         numbers=_part("in_place_broadcast_part"),
         applies=lambda machine: machine.hosts == 1,
-        others={"in_place_bytes": 0},
+        others=PARTS_ALONE,
     ),
     Threshold(
         "in_place_chunk_part",
@@ -115,7 +118,7 @@ THRESHOLDS = (
         default=lambda machine: machine.ranks * max(16 * K, 512 * machine.ranks),
         numbers=lambda machine: {"in_place_chunk_part": 1 / machine.ranks**2},
         applies=lambda machine: machine.hosts == 1,
-        others={"in_place_bytes": 0},
+        others=PARTS_ALONE,
     ),
     Threshold(
         "shares_fold_bytes",
@@ -311,20 +314,18 @@ def as_toml(findings: Sequence[Finding], machine: Machine, when: str) -> str:
         "# Use them with `tpurun --tuning FILE` or TPURUN_TUNING=FILE. The speeds are those of the way that",
         "# is taken from the threshold on, against the other one.",
     ]
+    # A part that is less than in_place_bytes counts only without that, and then all parts have to be said.
+    parts = [finding for finding in findings if finding.threshold.others == PARTS_ALONE]
+    parts_alone = any(part.best < part.default for part in parts)
     for finding in findings:
         lines += ["", f"# {finding.line()}"]
-        numbers = scaled(finding.threshold, machine, finding.best)
-        if finding.best == finding.default:
-            lines += ["# as it is without this file"]
-        else:
+        if finding.best != finding.default or (parts_alone and finding in parts):
+            numbers = scaled(finding.threshold, machine, finding.best)
             lines += [f"{name} = {value}" for name, value in numbers.items()]
-    # The parts of in_place decide from there on.
-    if any(
-        finding.best < finding.default
-        for finding in findings
-        if finding.threshold.others == {"in_place_bytes": 0}
-    ):
-        lines += ["", "in_place_bytes = 0"]
+        else:
+            lines += ["# as it is without this file"]
+    if parts_alone:
+        lines += ["", *(f"{name} = {value}" for name, value in PARTS_ALONE.items())]
     return "\n".join(lines) + "\n"
 
 
