@@ -29,7 +29,7 @@ def begin() -> None:
 
 
 def _is_on() -> bool:
-    return _native.debug_checks_are_on() and dist.is_initialized() and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and _native.debug_checks_are_on() and dist.is_initialized()
 
 
 def _see_module(module: nn.Module, name: str, _submodule: nn.Module | None) -> None:
