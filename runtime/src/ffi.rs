@@ -3,6 +3,8 @@
 //!
 //! Validates, converts, forwards. A panic is a bug and becomes `TPURUN_INTERNAL`, never an unwind into C++.
 
+pub mod program;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tpurun_memory::Failure;

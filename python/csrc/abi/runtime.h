@@ -70,6 +70,23 @@ void* tpurun_shared_allocate(uint64_t bytes);         // null: not opened, a for
 void tpurun_shared_free(void* data);                  // a live block; does nothing in a fork
 int32_t tpurun_shared_owns(const void* data);         // 1 when it points into the arena
 
+// Programs, as words (runtime/program/src/words.rs). Any thread; a program does not change.
+typedef struct TpurunProgram TpurunProgram;
+typedef struct TpurunPlan TpurunPlan;
+
+// Null with `error` filled where the words are no program: a bug of the extension.
+TpurunProgram* tpurun_program_read(const int64_t* words, uint64_t word_count, const char* text,
+                                   uint64_t text_bytes, TpurunError* error);
+void tpurun_program_free(TpurunProgram* program);                   // null does nothing
+uint64_t tpurun_program_fingerprint(const TpurunProgram* program);  // equal for equal streams, on every rank
+// Writes the program for people when it fits into `capacity`, and returns its size in bytes. Not terminated.
+uint64_t tpurun_program_text(const TpurunProgram* program, char* text, uint64_t capacity);
+// How it runs where its unknown sizes are `sizes`; null with `error` filled when it makes no sense with them.
+TpurunPlan* tpurun_program_plan(const TpurunProgram* program, const int64_t* sizes, uint64_t size_count,
+                                TpurunError* error);
+const int64_t* tpurun_plan_words(const TpurunPlan* plan, uint64_t* count);  // valid as long as the plan
+void tpurun_plan_free(TpurunPlan* plan);                                    // null does nothing
+
 // To be called in the child of a fork that was not made by the C library's fork(), which calls it by itself:
 // the child keeps the parent's tensors, to read, and to write for itself alone.
 void tpurun_memory_forked(void);
