@@ -13,6 +13,8 @@ FLOORS = [
     "device/special",
     "device/dispatch",
     "device",
+    "program/tiles",
+    "program",
     "operation",
     "process_group",
     ".",
