@@ -13,6 +13,8 @@
 #include "process_group/process_group.h"
 #include "process_group/shared.h"
 #include "process_group/shortcut.h"
+#include "program/bind.h"
+#include "program/run_pointwise.h"
 
 namespace py = pybind11;
 
@@ -86,6 +88,8 @@ PYBIND11_MODULE(_C, module) {
       });
 
   tpurun::device::bind(module);
+  tpurun::program::bind(module);
+  tpurun::program::bind_pointwise(module);
   tpurun::bind_shortcuts(module);
   module.def(
       "shared_empty",

@@ -154,6 +154,11 @@ std::string innermost_user_frame() {
 
 void prepare_call_sites() { code_cache(); }
 
+thread_local const std::string* FromLine::current = nullptr;
+
+FromLine::FromLine(const std::string& line) : before_(std::exchange(current, &line)) {}
+FromLine::~FromLine() { current = before_; }
+
 std::string call_site() { return caller().site; }
 
 Caller caller() {
@@ -162,6 +167,9 @@ Caller caller() {
   }
   const py::gil_scoped_acquire gil;
   const uint32_t threads = count_python_threads();
+  if (FromLine::current != nullptr && !FromLine::current->empty()) {
+    return {*FromLine::current, threads};
+  }
   // An exception may be on its way through this thread already; looking around must not disturb it, and runs
   // no code of Python, in which Ctrl-C could be raised and be lost.
   const py::error_scope pending;

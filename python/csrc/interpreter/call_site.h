@@ -20,4 +20,19 @@ void prepare_call_sites();
 // "train.py:28" of the innermost frame of this thread outside torch, or empty on a thread without Python.
 std::string call_site();
 
+// While one lives, this thread runs a part of a compiled program, and the line that the part comes from is
+// where its operations were asked for.
+class FromLine {
+ public:
+  explicit FromLine(const std::string& line);
+  ~FromLine();
+  FromLine(const FromLine&) = delete;
+  FromLine& operator=(const FromLine&) = delete;
+
+  static thread_local const std::string* current;  // null: whatever Python's frames say
+
+ private:
+  const std::string* before_;
+};
+
 }  // namespace tpurun

@@ -1,0 +1,105 @@
+#include "program/keeps_size.h"
+
+#include <algorithm>
+#include <array>
+
+namespace tpurun::program {
+
+namespace {
+
+// In order. All are structured kernels, which are given the size of their result before they write to it;
+// some others compute in their result and resize it afterwards.
+constexpr std::array<std::string_view, 82> kNames = {
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "_softmax",
+    "_softmax_backward_data",
+    "acos",
+    "add",
+    "addcdiv",
+    "addcmul",
+    "addmm",
+    "addmv",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "asin",
+    "atan",
+    "atan2",
+    "baddbmm",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "bmm",
+    "cat",
+    "ceil",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "copysign",
+    "cos",
+    "cosh",
+    "cumprod",
+    "cumsum",
+    "div",
+    "elu",
+    "eq",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "fmod",
+    "gather",
+    "ge",
+    "gelu",
+    "gelu_backward",
+    "gt",
+    "hardsigmoid",
+    "index_add",
+    "le",
+    "leaky_relu",
+    "lerp",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "lt",
+    "maximum",
+    "mean",
+    "minimum",
+    "mm",
+    "mul",
+    "ne",
+    "neg",
+    "pow",
+    "reciprocal",
+    "remainder",
+    "round",
+    "rsqrt",
+    "scatter",
+    "scatter_add",
+    "sigmoid",
+    "sigmoid_backward",
+    "sign",
+    "silu",
+    "silu_backward",
+    "sqrt",
+    "sub",
+    "sum",
+    "tanh",
+    "where",
+};
+
+}  // namespace
+
+bool keeps_size(std::string_view name) {
+  constexpr std::string_view kAten = "aten::";
+  return name.substr(0, kAten.size()) == kAten &&
+         std::binary_search(kNames.begin(), kNames.end(), name.substr(kAten.size()));
+}
+
+}  // namespace tpurun::program
