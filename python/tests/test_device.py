@@ -394,3 +394,27 @@ def test_nested_tensors_lie_in_one_storage() -> None:
     with torch.inference_mode():
         expected = model(batch, src_key_padding_mask=padding)
         assert torch.equal(model.tpu()(batch.tpu(), src_key_padding_mask=padding.tpu()).cpu(), expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_draws_the_same_numbers_again(reentrant: bool) -> None:
+    @on_device
+    def check() -> None:
+        x = torch.randn(16, 16, device="tpu", requires_grad=True)
+
+        def gradient(function: Callable[..., torch.Tensor]) -> torch.Tensor:
+            torch.manual_seed(3)
+            x.grad = None
+            function(x).sum().backward()
+            assert x.grad is not None
+            return x.grad.clone()
+
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x.sin(), 0.5)
+
+        def again(x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=reentrant)
+
+        assert torch.equal(gradient(again), gradient(inner))
+
+    check()

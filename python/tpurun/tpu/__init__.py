@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 from tpurun import _C as _native
 from tpurun import _chip_rules
 from tpurun._imports import after_import
+from tpurun.compile import _backend
 from tpurun.tpu import _attention, _eager, _watch
 from tpurun.tpu._eager import EagerMode, set_eager_mode
 from tpurun.tpu._memory import (
@@ -250,7 +251,7 @@ def _index(given: Any) -> int:
     return _get_device_index(given, optional=True, allow_cpu=False)
 
 
-_SUBMODULES = ("compiler", "distributed", "ops")
+_SUBMODULES = ("compile", "compiler", "distributed", "ops", "optimizers")
 
 
 def __getattr__(name: str) -> Any:
@@ -262,6 +263,11 @@ def __getattr__(name: str) -> Any:
 class _Tpu(ModuleType):
     allow_excess_precision = True
     """Whether results may be more exact than asked for; these are."""
+
+    @property
+    def _initialized(self) -> bool:
+        """Where torch asks every accelerator whether there are random numbers to save for a checkpoint."""
+        return is_initialized()
 
     @property
     def eager_mode(self) -> EagerMode:
@@ -293,4 +299,5 @@ _apply_chip_rules(_chip_rules.are_on())
 _eager.begin()
 _watch.begin()
 after_import("torch.distributed.tensor", _attention.register)
+after_import("torch._inductor.compile_fx", _backend.take_device)
 _chip_rules.follow(_apply_chip_rules)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 from types import TracebackType
 
 import torch
@@ -45,14 +46,37 @@ def known(mode: object) -> EagerMode:
     return found
 
 
+_has_told = False
+
+
+def _tell_that_modes_are_not_compiled() -> None:
+    global _has_told
+    if not _has_told:
+        _has_told = True
+        print(
+            "tpurun: a compiled function sets an eager mode; it runs operation by operation there, because a "
+            "program has no mode",
+            file=sys.stderr,
+        )
+
+
+# As torch.compiler.assume_constant_result does it, which would import the compiler: tracing then calls it.
+_tell_that_modes_are_not_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class set_eager_mode:
-    """Chooses the mode of this thread for a block; the innermost counts. Refused within ``torch.compile``."""
+    """Chooses the mode of this thread for a block; the innermost counts.
+
+    Refused within ``torch.compile``: Dynamo then leaves the function as it is, and says so with
+    ``fullgraph=True``.
+    """
 
     def __init__(self, mode: EagerMode | str) -> None:
         self.mode = known(mode)
 
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
+            _tell_that_modes_are_not_compiled()
             raise RuntimeError(
                 "tpurun: expected set_eager_mode outside of torch.compile; compiled code has no mode"
             )

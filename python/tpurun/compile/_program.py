@@ -1,0 +1,64 @@
+"""A compiled graph: what AOTAutograd calls in the place of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from tpurun.compile import _counters
+from tpurun.compile._lowering import Lowering, NotLowered
+
+
+def compiled(graph: fx.GraphModule, _inputs: list[Any]) -> Callable[[list[Any]], list[Any]]:
+    """The function that computes what a graph does; it takes its arguments in a list, and empties that."""
+    lowering = Lowering(graph)
+    try:
+        lowering.run()
+    except NotLowered as error:
+        _counters.kept_eager(graph, str(error))
+        return _eager(graph)
+    _counters.built(lowering.program)
+    return _function(lowering)
+
+
+def _eager(graph: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    def run(arguments: list[Any]) -> list[Any]:
+        given = list(arguments)
+        arguments.clear()
+        return graph(*given)
+
+    run._boxed_call = True
+    return run
+
+
+def _function(lowering: Lowering) -> Callable[[list[Any]], list[Any]]:
+    program, constants, sizes = lowering.program, lowering.constants, lowering.sizes
+    only_tensors = set(lowering.inputs) <= {"tensor"} and not constants
+    only_results = all(kind == "tensor" for kind, _ in lowering.results)
+    if only_tensors and only_results and not sizes.numbers:
+        run = program.run
+        return _boxed(lambda arguments: run(arguments))
+    kinds, results = lowering.inputs, lowering.results
+
+    def with_numbers(arguments: list[Any]) -> list[Any]:
+        numbers = [one for one, kind in zip(arguments, kinds, strict=True) if kind == "number"]
+        tensors = [one for one, kind in zip(arguments, kinds, strict=True) if kind == "tensor"]
+        arguments.clear()
+        table = sizes.of_run(numbers, tensors)
+        made = iter(program.run(tensors + constants, table))
+        return [_result(kind, of, made, table) for kind, of in results]
+
+    return _boxed(with_numbers)
+
+
+def _result(kind: str, of: Any, made: Any, table: list[int]) -> Any:
+    if kind == "tensor":
+        return next(made)
+    return table[of] if kind == "size" else of
+
+
+def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
