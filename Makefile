@@ -100,14 +100,15 @@ programs: $(LINKED) ## DDP, FSDP2, DTensor, pipelines, .. against one process (L
 
 SEED ?= 0
 PROGRAMS ?= 300
+WAY ?= cpu
 .PHONY: differential
 differential: $(LINKED) ## PROGRAMS=300 random programs of collectives against numpy, from SEED=0 on (ARGS=--help)
 	@$(PY) -m tests.differential --seed $(SEED) --programs $(PROGRAMS) $(ARGS)
 
 # Others than the night before; what fails says how to repeat it.
 .PHONY: op-programs
-op-programs: $(LINKED) ## PROGRAMS=300 random programs of operations on device tpu against the CPU, from SEED=0 on
-	@cd tests && TPURUN_DEVICE=1 $(PY) -m op_programs --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
+op-programs: $(LINKED) ## PROGRAMS=300 random programs of operations on device tpu against the CPU, from SEED=0 on (WAY=cpu|compiled|fused)
+	@cd tests && TPURUN_DEVICE=1 $(PY) -m op_programs --way $(WAY) --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
 
 # Of what takes long, `make test` runs a slice.
 .PHONY: full
@@ -145,6 +146,10 @@ conformance: $(LINKED) ## PyTorch's own test suites on this backend; writes docs
 .PHONY: conformance-ops
 conformance-ops: $(LINKED) ## every operation, module and optimizer of device tpu against the CPU's; writes docs/conformance-ops.md
 	@$(PY) -m tests.conformance.ops --out docs $(ARGS)
+
+.PHONY: operations-in
+operations-in: $(LINKED) ## every operation and module compiled, or fused with WAY=fused, against Strict
+	@$(PY) -m tests.conformance.ops --way $(subst cpu,compiled,$(WAY)) --dtypes float32,int64,bfloat16 $(ARGS)
 
 .PHONY: soak
 soak: $(LINKED) ## SECONDS=300 of 64 ranks of random speed: no false alarm, every result right

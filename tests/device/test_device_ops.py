@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.compiling import WHY_NOT_FUSED
+
 ROOT = Path(__file__).resolve().parents[2]
 # One of each family, and those that need a kernel of the device's own.
 NAMES = [
@@ -100,3 +102,52 @@ def test_what_is_planted_is_seen(planted: subprocess.CompletedProcess[str], name
 def test_what_is_sound_passes(planted: subprocess.CompletedProcess[str]) -> None:
     for name in SOUND:
         assert re.search(rf"\d {name}: .*forward \d+.*\n(?!  FAILED)", planted.stdout), planted.stdout
+
+
+# Forward and backward, views, writes, random numbers, integers, lists of tensors, modules with buffers.
+COMPILED = [
+    *("add", "sort", "nn.functional.dropout", "native_layer_norm", "transpose", "expand", "select", "where"),
+    *("index_put", "scatter_add", "cumsum", "bernoulli", "cat", "topk", "clone", "masked_fill", "softmax"),
+    *("nn.functional.scaled_dot_product_attention", "nn.nn.GRUCell", "nn.nn.BatchNorm1d", "_foreach_add"),
+]
+
+
+def test_compiled_operations_do_as_strict_ones_do() -> None:
+    done = compare("--way", "compiled", "--dtypes", "float32,int64", *COMPILED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {kind: (int(passed), int(excused)) for kind, passed, excused in ROW.findall(done.stdout)}
+    assert {"forward", "views", "inplace", "backward", "module", "module_backward"} <= counts.keys()
+    for kind, (passed, excused) in counts.items():
+        assert passed > 20 * excused, f"{kind}: {excused} excused beside {passed}"
+
+
+@pytest.mark.skipif(bool(WHY_NOT_FUSED), reason=WHY_NOT_FUSED)
+def test_fused_operations_do_as_strict_ones_do() -> None:
+    done = compare("--way", "fused", "--dtypes", "float32,int64,bfloat16", *NAMES, *COMPILED)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrong_compiler_is_seen() -> None:
+    """A compiler that takes one operation for another, and one that has no result."""
+    before = """
+            from torch._dynamo import register_backend
+            from torch._dynamo.backends.common import aot_autograd
+            def swapped(graph, inputs):
+                for node in graph.graph.nodes:
+                    if node.target is torch.ops.aten.sin.default:
+                        node.target = torch.ops.aten.cos.default
+                    if node.target is torch.ops.aten.exp.default:
+                        raise NotImplementedError("no exp")
+                graph.recompile()
+                return graph
+            register_backend(aot_autograd(fw_compiler=swapped), name="planted")
+    """
+    words = ("--way", "compiled", "--backend", "planted", "--dtypes", "float32", "--kinds", "forward")
+    done = compare(*words, "sin", "exp", "tanh", before=before.strip())
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = re.findall(r"(\w+): *\n  FAILED forward float32 x\d+: (.*)", done.stdout)
+    assert {name for name, _ in failed} == {"sin", "exp"}, done.stdout
+    assert "numbers differ" in dict(failed)["sin"] and "no exp" in dict(failed)["exp"]
+
+
+ROW = re.compile(r"^(\w+) +passed +(\d+)  failed +\d+  excused +(\d+)", re.MULTILINE)

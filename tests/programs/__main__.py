@@ -6,10 +6,11 @@ import argparse
 import sys
 from fnmatch import fnmatch
 
+from tools.compiling import BACKEND
 from tools.namespaces import NotAllowed
 
-from .case import FAMILIES
-from .start import LAUNCHERS, all_programs, run
+from .case import FAMILIES, WAYS, Program
+from .start import LAUNCHERS, Verdict, all_programs, run, run_beside_strict
 
 DEVICES = ["cpu", "tpu", "tpu:rank", "tpu:rank+set"]
 
@@ -23,13 +24,7 @@ def main() -> int:
     if not chosen:
         sys.exit(f"expected a pattern that a program fits, given {options.only}")
     try:
-        verdicts = run(
-            chosen,
-            launcher=options.launcher,
-            backend=options.backend,
-            device=options.device,
-            each=options.ranks,
-        )
+        verdicts = run_chosen(chosen, options)
     except NotAllowed as why:
         sys.exit(f"network namespaces: {why}")
     for verdict in verdicts:
@@ -44,6 +39,13 @@ def main() -> int:
     return 1 if wrong else 0
 
 
+def run_chosen(chosen: list[Program], options: argparse.Namespace) -> list[Verdict]:
+    how = {"launcher": options.launcher, "backend": options.backend, "each": options.ranks}
+    if options.way == "strict":
+        return run(chosen, device=options.device, **how)
+    return run_beside_strict(chosen, options.way, compiler=options.compiler, **how)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m programs", description=__doc__)
     parser.add_argument(
@@ -55,11 +57,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backend", choices=["tpu_dist", "gloo"], default="tpu_dist", help="[tpu_dist]")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="[cpu]")
     parser.add_argument(
+        "--way",
+        choices=WAYS,
+        default="strict",
+        help="compiled, fused: on device tpu, against strict [strict]",
+    )
+    parser.add_argument("--compiler", default=BACKEND, help=f"the backend of torch.compile [{BACKEND}]")
+    parser.add_argument(
         "--ranks", type=int, metavar="N", help="of all programs that are for so many (1, 4, 8, 16) [its own]"
     )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'ddp/*' [*]")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="[all]")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.way != "strict":
+        options.device = "tpu"
+    return options
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ FAMILIES = (
     "elastic_store",
     "compile",
 )
+# How operations run: one by one, traced and compiled in trainings, or deferred and fused.
+WAYS = ("strict", "compiled", "fused")
 # Far above what any program needs: who is late here is stuck.
 TIMEOUT = timedelta(seconds=180)
 
@@ -102,6 +104,54 @@ def program(
         return Program(name, ranks, body, makes_worlds, sizes, devices)
 
     return make
+
+
+@dataclass
+class _Chosen:
+    compiler: str = ""
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def running(way: str, compiler: str) -> Iterator[None]:
+    """Lets programs run in one of the `WAYS`."""
+    if way == "fused":
+        with torch.tpu.set_eager_mode("DEFER_AND_FUSE"):
+            yield
+        return
+    if way != "compiled":
+        yield
+        return
+    _chosen.compiler = compiler
+    try:
+        yield
+    finally:
+        _chosen.compiler = ""
+
+
+def called(model: Callable[..., object]) -> Callable[..., object]:
+    """The model as it is called in a training: compiled, where programs are."""
+    if not _chosen.compiler:
+        return model
+    torch._dynamo.reset()
+
+    # Dynamo begins to trace in a function of ours, not in one of torch's.
+    def forward(*args: object, **kwargs: object) -> object:
+        return model(*args, **kwargs)
+
+    compiled = torch.compile(forward, backend=_chosen.compiler)
+
+    def with_tiny_buckets(*args: object, **kwargs: object) -> object:
+        """Dynamo wants that DDP's first bucket is the smallest, and programs have tiny ones."""
+        first, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, 1
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            dist._DEFAULT_FIRST_BUCKET_BYTES = first
+
+    return with_tiny_buckets
 
 
 def here() -> str:

@@ -19,7 +19,8 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
-from .case import Case, Program, programs_of
+from .case import Case, Program, programs_of, running
+from .compare import DIGEST
 
 MEET = timedelta(seconds=600)
 
@@ -37,6 +38,8 @@ class Plan:
     ranks: int
     each: int | None = None
     """On how many ranks every program runs, if not on its own number."""
+    way: str = "strict"
+    compiler: str = ""
 
     def write(self) -> Path:
         path = Path(self.folder) / "plan.json"
@@ -57,6 +60,10 @@ class Outcome:
     problem: str
     """Empty when everything was as in the oracle."""
     seconds: float
+    digest: str = ""
+    """Of all that was compared."""
+    graphs: int = 0
+    """How many were compiled."""
 
 
 def run(plan: Plan) -> None:
@@ -92,15 +99,24 @@ def chosen(names: list[str]) -> list[Program]:
 def run_program(program: Program, plan: Plan, rank: int, store: dist.Store, file: TextIO) -> None:
     folder = Path(plan.folder) / program.name.partition("/")[0]
     folder.mkdir(exist_ok=True)
-    began = time.monotonic()
+    began, before = time.monotonic(), graphs_since(0)
     problem = ""
     try:
         torch.manual_seed(rank)
-        program.run(Case(plan.backend, rank, folder, store))
+        DIGEST.begin()
+        with running(plan.way, plan.compiler):
+            program.run(Case(plan.backend, rank, folder, store))
     except Exception as error:
         problem = f"{type(error).__name__}: {error} ({place(error)})"
-    outcome = Outcome(program.name, rank, problem, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    outcome = Outcome(program.name, rank, problem, seconds, DIGEST.text(), graphs_since(before))
     file.write(json.dumps(asdict(outcome)) + "\n")
+
+
+def graphs_since(before: int) -> int:
+    """How many graphs this process has compiled; none as long as Dynamo is not there."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"] - before
 
 
 def place(error: Exception) -> str:

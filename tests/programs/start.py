@@ -7,10 +7,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools import nodes
+from tools.compiling import BACKEND
 from tools.jobs import TPURUN, Finished, Job
 
 from .case import FAMILIES, Program, programs_of
@@ -47,6 +48,10 @@ class Verdict:
     problems: list[str]
     """What each rank has to complain of, empty when all is well."""
     seconds: float
+    digests: tuple[str, ...] = ()
+    """Of what each rank has compared."""
+    graphs: int = 0
+    """How many were compiled, on all ranks."""
 
 
 def all_programs(families: Iterable[str] = FAMILIES, device: str = "cpu") -> list[Program]:
@@ -62,6 +67,8 @@ def run(
     backend: str = "tpu_dist",
     device: str = "cpu",
     each: int | None = None,
+    way: str = "strict",
+    compiler: str = BACKEND,
 ) -> list[Verdict]:
     """Each on its own number of ranks, or on `each`: one job with as many as the largest has, or on several
     hosts one for each number. Raises NotAllowed where there can be no network namespaces and must be."""
@@ -70,24 +77,36 @@ def run(
         sizes = sorted({max(program.sizes) for program in programs})
         same_size = [[one for one in programs if max(one.sizes) == size] for size in sizes]
         jobs = [
-            run_job(some, chosen, backend, device, each) for some, each in zip(same_size, sizes, strict=True)
+            run_job(some, chosen, Plan(backend, device, [], "", 0, each, way, compiler))
+            for some, each in zip(same_size, sizes, strict=True)
         ]
         return [verdict for job in jobs for verdict in job]
-    return run_job(programs, chosen, backend, device, each)
+    return run_job(programs, chosen, Plan(backend, device, [], "", 0, each, way, compiler))
 
 
-def run_job(
-    programs: list[Program], launcher: Launcher, backend: str, device: str, each: int | None
-) -> list[Verdict]:
+def run_beside_strict(programs: list[Program], way: str, **options: str) -> list[Verdict]:
+    """Those of a way, on device tpu, where other results than Strict's are a problem, too."""
+    strict = run(programs, device="tpu", **options)
+    found = run(programs, device="tpu", way=way, **options)
+    for one, other in zip(found, strict, strict=True):
+        pairs = enumerate(zip(one.digests, other.digests, strict=False))
+        differ = [rank for rank, (ours, wanted) in pairs if ours != wanted]
+        one.problems.extend([f"ranks {differ}: other bits than in Strict"] if differ else [])
+        one.problems.extend(f"in Strict: {problem}" for problem in other.problems)
+    return found
+
+
+def run_job(programs: list[Program], launcher: Launcher, what: Plan) -> list[Verdict]:
+    """`what` says how they run; which, where and on how many ranks is added."""
     with tempfile.TemporaryDirectory(prefix="tpurun-programs-") as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "shared").mkdir()
         names = [program.name for program in programs]
-        if each is not None:
-            programs = [program.at(each) for program in programs]
+        if what.each is not None:
+            programs = [program.at(what.each) for program in programs]
         ranks = max(program.ranks for program in programs)
-        plan = Plan(backend, device, names, str(folder / "shared"), ranks, each)
-        ours = ENVIRONMENT | {"TPURUN_DEVICE": str(int(device != "cpu"))}
+        plan = replace(what, programs=names, folder=str(folder / "shared"), ranks=ranks)
+        ours = ENVIRONMENT | {"TPURUN_DEVICE": str(int(plan.device != "cpu"))}
         jobs = []
         for number, (command, env) in enumerate(launcher.commands(plan, plan.write(), stack)):
             (folder / str(number)).mkdir()
@@ -157,4 +176,6 @@ def verdict(program: Program, outcomes: list[Outcome], ranks: int, ends: str) ->
     problems = [f"rank {one.rank}: {one.problem}" for one in outcomes if one.problem]
     if missing := sorted({*range(ranks)} - {one.rank for one in outcomes}):
         problems.append(f"ranks {missing} did not come to its end: {ends}")
-    return Verdict(program, problems, max((one.seconds for one in outcomes), default=0.0))
+    seconds = max((one.seconds for one in outcomes), default=0.0)
+    digests = tuple(one.digest for one in outcomes)
+    return Verdict(program, problems, seconds, digests, sum(one.graphs for one in outcomes))

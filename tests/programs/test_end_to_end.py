@@ -2,8 +2,9 @@
 
 import pytest
 
-from programs.case import FAMILIES
-from programs.start import LAUNCHERS, Verdict, all_programs, run
+from programs.case import FAMILIES, Program
+from programs.start import LAUNCHERS, Verdict, all_programs, run, run_beside_strict
+from tools.compiling import WHY_NOT_FUSED
 from tools.slices import FULL, some
 
 PROGRAMS = {program.name: program for program in all_programs()}
@@ -57,6 +58,28 @@ def test_debug_finds_nothing_wrong_with_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCH_TPU_LAUNCH_BLOCKING", "1")
     found = run(some([*ON_TPU.values()], 6), device="tpu")
     assert not [problem for verdict in found for problem in verdict.problems]
+
+
+# The programs with trainings that torch.compile traces; `make programs ARGS="--way compiled"` runs all.
+TRAININGS = ("ddp/", "zero_redundancy/", "fsdp2/", "fsdp2_gradients/", "tensor_parallel/", "join/")
+
+
+def in_way(programs: list[Program], way: str) -> list[Verdict]:
+    found = run_beside_strict(programs, way)
+    problems = [f"{one.program.name}: {problem}" for one in found for problem in one.problems]
+    assert not problems, "\n".join(problems)
+    return found
+
+
+def test_compiled_trainings_have_the_bits_of_strict_ones():
+    chosen = some([one for name, one in ON_TPU.items() if name.startswith(TRAININGS)], 6)
+    found = in_way(chosen, "compiled")
+    assert sum(one.graphs for one in found) > 0, "nothing was compiled"
+
+
+@pytest.mark.skipif(bool(WHY_NOT_FUSED), reason=WHY_NOT_FUSED)
+def test_fused_programs_have_the_bits_of_strict_ones():
+    in_way(some([*ON_TPU.values()], 3), "fused")
 
 
 # Launchers differ in how ranks start, meet and leave; `make programs` runs everything under each of them.

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .case import here
+from .case import called, here
 from .compare import ROUNDING, all_same, same, whole
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -94,10 +94,11 @@ def train(
 ) -> History:
     """One step for each batch. `named` has the parameters under their own names when `model` wraps them."""
     named = model if named is None else named
+    forward = called(model)
     history = History()
     for x, y in data:
         optimizer.zero_grad()
-        value = loss(model(x), y)
+        value = loss(forward(x), y)
         value.backward()
         history.losses.append(value.item())
         history.gradients.append(gradients(named))

@@ -1,4 +1,9 @@
-"""``python -m tests.conformance.ops``: compares the device with the CPU, and writes down what came out."""
+"""``python -m tests.conformance.ops``: compares the device with the CPU, and writes down what came out.
+
+With `--way compiled` or `--way fused` it compares the device with itself: each operation through
+torch.compile,
+or in DEFER_AND_FUSE, with Strict.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ...tools.choices import names_of
+from ...tools.compiling import BACKEND
 from . import workers
-from .cases import KINDS, NAMES, Choice, Done, chosen
+from .cases import COMPILED_KINDS, KINDS, NAMES, Choice, Done, chosen
 from .report import page
+from .running import Way
 from .tally import Tally
 
 
@@ -25,7 +32,7 @@ def main() -> int:
     # The way out is through `finally`, which ends the workers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     names = options.names if options.exact else chosen(options.names, options.slice)
-    choice = Choice(options.kinds, options.dtypes)
+    choice = Choice(options.kinds, options.dtypes, options.way, options.backend)
     began = time.monotonic()
     cases = []
     for done in workers.run_all(names, choice, options.jobs, options.limit):
@@ -56,7 +63,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.ops", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of names of operations [all]")
     parser.add_argument("--exact", action="store_true", help="the names as a whole, not parts of them")
-    parser.add_argument("--kinds", type=names_of(KINDS), default=KINDS, help=f"of {','.join(KINDS)} [all]")
+    parser.add_argument("--kinds", type=names_of(KINDS), help=f"of {','.join(KINDS)} [all that the way has]")
+    parser.add_argument("--way", choices=[way.value for way in Way], default="cpu", help="[cpu]")
+    parser.add_argument("--backend", default=BACKEND, help=f"of torch.compile [{BACKEND}]")
     parser.add_argument(
         "--dtypes", type=lambda text: text.split(","), default=(), help="float32,int64,.. [what the CPU has]"
     )
@@ -72,8 +81,12 @@ def parse() -> argparse.Namespace:
         help="write the results and the page there; those of other names stay",
     )
     options = parser.parse_args()
+    if options.kinds is None:
+        options.kinds = COMPILED_KINDS if options.way == Way.COMPILED.value else KINDS
     if options.exact and (unknown := set(options.names) - set(NAMES)):
         parser.error(f"expected names of operations, given {', '.join(sorted(unknown))}")
+    if options.out is not None and options.way != Way.CPU.value:
+        parser.error(f"expected --out with --way cpu, given {options.way}")
     if options.out is not None and (options.dtypes or len(options.kinds) < len(KINDS)):
         parser.error("expected --out with all kinds and dtypes, given some")
     return options

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
-from . import excuses, modules, neutral, operators, optimizers
-from .running import Outcome
+from . import excuses, modules, neutral, operators, optimizers, running
+from .running import Outcome, Way
 
 _FAMILIES: tuple[tuple[dict[str, Any], ModuleType], ...] = (
     (operators.OPERATIONS, operators),
     (modules.MODULES, modules),
     (optimizers.OPTIMIZERS, optimizers),
 )
+# Compiled are calls of an operation and of a module, forward and backward.
+COMPILED_KINDS = ("forward", "views", "inplace", "backward", "module", "module_backward")
 KINDS = tuple(kind for _, family in _FAMILIES for kind in family.KINDS)
 NAMES = tuple(name for known, _ in _FAMILIES for name in known)
 
@@ -28,6 +30,8 @@ class Choice:
 
     kinds: Sequence[str] = KINDS
     dtypes: Sequence[str] = ()
+    way: str = Way.CPU.value
+    backend: str = ""
 
 
 @dataclass
@@ -60,20 +64,21 @@ def run(name: str, choice: Choice) -> Done:
     """All checks of one name, in this process, which has the device."""
     known, family = next(pair for pair in _FAMILIES if name in pair[0])
     done = Done(name)
+    running.choose(choice.way, choice.backend)
     for dtype in family.dtypes_of(known[name]):
         short = str(dtype).removeprefix("torch.")
         if not choice.dtypes or short in choice.dtypes:
-            _count(done, short, family.check(known[name], dtype, choice.kinds))
+            _count(done, short, family.check(known[name], dtype, choice.kinds), choice.way)
     return done
 
 
-def _count(done: Done, dtype: str, outcomes: Iterator[Outcome]) -> None:
+def _count(done: Done, dtype: str, outcomes: Iterator[Outcome], way: str) -> None:
     wrong: dict[tuple[str, bool], Failure] = {}
     for outcome in outcomes:
         if outcome.text is None:
             done.passed[outcome.kind] += 1
             continue
-        reason = excuses.reason(done.name, outcome.kind, dtype, outcome.text)
+        reason = excuses.reason(done.name, outcome.kind, dtype, outcome.text, way)
         text = outcome.text if reason is None else reason
         failure = wrong.setdefault((outcome.kind, reason is None), Failure(outcome.kind, dtype, 0, text))
         failure.count += 1

@@ -12,7 +12,7 @@ from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, modu
 
 from .operators import derive
 from .placing import tensors_of
-from .running import SEED, Outcome, run_on_both
+from .running import SEED, Outcome, called, run_on_both
 
 KINDS = ("module", "module_backward")
 MODULES: dict[str, ModuleInfo] = {f"nn.{info.name}": info for info in module_db}
@@ -50,7 +50,7 @@ def _of_input(
 
     def body(on: Any) -> Any:
         module = _on(made, on[2])
-        results = module(*on[0], **on[1])
+        results = called(module)(*on[0], **on[1])
         if kind == "module":
             return results, dict(module.state_dict())
         leaves = [*tensors_of(on), *module.parameters()]

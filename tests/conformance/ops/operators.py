@@ -15,7 +15,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from .comparing import Values, alias_anything
 from .placing import OnHost, tensors_of
-from .running import Outcome, Pair, run_on_both
+from .running import Outcome, Pair, called, run_on_both
 
 # For lists of tensors, which optimizers use.
 _FOREACH: tuple[OpInfo, ...] = tuple(
@@ -93,7 +93,7 @@ def _values(op: OpInfo) -> Values:
 
 def _forward(op: OpInfo, sample: SampleInput, kinds: set[str]) -> Iterator[Outcome]:
     tree = _tree(op, sample)
-    pair = run_on_both(lambda on: op(on[0], *on[1], **on[2]), tree)
+    pair = run_on_both(lambda on: called(op)(on[0], *on[1], **on[2]), tree)
     if pair.cpu.error is not None:
         yield from _if_in(kinds, "errors", pair.errors)
         return
@@ -105,7 +105,7 @@ def _forward(op: OpInfo, sample: SampleInput, kinds: set[str]) -> Iterator[Outco
         yield from _if_in(kinds, "views", lambda: _of_aliases(pair))
     if "inplace" in kinds and op.get_inplace() is not None and not sample.broadcasts_input:
         inplace = op.get_inplace()
-        pair = run_on_both(lambda on: (inplace(on[0], *on[1], **on[2]), on[0]), tree)
+        pair = run_on_both(lambda on: (called(inplace)(on[0], *on[1], **on[2]), on[0]), tree)
         if pair.cpu.error is None:
             yield Outcome("inplace", pair.difference(_values(op)) or _of_aliases(pair))
     if "out" in kinds and op.supports_out:
@@ -128,7 +128,7 @@ def _out(op: OpInfo, tree: Any, prepare: Callable[[torch.Tensor], torch.Tensor])
     def body(on: Any) -> Any:
         made = op(on[0], *on[1], **on[2])
         out = prepare(made) if isinstance(made, torch.Tensor) else type(made)(_each(prepare, made))
-        result = op(on[0], *on[1], **on[2], out=out)
+        result = called(op)(on[0], *on[1], **on[2], out=out)
         return result, out
 
     pair = run_on_both(body, tree)
@@ -167,7 +167,7 @@ class _NothingToDerive(Exception):
 def _gradients(op: OpInfo, sample: SampleInput, kind: str) -> Iterator[Outcome]:
     def body(on: Any) -> Any:
         leaves = [one for one in tensors_of(on) if one.requires_grad]
-        made = sample.output_process_fn_grad(op(on[0], *on[1], **on[2]))
+        made = sample.output_process_fn_grad(called(op)(on[0], *on[1], **on[2]))
         first = derive(tensors_of(made), leaves, kind == "gradgrad")
         return first if kind == "backward" else (first, derive(tensors_of(first), leaves))
 
