@@ -195,8 +195,7 @@ Made with_number(const Row& row, const Arguments& arguments, Function of_float) 
   const auto type = common_type(arguments, {0, 1});
   const TensorType* self = arguments.tensor(0);
   const TensorType* other = arguments.tensor(1);
-  const bool has_number =
-      self != nullptr && self->dimensions > 0 && (other == nullptr || other->dimensions == 0);
+  const bool has_number = self != nullptr && (other == nullptr || other->dimensions == 0);
   if (!type || !is_reduced(*type) || !has_number) return plain(row, arguments);
   return Builder(arguments, *type).operand(0).operand(1, ScalarType::Float).build(of_float);
 }
