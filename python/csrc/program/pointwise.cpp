@@ -185,8 +185,16 @@ Made scaled_sum(const Row& row, const Arguments& arguments) {
   if (c10::isIntegralType(*type, /*includeBool=*/false) && alpha == 1) {
     return builder.build(kSign > 0 ? Function::kAdd : Function::kSubtract);
   }
-  if (is_reduced(*type) && alpha != 1) return std::nullopt;
-  return builder.number(2, kSign).build(Function::kAddScaled);
+  builder.number(2, kSign);
+  if (alpha == 1 || alpha == -1) return builder.build(Function::kAddScaled);
+  // Where ATen's scalar loop reads one and the same b, the product is rounded before it is added.
+  const auto has_many = [&](int32_t index) {
+    return arguments.tensor(index) != nullptr && arguments.tensor(index)->dimensions > 0;
+  };
+  if (is_reduced(*type) || !has_many(0) || !has_many(1)) return std::nullopt;
+  auto made = builder.build(Function::kAddScaled);
+  if (made) made->loops = Loops::kDifferent;
+  return made;
 }
 
 // A 16-bit tensor with a number, or a tensor of no dimensions, for a second operand: ATen takes that as
