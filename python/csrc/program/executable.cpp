@@ -407,12 +407,23 @@ void Executable::run_call(Call& call) {
   fill_lists(call, stack);
   if (operation.call_kind == CallKind::kOutside) {
     operation.op.callBoxed(&stack);
+    look_again(operation);
   } else {
     const MemoryOf memory(call.is_on_device);
     (call.is_told ? *operation.told : operation.op).redispatchBoxed(kOnCpu, &stack);
   }
   if (!call.is_told) {
     take_results(operation, stack);
+  }
+}
+
+// An operation may have given an argument of the program other memory, as FSDP does.
+void Executable::look_again(const Operation& operation) {
+  for (const ValueId written : operation.writes) {
+    const Value& root = recording_.values()[recording_.values()[written].root];
+    if (root.source == Source::kInput) {
+      set_input(inputs_[root.of]);
+    }
   }
 }
 

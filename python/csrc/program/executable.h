@@ -94,6 +94,7 @@ class Executable {
   void own(ValueId root, const c10::Storage& storage, int64_t offset_bytes);
   void make(ValueId root);
   void run_call(Call& call);
+  void look_again(const Operation& operation);
   void fill_lists(const Call& call, torch::jit::Stack& stack);
   void take_results(const Operation& operation, torch::jit::Stack& stack);
   bool shares_memory(const Operation& operation, const at::Tensor& made) const;

@@ -285,6 +285,11 @@ void TiledGroup::scatter(const Loop& loop, const char* from, int64_t begin, int6
 }
 
 void TiledGroup::run() const {
+  for (const Loop& loop : accesses_) {
+    TORCH_CHECK(loop.first != nullptr,
+                "expected a tensor with memory in a compiled program, got one whose storage "
+                "has been resized to nothing");
+  }
   at::parallel_for(0, elements_, kGrain, [this](int64_t begin, int64_t end) { run_range(begin, end); });
 }
 
