@@ -211,6 +211,7 @@ def test_a_trainer_computes_what_eager_steps_do() -> None:
 
 @apart
 def test_the_same_on_the_device() -> None:
+    torch.tpu.init()
     given, rates = [(x.tpu(), wanted.tpu()) for x, wanted in batches(3)], [0.01] * 3
     ours, theirs = net().tpu(), net().tpu()
     trainer = trainer_of(ours)

@@ -352,25 +352,28 @@ void Executable::free(ValueId root) {
 at::Tensor Executable::on_its_device(ValueId id) {
   const Value& value = recording_.values()[id];
   const Value& root = recording_.values()[value.root];
-  const c10::TensorImpl& like = *tensors_[id].unsafeGetTensorImpl();
-  c10::Storage& storage = storages_[value.root];
-  if (root.source == Source::kInput) {
-    const at::Tensor& input = *inputs_[root.of].tensor;
-    if (id == value.root) {
-      return input;
-    }
-    if (value.dtype == root.dtype) {
-      return input.as_strided(like.sizes(), like.strides(), like.storage_offset());
-    }
-    storage = input.storage();
-  } else if (!storage) {
-    storage = is_tpu(root) ? device::storage_over(like.storage(), root.device) : like.storage();
+  const bool is_of_input = root.source == Source::kInput;
+  if (is_of_input && id == value.root) {
+    return *inputs_[root.of].tensor;
   }
+  const c10::TensorImpl& like = *tensors_[id].unsafeGetTensorImpl();
   const auto key = is_tpu(root) ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::CPU;
-  auto tensor =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), like.dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(is_of_input ? inputs_[root.of].tensor->storage() : storage_of(value.root)),
+      c10::DispatchKeySet(key), like.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   return tensor;
+}
+
+// One storage for all tensors over what this program has made.
+const c10::Storage& Executable::storage_of(ValueId root) {
+  c10::Storage& storage = storages_[root];
+  if (!storage) {
+    const c10::Storage& cpu = tensors_[root].storage();
+    const Value& value = recording_.values()[root];
+    storage = is_tpu(value) ? device::storage_over(cpu, value.device) : cpu;
+  }
+  return storage;
 }
 
 // The tensor that a kernel is given for a value.

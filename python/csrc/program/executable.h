@@ -106,6 +106,7 @@ class Executable {
   void timed_step(const Step& step);
   const std::string& line_of(const Step& step) const;
   at::Tensor on_its_device(ValueId value);
+  const c10::Storage& storage_of(ValueId root);
   std::vector<at::Tensor> run_steps();
   std::vector<at::Tensor> outputs();
   void relate(std::vector<at::Tensor>& outputs) const;
