@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..options import Parser, names_of, seconds
 from .ways import WAYS
-from .works import WORKS
+from .works import DEVICE, WORKS
 
 WHAT = "Measures training steps compiled for the device beside eager ones and inductor's."
 PARTS = ("steps", "first", "memory", "call")
@@ -24,7 +24,7 @@ class Options:
     rounds: int = 9
     seconds: float = 0.5
     """For each round and way."""
-    backend: str = "tpu"
+    backend: str = DEVICE
 
     def arguments(self) -> list[str]:
         """The command line that says the same."""

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from .works import RATE, Made, make
+from .works import DEVICE, RATE, Made, make
 
 Step = Callable[[], torch.Tensor]
 
@@ -26,6 +27,10 @@ class Way:
     prepare: Callable[[Made, str], Step]
     within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which the steps of a block run."""
+
+
+def device_module() -> Any:
+    return getattr(torch, DEVICE)
 
 
 def plain(made: Made, _: str) -> Step:
@@ -49,7 +54,7 @@ def single_program(made: Made, backend: str) -> Step:
     """Forward, backward and Adam in one program of the backend."""
     if not made.is_trained:
         raise NotImplementedError("this work has no optimizer that a program could contain")
-    optimizers = torch.tpu.optimizers
+    optimizers = device_module().optimizers
     # Adam is AdamW without decay; the other ways have moments of float32, too.
     optimizer = optimizers.AdamW(lr=RATE, weight_decay=0.0, use_bfloat16_moments=False)
     trainer = optimizers.SingleTraceTrainer(made.model, optimizer, backend=backend)
@@ -57,16 +62,16 @@ def single_program(made: Made, backend: str) -> Step:
 
 
 def fused() -> AbstractContextManager[object]:
-    return torch.tpu.set_eager_mode("DEFER_AND_FUSE")
+    return device_module().set_eager_mode("DEFER_AND_FUSE")
 
 
 WAYS = {
     "eager": Way("cpu", plain),
-    "strict": Way("tpu", plain),
+    "strict": Way(DEVICE, plain),
     "inductor": Way("cpu", with_inductor),
-    "model": Way("tpu", with_backend),
-    "step": Way("tpu", single_program),
-    "fused": Way("tpu", plain, fused),
+    "model": Way(DEVICE, with_backend),
+    "step": Way(DEVICE, single_program),
+    "fused": Way(DEVICE, plain, fused),
 }
 # An error that only says that a way does not exist yet, or does not know some operation of a work.
 REASONS = (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -85,8 +90,8 @@ class Runner:
         with self.way.within():
             for _ in range(count):
                 self.step()
-            if self.way.device == "tpu":
-                torch.tpu.synchronize()
+            if self.way.device == DEVICE:
+                device_module().synchronize()
 
 
 def runner(work: str, name: str, backend: str, steps: int) -> Runner:

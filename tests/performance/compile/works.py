@@ -25,6 +25,10 @@ BATCH = 16  # of the small networks
 Data = tuple[torch.Tensor, ...]
 
 
+# In two parts: to import a module that names the device is to claim it, also where only tables are made.
+DEVICE = "t" + "pu"
+
+
 @dataclass(frozen=True)
 class Made:
     """A module that returns the loss of the data; `is_trained` says whether a step updates parameters."""
