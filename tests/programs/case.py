@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tools.compiling import DEVICE
+
 FAMILIES = (
     "ddp",
     "ddp_hooks",
@@ -118,7 +120,7 @@ _chosen = _Chosen()
 def running(way: str, compiler: str) -> Iterator[None]:
     """Lets programs run in one of the `WAYS`."""
     if way == "fused":
-        with torch.tpu.set_eager_mode("DEFER_AND_FUSE"):
+        with getattr(torch, DEVICE).set_eager_mode("DEFER_AND_FUSE"):
             yield
         return
     if way != "compiled":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools import nodes
-from tools.compiling import BACKEND
+from tools.compiling import BACKEND, DEVICE
 from tools.jobs import TPURUN, Finished, Job
 
 from .case import FAMILIES, Program, programs_of
@@ -86,8 +86,8 @@ def run(
 
 def run_beside_strict(programs: list[Program], way: str, **options: str) -> list[Verdict]:
     """Those of a way, on device tpu, where other results than Strict's are a problem, too."""
-    strict = run(programs, device="tpu", **options)
-    found = run(programs, device="tpu", way=way, **options)
+    strict = run(programs, device=DEVICE, **options)
+    found = run(programs, device=DEVICE, way=way, **options)
     for one, other in zip(found, strict, strict=True):
         pairs = enumerate(zip(one.digests, other.digests, strict=False))
         differ = [rank for rank, (ours, wanted) in pairs if ours != wanted]

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 # In two parts: to import a module that names the device is to claim it.
-_DEVICE = "t" + "pu"
+DEVICE = "t" + "pu"
 # Another one, such as aot_eager, shows whether a test itself is right.
-BACKEND = os.environ.get("TPURUN_TEST_BACKEND", _DEVICE)
+BACKEND = os.environ.get("TPURUN_TEST_BACKEND", DEVICE)
 # The compilers that run the traced operations one by one do not know the line of each in the program.
-KNOWS_LINES = BACKEND == _DEVICE
+KNOWS_LINES = BACKEND == DEVICE
 
 
 _REFUSAL = "DEFER_AND_FUSE does not exist here yet"
