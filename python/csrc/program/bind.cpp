@@ -59,31 +59,12 @@ bool is_list(const py::handle& given) {
   return py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given);
 }
 
-bool may_lack(const c10::TypePtr& type) {
-  const auto* list = type->cast<c10::ListType>().get();
-  return list != nullptr && list->getElementType()->kind() == c10::TypeKind::OptionalType;
-}
-
-bool is_tensor_list(c10::TypePtr type) {
-  if (const auto optional = type->cast<c10::OptionalType>()) {
-    type = optional->getElementType();
-  }
-  const auto list = type->cast<c10::ListType>();
-  if (!list) {
-    return false;
-  }
-  c10::TypePtr element = list->getElementType();
-  if (const auto optional = element->cast<c10::OptionalType>()) {
-    element = optional->getElementType();
-  }
-  return element->kind() == c10::TypeKind::TensorType;
-}
+using Kind = device::Argument::Kind;
 
 // A graph has a number where the schema has a tensor, for torch to wrap.
-c10::IValue constant_of(const py::handle& given, const c10::TypePtr& type) {
+c10::IValue constant_of(const py::handle& given, const c10::TypePtr& type, Kind kind) {
   if (PyBool_Check(given.ptr()) != 0) {
-    return type->kind() == c10::TypeKind::TensorType ? c10::IValue(given.cast<bool>())
-                                                     : torch::jit::toIValue(given, type);
+    return kind == Kind::kTensor ? c10::IValue(given.cast<bool>()) : torch::jit::toIValue(given, type);
   }
   if (PyFloat_Check(given.ptr()) != 0) {
     return given.cast<double>();
@@ -92,7 +73,7 @@ c10::IValue constant_of(const py::handle& given, const c10::TypePtr& type) {
                                              : torch::jit::toIValue(given, type);
 }
 
-Argument argument_of(const py::handle& given, const c10::Argument& declared) {
+Argument argument_of(const py::handle& given, const c10::TypePtr& type, Kind kind) {
   Argument argument;
   if (py::isinstance<Ref>(given)) {
     argument.kind = Argument::Kind::kTensor;
@@ -100,9 +81,8 @@ Argument argument_of(const py::handle& given, const c10::Argument& declared) {
   } else if (py::isinstance<Unknown>(given)) {
     argument.kind = Argument::Kind::kSize;
     argument.sizes = {size_of(given)};
-  } else if (is_list(given) && is_tensor_list(declared.type())) {
+  } else if (is_list(given) && (kind == Kind::kTensors || kind == Kind::kOptionalTensors)) {
     argument.kind = Argument::Kind::kTensors;
-    argument.may_lack = may_lack(declared.type());
     for (const auto& one : given.cast<py::sequence>()) {
       argument.tensors.push_back(one.is_none() ? kNoValue : one.cast<Ref>().value);
     }
@@ -110,7 +90,7 @@ Argument argument_of(const py::handle& given, const c10::Argument& declared) {
     argument.kind = Argument::Kind::kSizes;
     argument.sizes = sizes_of(given.cast<py::sequence>());
   } else {
-    argument.constant = constant_of(given, declared.type());
+    argument.constant = constant_of(given, type, kind);
   }
   return argument;
 }
@@ -140,9 +120,10 @@ class Program {
     const auto& declared = op.schema().arguments();
     TORCH_CHECK_VALUE(arguments.size() == declared.size(), name, ": expected ", declared.size(),
                       " arguments, got ", arguments.size());
+    device::Schema schema(op.schema());
     std::vector<Argument> all;
     for (std::size_t at = 0; at < declared.size(); ++at) {
-      all.push_back(argument_of(arguments[at], declared[at]));
+      all.push_back(argument_of(arguments[at], declared[at].type(), schema.arguments[at].kind));
     }
     std::vector<ValueId> made;
     for (const auto& result : results) {
@@ -152,7 +133,7 @@ class Program {
     if (told) {
       told_name.emplace(name, *told);
     }
-    recording_.operation({name, overload}, std::move(told_name), std::move(all), std::move(made),
+    recording_.operation(op, std::move(schema), std::move(told_name), std::move(all), std::move(made),
                          std::move(line));
   }
 

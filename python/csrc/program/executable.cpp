@@ -62,14 +62,6 @@ bool lie_alike(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef o
   return true;
 }
 
-bool takes_tensor(const c10::Argument& declared) {
-  auto type = declared.type();
-  if (const auto optional = type->cast<c10::OptionalType>()) {
-    type = optional->getElementType();
-  }
-  return type->kind() == c10::TypeKind::TensorType;
-}
-
 // A number as torch hands it to a kernel that takes a tensor.
 at::Tensor wrapped(const at::Scalar& number) {
   at::Tensor tensor = c10::scalar_to_tensor(number);
@@ -77,8 +69,9 @@ at::Tensor wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-c10::IValue number(const at::Scalar& number, const c10::Argument& declared) {
-  return takes_tensor(declared) ? c10::IValue(wrapped(number)) : c10::IValue(number);
+c10::IValue number(const at::Scalar& number, const device::Argument& declared) {
+  return declared.kind == device::Argument::Kind::kTensor ? c10::IValue(wrapped(number))
+                                                          : c10::IValue(number);
 }
 
 bool is_tpu(const Value& value) { return value.device.type() == c10::DeviceType::PrivateUse1; }
@@ -217,7 +210,7 @@ Executable::Call Executable::call(const Operation& operation) const {
   const bool is_outside = operation.call_kind == CallKind::kOutside;
   for (std::size_t at = 0; at < operation.arguments.size(); ++at) {
     const Argument& argument = operation.arguments[at];
-    const c10::Argument& schema_argument = operation.op.schema().arguments()[at];
+    const device::Argument& declared = operation.schema.arguments[at];
     switch (argument.kind) {
       case Argument::Kind::kTensor:
         call.stack.emplace_back(is_outside ? c10::IValue() : c10::IValue(tensors_[argument.tensors.front()]));
@@ -230,14 +223,14 @@ Executable::Call Executable::call(const Operation& operation) const {
         call.lists.push_back(at);
         break;
       case Argument::Kind::kSize:
-        call.stack.push_back(number(argument.sizes.front().in(sizes_), schema_argument));
+        call.stack.push_back(number(argument.sizes.front().in(sizes_), declared));
         break;
       case Argument::Kind::kSizes:
         call.stack.emplace_back(numbers(argument.sizes));
         break;
       case Argument::Kind::kConstant: {
         if (argument.constant.isScalar()) {
-          call.stack.push_back(number(argument.constant.toScalar(), schema_argument));
+          call.stack.push_back(number(argument.constant.toScalar(), declared));
           break;
         }
         const bool is_device = argument.constant.isDevice() && !is_outside;
@@ -342,8 +335,11 @@ void Executable::free(ValueId root) {
   const Value& value = recording_.values()[root];
   if (value.source == Source::kInput) {
     inputs_[value.of].own = at::Tensor();
-  } else {
-    own(root, c10::Storage(roots_[root].storage), 0);
+    return;
+  }
+  c10::Storage nothing(roots_[root].storage);
+  if (tensors_[root].storage().unsafeGetStorageImpl() != nothing.unsafeGetStorageImpl()) {
+    own(root, nothing, 0);
   }
   storages_[root] = c10::Storage();
 }
@@ -385,7 +381,7 @@ void Executable::fill_lists(const Call& call, torch::jit::Stack& stack) {
   const Operation& operation = *call.operation;
   for (const std::size_t at : call.lists) {
     const Argument& argument = operation.arguments[at];
-    if (argument.may_lack) {
+    if (operation.schema.arguments[at].kind == device::Argument::Kind::kOptionalTensors) {
       c10::List<std::optional<at::Tensor>> list;
       for (const ValueId value : argument.tensors) {
         list.push_back(value == kNoValue ? std::nullopt : std::optional(given(operation, value)));
@@ -597,8 +593,7 @@ void Executable::end() {
   }
   set_pointer(*workspace_, nullptr);
   for (const ValueId root : passing_) {
-    own(root, c10::Storage(roots_[root].storage), 0);
-    storages_[root] = c10::Storage();
+    free(root);
   }
 }
 

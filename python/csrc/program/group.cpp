@@ -5,9 +5,8 @@
 #include <memory>
 
 #include <ATen/Parallel.h>
-#include <c10/util/BFloat16.h>
+#include <c10/core/DynamicCast.h>
 #include <c10/util/Exception.h>
-#include <c10/util/Half.h>
 
 namespace tpurun::program {
 
@@ -21,74 +20,6 @@ constexpr int64_t kFewestElements = 128;
 constexpr int64_t kRound = 128;
 // As many as ATen gives a thread at least: its loops, and so the bits of some operations, end with them.
 constexpr int64_t kGrain = 32768;
-
-template <class T>
-void fill_as(void* to, int64_t count, double number) {
-  std::fill_n(static_cast<T*>(to), count, static_cast<T>(number));
-}
-
-void fill(void* to, int64_t count, double number, c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return fill_as<float>(to, count, number);
-    case c10::ScalarType::Double:
-      return fill_as<double>(to, count, number);
-    case c10::ScalarType::BFloat16:
-      return fill_as<c10::BFloat16>(to, count, number);
-    case c10::ScalarType::Half:
-      return fill_as<c10::Half>(to, count, number);
-    case c10::ScalarType::Long:
-      return fill_as<int64_t>(to, count, number);
-    case c10::ScalarType::Int:
-      return fill_as<int32_t>(to, count, number);
-    case c10::ScalarType::Short:
-      return fill_as<int16_t>(to, count, number);
-    case c10::ScalarType::Char:
-      return fill_as<int8_t>(to, count, number);
-    case c10::ScalarType::Byte:
-      return fill_as<uint8_t>(to, count, number);
-    case c10::ScalarType::Bool:
-      std::fill_n(static_cast<bool*>(to), count, number != 0);
-      return;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "a kernel reads a number as ", dtype);
-  }
-}
-
-template <class T>
-double read_as(const void* from) {
-  T number;
-  std::memcpy(&number, from, sizeof number);
-  return static_cast<double>(number);
-}
-
-// One number of memory. Those that kernels convert are exact as a double: `pointwise` sees to that.
-double read(const void* from, c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return read_as<float>(from);
-    case c10::ScalarType::Double:
-      return read_as<double>(from);
-    case c10::ScalarType::BFloat16:
-      return read_as<c10::BFloat16>(from);
-    case c10::ScalarType::Half:
-      return read_as<c10::Half>(from);
-    case c10::ScalarType::Long:
-      return read_as<int64_t>(from);
-    case c10::ScalarType::Int:
-      return read_as<int32_t>(from);
-    case c10::ScalarType::Short:
-      return read_as<int16_t>(from);
-    case c10::ScalarType::Char:
-      return read_as<int8_t>(from);
-    case c10::ScalarType::Byte:
-      return read_as<uint8_t>(from);
-    case c10::ScalarType::Bool:
-      return read_as<bool>(from) ? 1 : 0;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "a kernel reads a number of ", dtype);
-  }
-}
 
 // Scratch memory of this thread.
 char* scratch_of(int64_t bytes) {
@@ -159,6 +90,14 @@ void each_run(const std::vector<int64_t>& sizes, const std::vector<int64_t>& str
   }
 }
 
+// One number all over, in the type that kernels read.
+void fill(char* to, int64_t count, double number, c10::ScalarType dtype) {
+  const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  alignas(double) char one[sizeof(double)];
+  c10::cast_and_store<double>(dtype, one, number);
+  copy_strided(to, bytes, one, 0, count, bytes);
+}
+
 }  // namespace
 
 TiledGroup::TiledGroup(const Group& group, const Recording& recording)
@@ -185,7 +124,7 @@ TiledGroup::TiledGroup(const Group& group, const Recording& recording)
   }
   for (const auto& [number, dtype] : filled_with_) {
     filled_.emplace_back(static_cast<std::size_t>(tile_bytes_) / sizeof(double) + 1);
-    fill(filled_.back().data(), tile_elements_, number, dtype);
+    fill(reinterpret_cast<char*>(filled_.back().data()), tile_elements_, number, dtype);
   }
 }
 
@@ -269,7 +208,8 @@ void TiledGroup::choose_tile() {
 
 void TiledGroup::gather(const Loop& loop, char* to, int64_t begin, int64_t count) const {
   if (loop.from != loop.to) {
-    return fill(to, count, read(loop.first, loop.from), loop.to);
+    // Those that kernels convert are exact as a double: `pointwise` sees to that.
+    return fill(to, count, c10::fetch_and_cast<double>(loop.from, loop.first), loop.to);
   }
   each_run(sizes_, loop.strides, begin, count, [&](int64_t done, int64_t offset, int64_t length) {
     copy_strided(to + done * loop.bytes, loop.bytes, loop.first + offset, loop.strides.back(), length,

@@ -35,36 +35,32 @@ ValueId Recording::view(ValueId of, c10::ScalarType dtype, Sizes sizes, Sizes st
               is_absolute});
 }
 
-void Recording::operation(const c10::OperatorName& name, std::optional<c10::OperatorName> told,
-                          std::vector<Argument> arguments, std::vector<ValueId> results, std::string line) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  const auto op = dispatcher.findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
-  TORCH_CHECK_VALUE(arguments.size() == op.schema().arguments().size(), name, ": expected ",
-                    op.schema().arguments().size(), " arguments, got ", arguments.size());
+void Recording::operation(const c10::OperatorHandle& op, device::Schema schema,
+                          std::optional<c10::OperatorName> told, std::vector<Argument> arguments,
+                          std::vector<ValueId> results, std::string line) {
   std::optional<c10::OperatorHandle> told_op;
-  if (told && keeps_size(name.name)) {
-    const auto found = dispatcher.findSchema(*told);
+  if (told && keeps_size(told->name)) {
+    const auto found = c10::Dispatcher::singleton().findSchema(*told);
     if (found && found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
       told_op = found;
     }
   }
   // A kernel that is told where to put its results has to be told for all of them.
   const bool has_all = std::find(results.begin(), results.end(), kNoValue) == results.end();
-  const CallKind call_kind = call_kind_of(op, told_op && has_all);
-  auto writes = written(op.schema(), arguments);
-  operations_.push_back({op, told_op, std::move(arguments), std::move(results), std::move(writes),
-                         std::move(line), call_kind, std::nullopt});
+  const CallKind call_kind = call_kind_of(op, schema, told_op && has_all);
+  auto writes = written(schema, arguments);
+  operations_.push_back({op, std::move(schema), told_op, std::move(arguments), std::move(results),
+                         std::move(writes), std::move(line), call_kind, std::nullopt});
   if (call_kind != CallKind::kOutside) {
     operations_.back().pointwise = in_tiles(operations_.back());
   }
 }
 
-std::vector<ValueId> Recording::written(const c10::FunctionSchema& schema,
-                                        const std::vector<Argument>& arguments) const {
+std::vector<ValueId> Recording::written(const device::Schema& schema,
+                                        const std::vector<Argument>& arguments) {
   std::vector<ValueId> written;
   for (std::size_t at = 0; at < arguments.size(); ++at) {
-    const auto* alias = schema.arguments()[at].alias_info();
-    if (alias != nullptr && alias->isWrite()) {
+    if (schema.arguments[at].is_written) {
       const auto& tensors = arguments[at].tensors;
       std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(written),
                    [](ValueId value) { return value != kNoValue; });
@@ -75,16 +71,17 @@ std::vector<ValueId> Recording::written(const c10::FunctionSchema& schema,
 
 // An operation that draws random numbers, or has no kernel of the CPU's, gets tensors of the device: its
 // kernel there knows what else it needs. So do all operations that are not torch's own.
-CallKind Recording::call_kind_of(const c10::OperatorHandle& op, bool has_told) {
-  const auto& schema = op.schema();
-  const auto draws = [](const c10::Argument& argument) {
-    return argument.type()->str().find("Generator") != std::string::npos;
+CallKind Recording::call_kind_of(const c10::OperatorHandle& op, const device::Schema& schema, bool has_told) {
+  const std::string& name = op.schema().name();
+  const auto begins = [&](const char* prefix) { return name.rfind(prefix, 0) == 0; };
+  const auto draws = [](const device::Argument& argument) {
+    return argument.kind == device::Argument::Kind::kGenerator;
   };
   // Offsets in their arguments count from the start of a storage, which kernels then have to see as it is.
-  const bool sees_storage = schema.name().rfind("aten::as_strided", 0) == 0;
-  const bool is_torchs = schema.name().rfind("aten::", 0) == 0 || schema.name().rfind("prims::", 0) == 0;
+  const bool sees_storage = begins("aten::as_strided");
+  const bool is_torchs = begins("aten::") || begins("prims::");
   const bool has_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
-  const auto& asked = schema.arguments();
+  const auto& asked = schema.arguments;
   if (!is_torchs || sees_storage || !has_kernel || op.hasTag(at::Tag::nondeterministic_seeded) ||
       std::any_of(asked.begin(), asked.end(), draws)) {
     return CallKind::kOutside;

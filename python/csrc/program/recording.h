@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "device/dispatch/schema.h"
 #include "program/pointwise.h"
 
 namespace tpurun::program {
@@ -51,7 +52,6 @@ struct Argument {
   Kind kind = Kind::kConstant;
   c10::IValue constant;
   std::vector<ValueId> tensors;  // kNoValue: left out
-  bool may_lack = false;         // a list in which some may be left out
   Sizes sizes;
 };
 
@@ -59,6 +59,7 @@ enum class CallKind : uint8_t { kTold = 0, kAllocating = 1, kOutside = 2 };
 
 struct Operation {
   c10::OperatorHandle op;
+  device::Schema schema;
   std::optional<c10::OperatorHandle> told;  // the overload that is told where to put its results
   std::vector<Argument> arguments;
   std::vector<ValueId> results;  // kNoValue: a tensor that is left out
@@ -74,7 +75,7 @@ class Recording {
   ValueId result(c10::ScalarType dtype, c10::Device device, Sizes sizes, Sizes strides);
   ValueId view(ValueId of, c10::ScalarType dtype, Sizes sizes, Sizes strides, Size offset, bool is_absolute);
   // `results` are the tensors that it returns and that are not among its arguments.
-  void operation(const c10::OperatorName& name, std::optional<c10::OperatorName> told,
+  void operation(const c10::OperatorHandle& op, device::Schema schema, std::optional<c10::OperatorName> told,
                  std::vector<Argument> arguments, std::vector<ValueId> results, std::string line);
   void output(ValueId value) { outputs_.push_back(value); }
 
@@ -85,9 +86,8 @@ class Recording {
 
  private:
   ValueId add(Value value);
-  std::vector<ValueId> written(const c10::FunctionSchema& schema,
-                               const std::vector<Argument>& arguments) const;
-  static CallKind call_kind_of(const c10::OperatorHandle& op, bool has_told);
+  static std::vector<ValueId> written(const device::Schema& schema, const std::vector<Argument>& arguments);
+  static CallKind call_kind_of(const c10::OperatorHandle& op, const device::Schema& schema, bool has_told);
   std::optional<Pointwise> in_tiles(const Operation& operation) const;
 
   std::vector<Value> values_;

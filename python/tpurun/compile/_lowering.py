@@ -285,8 +285,9 @@ class Lowering:
         self.program.operation(f"tpurun::{name}", "", None, arguments, numbers, _line(node))
         return ref
 
-    def inner(self, node: fx.Node, op: OpOverload, given: Sequence[Any], fake: Any) -> Any:
+    def inner(self, node: fx.Node, op: OpOverload, given: Sequence[Any]) -> Any:
         """An operation that is the argument of another."""
+        fake = _fake_of(op, given, node.kwargs)
         return self._operation(node, op, self._in_order(op, given, node.kwargs), fake)
 
     def _each(self, node: fx.Node, single: OpOverload, arguments: Sequence[Lowered]) -> None:
@@ -327,14 +328,14 @@ def _run_and_save(lowering: Lowering, node: fx.Node) -> None:
     """``(state, results)`` of an operation that draws random numbers; the state is that before it."""
     state = lowering.random("random_state", [], node)
     op, *given = node.args
-    lowering.known[node] = [state, lowering.inner(node, op, given, _fake_of(op, given, node.kwargs))]
+    lowering.known[node] = [state, lowering.inner(node, op, given)]
 
 
 def _run_with(lowering: Lowering, node: fx.Node) -> None:
     """An operation that draws what another has drawn; the state after it is as it was."""
     state, op, *given = node.args
     before = lowering.random("exchange_random_state", [lowering.known[state]], node)
-    lowering.known[node] = lowering.inner(node, op, given, _fake_of(op, given, node.kwargs))
+    lowering.known[node] = lowering.inner(node, op, given)
     lowering.random("set_random_state", [before], node)
 
 

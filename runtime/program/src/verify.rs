@@ -1,6 +1,8 @@
 //! The conditions that a program meets before it is planned. Programs are made by our own code, and a mistake there
 //! is to end in an error, not in somebody's memory.
 
+use std::collections::HashSet;
+
 use crate::error::ProgramError;
 use crate::program::{CallKind, Operation, OperationId, Program, ValueId, ValueSource};
 
@@ -11,8 +13,9 @@ impl Program {
     /// # Errors
     /// The first [`ProgramError`] found.
     pub fn verify(&self) -> Result<(), ProgramError> {
+        let planned = self.planned();
         for at in 0..self.values.len() {
-            self.verify_value(ValueId(at as u32))?;
+            self.verify_value(ValueId(at as u32), &planned)?;
         }
         self.verify_order()
     }
@@ -24,7 +27,7 @@ impl Program {
         Err(ProgramError::Unknown { by: by(), value: value.0, known: self.values.len() })
     }
 
-    fn verify_value(&self, id: ValueId) -> Result<(), ProgramError> {
+    fn verify_value(&self, id: ValueId, planned: &HashSet<ValueId>) -> Result<(), ProgramError> {
         let value = self.at(id);
         let (sizes, strides) = (value.sizes.len(), value.strides.len());
         if sizes != strides {
@@ -49,7 +52,7 @@ impl Program {
         let root = self.at(self.root(id));
         // The storage of an input, or of what a kernel has allocated, may be larger than the tensor, and a view
         // may reach into all of it.
-        if !self.is_planned(self.root(id)) {
+        if !planned.contains(&self.root(id)) {
             return Ok(());
         }
         let has = bytes(root.extent().ok_or_else(too_large)?, root.dtype.bytes)?;
@@ -59,10 +62,10 @@ impl Program {
         Ok(())
     }
 
-    /// Whether the memory of a root is as large as its elements need.
-    fn is_planned(&self, root: ValueId) -> bool {
-        let makes = |operation: &&Operation| operation.results.contains(&root);
-        self.operations.iter().find(makes).is_some_and(|operation| operation.call_kind == CallKind::Told)
+    /// The roots whose memory is as large as their elements need.
+    fn planned(&self) -> HashSet<ValueId> {
+        let told = self.operations.iter().filter(|operation| operation.call_kind == CallKind::Told);
+        told.flat_map(|operation| operation.results.iter().copied()).collect()
     }
 
     fn verify_order(&self) -> Result<(), ProgramError> {

@@ -65,13 +65,14 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn add(&mut self, id: OperationId) {
+        let touched = self.touched(id);
         let place = match self.tiled(id) {
-            Some(tiled) => self.join(id, tiled),
+            Some(tiled) => self.join(id, &touched, tiled),
             None => self.push(Batch { operations: Vec::new(), tiled: None }),
         };
         self.batches[place].operations.push(id);
         self.at.push(place);
-        for (root, what) in self.touched(id) {
+        for (root, what) in touched {
             self.touches.entry(root).or_default().push((id, what));
         }
     }
@@ -114,15 +115,14 @@ impl Builder<'_> {
     }
 
     /// The batch that an operation in tiles goes to.
-    fn join(&mut self, id: OperationId, tiled: Tiled) -> usize {
-        let needs = self.touched(id);
-        let makers = self.makers(&needs);
+    fn join(&mut self, id: OperationId, touched: &[(ValueId, Touch)], tiled: Tiled) -> usize {
+        let makers = self.makers(touched);
         let mut joined: Vec<usize> =
             makers.iter().copied().filter(|batch| self.common(*batch, &tiled, &[id]).is_some()).collect();
         let last = makers.iter().copied().max();
-        let up = last.filter(|last| joined.contains(last) && self.may_rise(id, *last));
+        let up = last.filter(|last| joined.contains(last) && self.may_rise(touched, *last));
         let place = up
-            .or_else(|| self.beside(id, &tiled, last))
+            .or_else(|| self.beside(id, touched, &tiled, last))
             .unwrap_or_else(|| self.push(Batch { operations: Vec::new(), tiled: Some(tiled.clone()) }));
         self.agree(place, &tiled, id);
         joined.retain(|batch| *batch != place);
@@ -133,8 +133,8 @@ impl Builder<'_> {
     }
 
     /// The batches that made, or last wrote, what an operation touches.
-    fn makers(&self, needs: &[(ValueId, Touch)]) -> Vec<usize> {
-        let mut batches: Vec<usize> = needs
+    fn makers(&self, touched: &[(ValueId, Touch)]) -> Vec<usize> {
+        let mut batches: Vec<usize> = touched
             .iter()
             .filter_map(|(root, _)| self.touches.get(root))
             .flatten()
@@ -147,15 +147,20 @@ impl Builder<'_> {
     }
 
     /// A group not before `last` that reads what this operation reads: memory is gone through once then.
-    fn beside(&self, id: OperationId, tiled: &Tiled, last: Option<usize>) -> Option<usize> {
+    fn beside(
+        &self,
+        id: OperationId,
+        touched: &[(ValueId, Touch)],
+        tiled: &Tiled,
+        last: Option<usize>,
+    ) -> Option<usize> {
         let first = last.map_or(0, |last| last + 1).max(self.batches.len().saturating_sub(LOOKS_BACK));
-        let read: Vec<_> = self.touched(id).into_iter().filter(|(_, what)| *what == Touch::Reads).collect();
         (first..self.batches.len()).rev().find(|batch| {
-            let shares = read.iter().any(|(root, _)| {
+            let shares = touched.iter().filter(|(_, what)| *what == Touch::Reads).any(|(root, _)| {
                 let users = self.touches.get(root).into_iter().flatten();
                 users.into_iter().any(|(by, _)| self.at[by.0 as usize] == *batch)
             });
-            shares && self.common(*batch, tiled, &[id]).is_some() && self.may_rise(id, *batch)
+            shares && self.common(*batch, tiled, &[id]).is_some() && self.may_rise(touched, *batch)
         })
     }
 
@@ -214,11 +219,11 @@ impl Builder<'_> {
     }
 
     /// Whether an operation, the newest, may run in a batch before others.
-    fn may_rise(&self, id: OperationId, to: usize) -> bool {
-        self.touched(id).into_iter().all(|(root, what)| {
-            let users = self.touches.get(&root).into_iter().flatten();
+    fn may_rise(&self, touched: &[(ValueId, Touch)], to: usize) -> bool {
+        touched.iter().all(|(root, what)| {
+            let users = self.touches.get(root).into_iter().flatten();
             users.into_iter().all(|(by, other)| {
-                self.at[by.0 as usize] <= to || (what == Touch::Reads && *other == Touch::Reads)
+                self.at[by.0 as usize] <= to || (*what == Touch::Reads && *other == Touch::Reads)
             })
         })
     }
