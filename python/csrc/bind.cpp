@@ -14,6 +14,7 @@
 #include "process_group/shared.h"
 #include "process_group/shortcut.h"
 #include "program/bind.h"
+#include "program/fused/recorder.h"
 #include "program/run_pointwise.h"
 
 namespace py = pybind11;
@@ -90,6 +91,7 @@ PYBIND11_MODULE(_C, module) {
   tpurun::device::bind(module);
   tpurun::program::bind(module);
   tpurun::program::bind_pointwise(module);
+  tpurun::program::fused::install();
   tpurun::bind_shortcuts(module);
   module.def(
       "shared_empty",

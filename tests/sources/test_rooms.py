@@ -15,6 +15,7 @@ FLOORS = [
     "device",
     "program/tiles",
     "program",
+    "program/fused",
     "operation",
     "process_group",
     ".",

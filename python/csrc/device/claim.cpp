@@ -37,7 +37,7 @@ void claim(c10::DeviceIndex devices, uint64_t memory_bytes) {
 }
 
 EagerMode known_mode(int32_t mode) {
-  TORCH_CHECK_VALUE(mode == 0 || mode == 1, "expected an eager mode of 0 or 1, got ", mode);
+  TORCH_CHECK_VALUE(mode >= 0 && mode <= 2, "expected an eager mode of 0, 1 or 2, got ", mode);
   return static_cast<EagerMode>(mode);
 }
 
@@ -60,7 +60,8 @@ void bind(py::module_& module) {
   module.def("claim_device", &claim, py::arg("devices"), py::arg("memory_bytes"),
              "Give this process device tpu: so many names of one memory of so many bytes at most. Once.");
   module.def(
-      "eager_mode", [] { return static_cast<int32_t>(eager_mode()); }, "Of this thread: 0 Strict, 1 Debug.");
+      "eager_mode", [] { return static_cast<int32_t>(eager_mode()); },
+      "Of this thread: 0 Strict, 1 Debug, 2 Fused.");
   module.def(
       "set_process_mode", [](int32_t mode) { set_process_mode(known_mode(mode)); }, "For all threads.");
   module.def(
@@ -81,6 +82,8 @@ void bind(py::module_& module) {
         streams::synchronize_all();
       },
       "Wait for everything that any stream or autograd has begun; for exit.");
+  module.def("run_deferred", &streams::run_deferred, py::call_guard<py::gil_scoped_release>(),
+             "Run what the mode that fuses has recorded, if there is anything.");
   module.def("device_count", &device_count, "How many devices a program may name.");
   module.def("device_is_forked", &is_forked, "Whether this is the fork of a process that had the device.");
   module.def("device_memory", &memory_counts, "Bytes of device memory: the limit, what is held, the peaks.");

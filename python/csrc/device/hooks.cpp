@@ -7,6 +7,7 @@
 #include "device/memory/memory.h"
 #include "device/memory/pinned.h"
 #include "device/order/guard.h"
+#include "device/order/streams.h"
 #include "device/special/generator.h"
 
 namespace tpurun::device {
@@ -44,6 +45,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
   // `storage.resize_`, with which FSDP frees what it has gathered and asks for it again.
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
+    streams::run_deferred();
     auto& impl = *storage.unsafeGetStorageImpl();
     c10::DataPtr data = allocator().allocate(bytes);
     const std::size_t kept = std::min(bytes, impl.nbytes());

@@ -16,9 +16,13 @@ namespace tpurun {
 
 namespace {
 
-std::byte* address(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+// Memory is looked at past the dispatcher, so what is deferred comes first.
+std::byte* address(const at::Tensor& tensor) {
+  device::streams::run_deferred();
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
 
-TpurunSpan span_of(const at::Tensor& tensor) { return {tensor.data_ptr(), tensor.nbytes()}; }
+TpurunSpan span_of(const at::Tensor& tensor) { return {address(tensor), tensor.nbytes()}; }
 
 bool overlap(const TpurunSpan& a, const TpurunSpan& b) {
   const auto* a_begin = static_cast<const std::byte*>(a.data);

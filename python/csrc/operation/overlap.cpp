@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <numeric>
 
+#include "device/order/streams.h"
+
 namespace tpurun {
 
 namespace {
@@ -24,6 +26,7 @@ struct Layout {
 };
 
 Layout layout_of(const at::Tensor& tensor) {
+  device::streams::run_deferred();
   const auto itemsize = static_cast<uintptr_t>(tensor.element_size());
   Layout layout{reinterpret_cast<uintptr_t>(tensor.data_ptr()), 0, itemsize, {}, true};
   std::vector<Dim> dims;

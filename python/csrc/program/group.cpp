@@ -194,6 +194,23 @@ uint16_t TiledGroup::number_register(const Operand& operand) {
   return static_cast<uint16_t>(kFirstNumber + at);
 }
 
+void TiledGroup::set_numbers(std::size_t at, const Pointwise& pointwise) {
+  std::copy(pointwise.numbers.begin(), pointwise.numbers.end(), numbers_[at].begin());
+  const std::size_t first = accesses_.size() + tiles_;
+  for (std::size_t operand = 0; operand < pointwise.operands.size(); ++operand) {
+    const uint16_t reg = calls_[at].operands[operand];
+    if (reg == kNone || reg < first) {
+      continue;
+    }
+    auto& [number, dtype] = filled_with_[reg - first];
+    const double wanted = pointwise.operands[operand].number;
+    if (std::memcmp(&number, &wanted, sizeof wanted) != 0) {
+      number = wanted;
+      fill(filled_[reg - first].data(), tile_elements_, number, dtype);
+    }
+  }
+}
+
 void TiledGroup::choose_tile() {
   scratch_ = tiles_;
   for (const Loop& loop : accesses_) {

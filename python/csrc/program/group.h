@@ -27,6 +27,10 @@ class TiledGroup {
   std::size_t accesses() const { return planned_; }
   ValueId value(std::size_t access) const { return accesses_[access].value; }
 
+  // The numbers of a call, and of its operands, where they are others than when the group was made. Numbers
+  // that were the same then have to be the same now.
+  void set_numbers(std::size_t call, const Pointwise& pointwise);
+
   void run() const;
 
  private:

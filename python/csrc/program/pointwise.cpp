@@ -572,6 +572,8 @@ const Row* row_of(const c10::OperatorName& op) {
 
 }  // namespace
 
+bool is_pointwise(const c10::OperatorName& op) { return row_of(op) != nullptr; }
+
 std::optional<Pointwise> pointwise(const c10::OperatorName& op, at::ArrayRef<c10::IValue> arguments,
                                    at::ArrayRef<int32_t> tensor_of_argument,
                                    at::ArrayRef<TensorType> tensors) {

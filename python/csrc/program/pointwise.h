@@ -50,4 +50,7 @@ std::optional<Pointwise> pointwise(const c10::OperatorName& op, at::ArrayRef<c10
                                    at::ArrayRef<int32_t> tensor_of_argument,  // -1: no tensor
                                    at::ArrayRef<TensorType> tensors);
 
+// Whether there are types of arguments for which it does.
+bool is_pointwise(const c10::OperatorName& op);
+
 }  // namespace tpurun::program

@@ -56,6 +56,25 @@ void Recording::operation(const c10::OperatorHandle& op, device::Schema schema,
   }
 }
 
+void Recording::tiled(const c10::OperatorHandle& op, Pointwise pointwise,
+                      const std::vector<ValueId>& operands, ValueId target, Target how) {
+  Operation operation{op, device::Schema(op.schema()), std::nullopt, {}, {}, {}, {}, CallKind::kTold, std::move(pointwise)};
+  std::size_t next = 0;
+  for (Operand& operand : operation.pointwise->operands) {
+    if (operand.argument != Operand::kNumber) {
+      operand.argument = static_cast<int32_t>(operation.arguments.size());
+      operation.arguments.push_back({Argument::Kind::kTensor, {}, {operands.at(next++)}, {}});
+    }
+  }
+  if (how == Target::kMade) {
+    operation.results.push_back(target);
+  } else {
+    operation.arguments.push_back({Argument::Kind::kTensor, {}, {target}, {}});
+    operation.writes.push_back(target);
+  }
+  operations_.push_back(std::move(operation));
+}
+
 std::vector<ValueId> Recording::written(const device::Schema& schema,
                                         const std::vector<Argument>& arguments) {
   std::vector<ValueId> written;

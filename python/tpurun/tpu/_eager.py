@@ -33,16 +33,12 @@ class EagerMode(enum.IntEnum):
 
 
 def known(mode: object) -> EagerMode:
-    """The mode of that value or name; ValueError when there is none, NotImplementedError when not yet."""
+    """The mode of that value or name; ValueError when there is none."""
     try:
         found = EagerMode[mode] if isinstance(mode, str) else EagerMode(mode)
     except (KeyError, ValueError):
         names = ", ".join(one.name for one in EagerMode)
         raise ValueError(f"tpurun: expected an eager mode ({names}), got {mode!r}") from None
-    if found is EagerMode.DEFER_AND_FUSE:
-        raise NotImplementedError(
-            "tpurun: DEFER_AND_FUSE does not exist here yet; use DEFER_NEVER, which computes the same"
-        )
     return found
 
 
@@ -101,7 +97,7 @@ def begin() -> None:
         return said(name) in _TRUE
 
     if is_on("DEFER_AND_FUSE"):
-        known(EagerMode.DEFER_AND_FUSE)
+        _native.set_process_mode(int(EagerMode.DEFER_AND_FUSE))
     if is_on("LAUNCH_BLOCKING"):
         _native.set_process_mode(int(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING))
     if said("ENABLE_DEBUG_CHECKS"):

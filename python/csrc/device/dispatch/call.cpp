@@ -4,6 +4,7 @@
 
 #include <ATen/core/List.h>
 
+#include "device/dispatch/recorder.h"
 #include "device/memory/memory.h"
 #include "device/order/guard.h"
 #include "device/order/streams.h"
@@ -22,6 +23,9 @@ c10::DispatchKey on_cpu(c10::DispatchKeySet keys) {
 }
 
 void Call::run() {
+  if (C10_UNLIKELY(is_fused()) && record(op_, schema_, stack_)) {
+    return;
+  }
   streams::settle();
   hand_over();
   {

@@ -16,6 +16,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include "device/dispatch/recorder.h"
 #include "device/dispatch/schema.h"
 #include "device/dispatch/stands.h"
 #include "device/memory/memory.h"
@@ -140,6 +141,18 @@ struct Direct;
 template <class Op, class Result, class... Arguments>
 struct Direct<Op, Result(Arguments...)> {
   static Result call(Arguments... arguments) {
+    if constexpr (kMakesOne) {
+      if (C10_UNLIKELY(is_fused())) {
+        at::Tensor made;
+        if (is_recorded(made, arguments...)) {
+          if constexpr (std::is_same_v<Result, at::Tensor>) {
+            return made;
+          } else {
+            return written(static_cast<Arguments>(arguments)...);
+          }
+        }
+      }
+    }
     return on_cpu(std::index_sequence_for<Arguments...>(), arguments...);
   }
 
@@ -152,9 +165,26 @@ struct Direct<Op, Result(Arguments...)> {
   }
 
  private:
+  static constexpr bool kMakesOne =
+      std::is_same_v<Result, at::Tensor> || std::is_same_v<Result, at::Tensor&>;
+
+  static const Known& known() {
+    static const Known known(Op::name, Op::overload_name);
+    return known;
+  }
+
+  static C10_NOINLINE bool is_recorded(at::Tensor& made, Arguments... arguments) {
+    Recordable* recordable = device::recordable(known().op, known().schema);
+    if (recordable == nullptr) {
+      return false;
+    }
+    const Asked asked[] = {Asked::of(arguments)...};
+    return recorder().record(known().op, *recordable, asked, made);
+  }
+
   template <std::size_t... At>
   static Result on_cpu(std::index_sequence<At...> /*places*/, Arguments... arguments) {
-    static const Known known(Op::name, Op::overload_name);
+    const Known& known = Direct::known();
     streams::settle();
     Stands stands(known.op, known.schema);
     // Braces, for arguments in their order.

@@ -20,6 +20,8 @@
 #include <c10/util/Exception.h>
 
 #include "device/dispatch/checks.h"
+#include "device/dispatch/direct.h"
+#include "device/dispatch/recorder.h"
 #include "device/memory/memory.h"
 #include "device/memory/twin.h"
 #include "device/order/guard.h"
@@ -86,6 +88,15 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
 
 // Without torch's way to `_copy_from`, which resolves conjugate views by copying them, and so on for ever.
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  if (C10_UNLIKELY(is_fused()) && is_ours(from) && is_ours(to)) {
+    static const Known known("aten::copy_", "");
+    Recordable* recordable = device::recordable(known.op, known.schema);
+    const Asked asked[] = {Asked(to), Asked(from), Asked(non_blocking)};
+    at::Tensor made;
+    if (recordable != nullptr && recorder().record(known.op, *recordable, asked, made)) {
+      return to;
+    }
+  }
   copy_from(from, to, non_blocking);
   return to;
 }

@@ -2,6 +2,7 @@
 // once.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -9,10 +10,18 @@
 
 namespace tpurun::device {
 
+class Recordable;
+
 struct Argument {
   enum class Kind : uint8_t { kOther, kTensor, kTensors, kOptionalTensors, kDevice, kGenerator };
   Kind kind = Kind::kOther;
   bool is_written = false;
+};
+
+// What a recorder knows of an operation.
+struct Recorded {
+  std::atomic<Recordable*> known{nullptr};  // lives as long as the process
+  std::atomic<bool> is_asked{false};
 };
 
 struct Schema {
@@ -22,6 +31,8 @@ struct Schema {
   std::size_t results = 0;
   bool writes = false;        // any of its arguments
   bool copies = false;        // from one device to another
+  // Of what is recorded instead of run.
+  mutable Recorded recorded;
   bool derives = false;       // its kernel asks whether gradients are wanted
   bool leaves_bytes = false;  // as they are, or as memory comes
 };

@@ -19,9 +19,6 @@ namespace tpurun::device {
 
 namespace {
 
-// Whoever asks for less is not worth looking for: walking the Python frames takes longer than the allocation.
-constexpr std::size_t kLarge = 1 << 20;
-
 [[noreturn]] void fail(const TpurunError& error) {
   const std::string text(error.text, error.bytes);
   if (error.status == TPURUN_OUT_OF_MEMORY) {
@@ -48,12 +45,11 @@ void tell_profiler(void* data, int64_t bytes) {
   c10::reportMemoryUsageToProfiler(data, bytes, now.allocated, now.reserved, current_device());
 }
 
-void* allocate_in_arena(std::size_t bytes) {
+void* allocate_in_arena(std::size_t bytes, const std::string& site) {
   if (bytes == 0) {
     return nullptr;
   }
   open_memory();
-  const std::string site = bytes < kLarge ? std::string() : call_site();
   // The text is large: no need to touch it unless something fails.
   thread_local TpurunError error;
   void* data = tpurun_memory_allocate(bytes, site.data(), site.size(), &error);
@@ -78,14 +74,22 @@ class CpuAllocator final : public c10::Allocator {
     if (!FromArena::is_wanted()) {
       return ordinary_->allocate(bytes);
     }
-    void* data = allocate_in_arena(bytes);
-    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+    return block(bytes, bytes < kLargeBlock ? std::string() : call_site());
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
+  }
+
+  static c10::DataPtr block(std::size_t bytes, const std::string& site) {
+    void* data = allocate_in_arena(bytes, site);
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  static bool is_block(const c10::DataPtr& data) {
+    return data.get_deleter() == &release;
   }
 
  private:
@@ -168,6 +172,14 @@ c10::DeviceAllocator& allocator() {
   static auto* made = new TpuAllocator();
   return *made;
 }
+
+c10::DataPtr allocate_block(std::size_t bytes, const std::string& site) {
+  return CpuAllocator::block(bytes, site);
+}
+
+bool is_block(const c10::DataPtr& data) { return CpuAllocator::is_block(data); }
+
+c10::Allocator& block_allocator() { return *cpu_allocator; }
 
 void open_memory() {
   if (opened_by.load(std::memory_order_relaxed) != 0 || claimed_bytes == 0) {

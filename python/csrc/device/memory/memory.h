@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -25,6 +27,15 @@ class FromArena {
   static thread_local bool wanted;
   bool before_;
 };
+
+// A block of the arena for a CPU storage; `site` is the line of the program in messages, or empty.
+c10::DataPtr allocate_block(std::size_t bytes, const std::string& site);
+// Whether it is such a block: no other has a byte of it.
+bool is_block(const c10::DataPtr& data);
+// The allocator of CPU storages of the device.
+c10::Allocator& block_allocator();
+// Whoever asks for less is not worth looking for: walking the Python frames takes longer than the allocation.
+inline constexpr std::size_t kLargeBlock = 1 << 20;
 
 // Puts the allocators of an arena of at most `limit` bytes in place; once per process.
 void claim_memory(std::size_t limit);

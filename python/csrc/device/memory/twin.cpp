@@ -7,12 +7,16 @@
 #include <c10/util/SmallVector.h>
 
 #include "device/memory/memory.h"
+#include "device/order/streams.h"
 
 namespace tpurun::device {
 
 namespace {
 
 void release_twin(void* twin) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(twin)); }
+
+// Of storages whose bytes come later. They own nothing.
+void release_nothing(void* /*nothing*/) {}
 
 // The bits of a tensor's keys that say how to read its elements.
 constexpr c10::DispatchKeySet kReading({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
@@ -103,7 +107,43 @@ c10::DataPtr twin_pointer(c10::intrusive_ptr<c10::StorageImpl> twin, c10::Device
   return {data, twin.release(), &release_twin, device};
 }
 
+c10::intrusive_ptr<c10::StorageImpl> storage_for_later(std::size_t bytes, c10::Device device) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, nullptr, &release_nothing, device),
+      &allocator(), true);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "expected a tensor whose elements are there, got one of device tpu whose operations are deferred; call "
+      "torch.tpu.synchronize() before its memory is looked at");
+  return storage;
+}
+
+bool is_for_later(const c10::StorageImpl& storage) {
+  return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks().get_deleter() ==
+         &release_nothing;
+}
+
+void bring(c10::StorageImpl& storage, c10::DataPtr bytes) {
+  const c10::Device device = storage.device();
+  auto twin = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                                                    std::move(bytes), &block_allocator(), true);
+  storage.clear_data_ptr_access_error_msg_();
+  storage.set_data_ptr_noswap(twin_pointer(std::move(twin), device));
+}
+
+c10::StorageImpl* twin_in_block(c10::StorageImpl& storage) {
+  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &release_twin) {
+    return nullptr;
+  }
+  auto* twin = static_cast<c10::StorageImpl*>(data.get_context());
+  const c10::DataPtr& bytes = twin->_mutable_data_ptr_no_checks();
+  return is_block(bytes) && bytes.get() == data.get() ? twin : nullptr;
+}
+
 c10::Storage twin_of(const c10::Storage& storage) {
+  if (C10_UNLIKELY(is_for_later(*storage.unsafeGetStorageImpl()))) {
+    streams::run_deferred();
+  }
   const c10::DataPtr& data = storage.data_ptr();
   if (data.get_deleter() == &release_twin) {
     auto* twin = static_cast<c10::StorageImpl*>(data.get_context());

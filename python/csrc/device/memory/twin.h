@@ -18,6 +18,14 @@ c10::Storage twin_of(const c10::Storage& storage);
 // A new `tpu` storage over the bytes of a CPU storage.
 c10::Storage storage_over(const c10::Storage& cpu, c10::Device device);
 
+// A new `tpu` storage whose bytes come later: until then nobody gets a pointer to them.
+c10::intrusive_ptr<c10::StorageImpl> storage_for_later(std::size_t bytes, c10::Device device);
+bool is_for_later(const c10::StorageImpl& storage);
+// Gives such a storage its bytes.
+void bring(c10::StorageImpl& storage, c10::DataPtr bytes);
+// The CPU storage that has the bytes of a `tpu` storage, if that has all of a block of the arena; else null.
+c10::StorageImpl* twin_in_block(c10::StorageImpl& storage);
+
 // Follows a twin that has moved or grown.
 void follow_twin(c10::StorageImpl& storage, const c10::Storage& twin);
 

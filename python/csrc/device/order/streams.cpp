@@ -26,8 +26,12 @@ constexpr std::size_t kHandedOut = 32;                // in turn
 constexpr c10::StreamId kOfOne = 1 + kHandedOut;      // of `with_begun`
 constexpr std::size_t kStreams = 1 + kHandedOut + 1;  // of a device, with the default one
 
-// Entries of the streams of all devices: none is the usual case, and costs one load.
-std::atomic<std::size_t> begun_somewhere{0};
+// Entries of the streams of all devices: none is the usual case, and costs one load. Operations that are
+// deferred count as `kAnyDeferred` of them.
+std::atomic<uint64_t> begun_somewhere{0};
+constexpr uint64_t kAnyDeferred = uint64_t{1} << 32;
+Deferred* deferred = nullptr;
+bool has_noted_deferred = false;
 
 struct State {
   std::mutex mutex;
@@ -133,6 +137,9 @@ c10::Stream current(c10::Device device) {
 
 c10::Stream exchange(c10::Stream stream) {
   const auto before = current(stream.device());
+  if (stream != before) {
+    run_deferred();
+  }
   const auto at = static_cast<std::size_t>(stream.device_index());
   if (current_ids.size() <= at) {
     current_ids.resize(at + 1, kDefault);
@@ -186,8 +193,32 @@ void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std:
 BringingHome::BringingHome() : before_(std::exchange(is_bringing_home, true)) {}
 BringingHome::~BringingHome() { is_bringing_home = before_; }
 
+void set_deferred(Deferred& all) { deferred = &all; }
+
+void note_deferred(bool are_there) {
+  if (are_there != has_noted_deferred) {
+    has_noted_deferred = are_there;
+    begun_somewhere.fetch_add(are_there ? kAnyDeferred : uint64_t{0} - kAnyDeferred,
+                              std::memory_order_relaxed);
+  }
+}
+
+void run_deferred() {
+  if (C10_UNLIKELY(begun_somewhere.load(std::memory_order_relaxed) >= kAnyDeferred)) {
+    deferred->run();
+  }
+}
+
 void settle() {
-  if (begun_somewhere.load(std::memory_order_relaxed) == 0 || is_bringing_home) {
+  if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
+    return;
+  }
+  run_deferred();
+  settle_begun();
+}
+
+void settle_begun() {
+  if (begun_somewhere.load(std::memory_order_relaxed) % kAnyDeferred == 0 || is_bringing_home) {
     return;
   }
   for (std::size_t index = 0; index < devices->size(); ++index) {
@@ -206,9 +237,13 @@ bool is_idle(c10::Stream stream) {
                      [](const auto& pending) { return pending->is_done(); });
 }
 
-void synchronize(c10::Stream stream) { drain(device_of(stream), state_of(stream)); }
+void synchronize(c10::Stream stream) {
+  run_deferred();
+  drain(device_of(stream), state_of(stream));
+}
 
 void synchronize_all() {
+  run_deferred();
   if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
     return;
   }
@@ -220,6 +255,7 @@ void synchronize_all() {
 }
 
 void record(void** event, c10::Stream stream) {
+  run_deferred();
   if (*event == nullptr) {
     *event = new Event();
   }

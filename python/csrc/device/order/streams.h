@@ -18,7 +18,21 @@ class Pending {
   virtual void wait() = 0;              // throws when it failed
 };
 
+// Operations of any thread that are recorded, to be run together later.
+class Deferred {
+ public:
+  virtual ~Deferred() = default;
+  // Throws when they cannot be run; they are kept then.
+  virtual void run() = 0;
+};
+
 void install(c10::DeviceIndex devices);
+// Once.
+void set_deferred(Deferred& deferred);
+// Says whether there are any. Under a lock of the caller's.
+void note_deferred(bool are_there);
+// Runs them. Whoever needs elements, or waits for what has begun, does so first.
+void run_deferred();
 
 c10::Stream default_of(c10::Device device);
 c10::Stream create(c10::Device device);  // one of a few, in turn
@@ -35,6 +49,8 @@ void with_begun(c10::Device device, std::shared_ptr<Pending> pending, const std:
 // Waits for what this thread's current streams have begun; every operation does, before it begins. All
 // indices name one memory, so the current streams of all of them count, whichever device is current.
 void settle();
+// The same without running what is deferred.
+void settle_begun();
 // While one lives, operations of this thread wait for nothing: they bring a result to where it belongs, for
 // which the streams still wait.
 class BringingHome {
