@@ -276,7 +276,7 @@ class _Tpu(ModuleType):
 
     @eager_mode.setter
     def eager_mode(self, mode: EagerMode | str) -> None:
-        _native.set_process_mode(int(_eager.known(mode)))
+        _eager.choose(_eager.known(mode))
 
     @property
     def strict_chip_rules(self) -> _chip_rules.Switch:

@@ -111,9 +111,8 @@ c10::intrusive_ptr<c10::StorageImpl> storage_for_later(std::size_t bytes, c10::D
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, nullptr, &release_nothing, device),
       &allocator(), true);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "expected a tensor whose elements are there, got one of device tpu whose operations are deferred; call "
-      "torch.tpu.synchronize() before its memory is looked at");
+  // Torch itself looks at the pointer, to see who shares memory: who only reads finds null.
+  storage->set_throw_on_mutable_data_ptr();
   return storage;
 }
 
@@ -126,8 +125,10 @@ void bring(c10::StorageImpl& storage, c10::DataPtr bytes) {
   const c10::Device device = storage.device();
   auto twin = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
                                                     std::move(bytes), &block_allocator(), true);
-  storage.clear_data_ptr_access_error_msg_();
-  storage.set_data_ptr_noswap(twin_pointer(std::move(twin), device));
+  // To swap all is the way to have it throw no more.
+  c10::StorageImpl ready(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                         twin_pointer(std::move(twin), device), &allocator(), true);
+  storage.swap_data_ptr(ready);
 }
 
 c10::StorageImpl* twin_in_block(c10::StorageImpl& storage) {

@@ -18,7 +18,8 @@ c10::Storage twin_of(const c10::Storage& storage);
 // A new `tpu` storage over the bytes of a CPU storage.
 c10::Storage storage_over(const c10::Storage& cpu, c10::Device device);
 
-// A new `tpu` storage whose bytes come later: until then nobody gets a pointer to them.
+// A new `tpu` storage whose bytes come later: until then a pointer to write to them is refused, and one to
+// read them is null.
 c10::intrusive_ptr<c10::StorageImpl> storage_for_later(std::size_t bytes, c10::Device device);
 bool is_for_later(const c10::StorageImpl& storage);
 // Gives such a storage its bytes.
