@@ -20,8 +20,8 @@ void pop_thread_mode();
 
 // Whether any thread has ever chosen Fused: until then, that is all that an operation asks.
 inline std::atomic<bool> was_fused_chosen{false};
-inline bool is_fused() {
-  return was_fused_chosen.load(std::memory_order_relaxed) && eager_mode() == EagerMode::kFused;
-}
+// Whether this thread is in Fused. A thread of autograd's is where the one was that has called `backward`.
+bool is_fused_here();
+inline bool is_fused() { return was_fused_chosen.load(std::memory_order_relaxed) && is_fused_here(); }
 
 }  // namespace tpurun::device
