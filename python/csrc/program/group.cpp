@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include <ATen/Parallel.h>
 #include <c10/core/DynamicCast.h>
@@ -42,11 +43,37 @@ void copy_as(char* to, int64_t to_step, const char* from, int64_t from_step, int
   }
 }
 
+template <class T>
+void repeat_as(char* to, const char* from, int64_t count) {
+  T element;
+  std::memcpy(&element, from, sizeof element);
+  for (int64_t at = 0; at < count; ++at) {
+    std::memcpy(to + at * static_cast<int64_t>(sizeof element), &element, sizeof element);
+  }
+}
+
+// One element, `count` times.
+void repeat(char* to, const char* from, int64_t count, int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      return repeat_as<uint8_t>(to, from, count);
+    case 2:
+      return repeat_as<uint16_t>(to, from, count);
+    case 4:
+      return repeat_as<uint32_t>(to, from, count);
+    default:
+      return repeat_as<uint64_t>(to, from, count);
+  }
+}
+
 void copy_strided(char* to, int64_t to_step, const char* from, int64_t from_step, int64_t count,
                   int64_t bytes) {
   if (to_step == bytes && from_step == bytes) {
     std::memcpy(to, from, static_cast<std::size_t>(count * bytes));
     return;
+  }
+  if (to_step == bytes && from_step == 0) {
+    return repeat(to, from, count, bytes);
   }
   switch (bytes) {
     case 1:
@@ -137,7 +164,7 @@ void TiledGroup::add_access(const Access& access, c10::ScalarType dtype) {
   const bool is_same = std::all_of(strides.begin(), strides.end(), [](int64_t one) { return one == 0; });
   const auto reg = static_cast<uint16_t>(accesses_.size());
   accesses_.push_back({access.value, nullptr, access.is_store, access.is_linear, is_same && !access.is_store,
-                       bytes, std::move(strides), reg, dtype, dtype});
+                       false, bytes, std::move(strides), reg, dtype, dtype});
   widest_ = std::max(widest_, bytes);
 }
 
@@ -220,7 +247,25 @@ void TiledGroup::choose_tile() {
   const int64_t fitting = kScratchBytes / (tiles * widest_) / kRound * kRound;
   const int64_t all = (elements_ + kRound - 1) / kRound * kRound;
   tile_elements_ = std::min(std::clamp(fitting, kFewestElements, kMostElements), all);
+  // Rows are read once where a tile has a whole number of them.
+  const bool has_rows = std::any_of(accesses_.begin(), accesses_.end(),
+                                    [this](const Loop& loop) { return repeats_every_row(loop); });
+  const int64_t rows = has_rows ? std::lcm(kRound, sizes_.back()) : kRound;
+  const bool are_whole = has_rows && rows <= tile_elements_;
+  if (are_whole) {
+    tile_elements_ = tile_elements_ / rows * rows;
+  }
+  for (Loop& loop : accesses_) {
+    loop.is_same_in_tiles = loop.is_number || (are_whole && repeats_every_row(loop));
+  }
   tile_bytes_ = tile_elements_ * widest_;
+}
+
+// Whether what is read is the same in each run of the innermost loop.
+bool TiledGroup::repeats_every_row(const Loop& loop) const {
+  return !sizes_.empty() && !loop.is_store && !loop.is_linear &&
+         std::all_of(loop.strides.begin(), loop.strides.end() - 1,
+                                        [](int64_t stride) { return stride == 0; });
 }
 
 void TiledGroup::gather(const Loop& loop, char* to, int64_t begin, int64_t count) const {
@@ -270,8 +315,8 @@ void TiledGroup::run_range(int64_t begin, int64_t end) const {
   for (int64_t at = begin; at < end; at += tile_elements_) {
     const int64_t count = std::min(tile_elements_, end - at);
     for (const Loop& loop : accesses_) {
-      if (!loop.is_linear && !(loop.is_number && at > begin)) {
-        gather(loop, registers[loop.reg], at, loop.is_number ? std::min(tile_elements_, end - begin) : count);
+      if (!loop.is_linear && !(loop.is_same_in_tiles && at > begin)) {
+        gather(loop, registers[loop.reg], at, count);
       }
     }
     for (const Call& call : calls_) {

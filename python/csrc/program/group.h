@@ -40,6 +40,7 @@ class TiledGroup {
     bool is_store;
     bool is_linear;
     bool is_number;                // all elements of the walk are one element of memory
+    bool is_same_in_tiles;         // each tile reads the same
     int64_t bytes;                 // of an element
     std::vector<int64_t> strides;  // in bytes
     uint16_t reg;
@@ -65,6 +66,7 @@ class TiledGroup {
   uint16_t converted(Loop loop, c10::ScalarType to);
   uint16_t number_register(const Operand& operand);
   void choose_tile();
+  bool repeats_every_row(const Loop& loop) const;
   void run_range(int64_t begin, int64_t end) const;
   void gather(const Loop& loop, char* to, int64_t begin, int64_t count) const;
   void scatter(const Loop& loop, const char* from, int64_t begin, int64_t count) const;

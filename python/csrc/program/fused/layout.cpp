@@ -110,4 +110,15 @@ bool makes_plain_strides(Operands operands, c10::IntArrayRef sizes) {
   return stays_in_order(strides, sizes);
 }
 
+// Dimensions of one element are left out, as their strides may be any.
+bool lie_in_one_order(Operands operands) {
+  const c10::TensorImpl& first = *operands.front();
+  const auto sizes = first.sizes();
+  return first.is_non_overlapping_and_dense() &&
+         std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size > 1; }) &&
+         std::all_of(operands.begin(), operands.end(), [&](const c10::TensorImpl* operand) {
+           return operand->sizes() == sizes && operand->strides() == first.strides();
+         });
+}
+
 }  // namespace tpurun::program::fused

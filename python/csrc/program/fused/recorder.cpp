@@ -215,6 +215,21 @@ const void* memory_of(const TensorImpl& tensor) {
   return device::is_for_later(storage) ? static_cast<const void*>(&storage) : device::twin_in_block(storage);
 }
 
+// The shape of a result, and whether all tensors are seen as one row of elements: in the order of memory, which
+// is not that of their dimensions.
+struct Geometry {
+  c10::DimVector sizes;
+  int64_t elements = 1;
+  bool is_row = false;
+
+  Lies of(const TensorImpl& tensor) const {
+    static constexpr int64_t kOne = 1;
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return is_row ? Lies{dtype, tensor.storage_offset(), elements, kOne}
+                  : Lies{dtype, tensor.storage_offset(), tensor.sizes(), tensor.strides()};
+  }
+};
+
 bool lie_alike(const TensorImpl& one, const TensorImpl& other) {
   return one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
          one.strides() == other.strides() && one.dtype() == other.dtype();
@@ -238,10 +253,12 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
   using Released = std::vector<c10::intrusive_ptr<c10::StorageImpl>>;
 
   void lock();
-  bool fits(const Known& known, const Call& call, const Pointwise& pointwise, c10::DimVector& sizes) const;
-  uint16_t value_of(const at::Tensor& tensor);
-  uint16_t write(const at::Tensor& target, uint16_t value);
-  at::Tensor make(const Call& call, c10::ScalarType dtype, c10::IntArrayRef sizes, uint16_t& value);
+  static bool fits(const Known& known, const Call& call, Geometry& geometry);
+  static bool fit(const Call& call, const Pointwise& pointwise, const Geometry& geometry);
+  static bool are_apart(const Known& known, const Call& call);
+  uint16_t value_of(const at::Tensor& tensor, const Geometry& geometry);
+  uint16_t write(const at::Tensor& target, uint16_t value, const Geometry& geometry);
+  at::Tensor make(const Call& call, c10::ScalarType dtype, const Geometry& geometry, uint16_t& value);
   void run_all(Released& released);
 
   std::mutex mutex_;
@@ -258,88 +275,91 @@ void Fuser::lock() {
   }
 }
 
-bool Fuser::fits(const Known& known, const Call& call, const Pointwise& pointwise,
-                 c10::DimVector& sizes) const {
+// Whether the result of a call lies as the recorder can say.
+bool Fuser::fits(const Known& known, const Call& call, Geometry& geometry) {
   const auto& tensors = call.tensors;
-  if (!broadcast(tensors, sizes)) {
-    return false;
-  }
-  int64_t elements = 1;
-  for (const int64_t size : sizes) {
-    elements *= size;
-  }
   const TensorImpl& first = *tensors.front();
-  if (elements == 0) {
+  if (!broadcast(tensors, geometry.sizes)) {
     return false;
   }
-  if (known.is_in_place ? !(first.sizes() == sizes && has_plain_strides(first))
-                        : !makes_plain_strides(tensors, sizes)) {
+  geometry.elements = c10::multiply_integers(geometry.sizes);
+  if (geometry.elements == 0 || (known.is_in_place && first.sizes() != geometry.sizes)) {
     return false;
   }
-  if (known.keeps_strides && !has_plain_strides(first)) {
-    return false;
+  const bool keeps_strides = known.is_in_place || known.keeps_strides;
+  if (keeps_strides ? has_plain_strides(first) : makes_plain_strides(tensors, geometry.sizes)) {
+    return true;
   }
-  for (const Operand& operand : pointwise.operands) {
+  geometry.is_row = lie_in_one_order(tensors);
+  return geometry.is_row && !known.keeps_strides;
+}
+
+// Whether the operands are what the kernel reads.
+bool Fuser::fit(const Call& call, const Pointwise& pointwise, const Geometry& geometry) {
+  return std::all_of(pointwise.operands.begin(), pointwise.operands.end(), [&](const Operand& operand) {
     if (operand.argument == Operand::kNumber) {
-      continue;
+      return true;
     }
     const TensorImpl& tensor =
         *call.arguments[static_cast<std::size_t>(operand.argument)].tensor->unsafeGetTensorImpl();
-    const bool is_same = c10::typeMetaToScalarType(tensor.dtype()) == operand.dtype;
-    if (!is_same && (tensor.dim() != 0 || elements == 1)) {
-      return false;
-    }
+    const bool is_as_read = c10::typeMetaToScalarType(tensor.dtype()) == operand.dtype;
     // Where the bits depend on where ATen's loops end, these are loops over all elements as they lie.
-    if (pointwise.loops == Loops::kDifferent && !(tensor.sizes() == sizes && has_plain_strides(tensor))) {
-      return false;
-    }
-  }
-  for (const TensorImpl* tensor : tensors) {
-    const void* memory = memory_of(*tensor);
-    if (memory == nullptr || tensor->device() != first.device()) {
-      return false;
-    }
-    // What is read while parts of it are written elsewhere is torch's to judge.
-    if (known.is_in_place && tensor != &first && memory == memory_of(first) && !lie_alike(*tensor, first)) {
-      return false;
-    }
-  }
-  return true;
+    const bool is_all =
+        geometry.is_row || (tensor.sizes() == geometry.sizes && has_plain_strides(tensor));
+    return (is_as_read || (tensor.dim() == 0 && geometry.elements > 1)) &&
+           (pointwise.loops == Loops::kAlike || is_all);
+  });
 }
 
-uint16_t Fuser::value_of(const at::Tensor& tensor) {
+// Whether it is known of all tensors what memory they are in. What is read while a part of it is written is
+// torch's to judge.
+bool Fuser::are_apart(const Known& known, const Call& call) {
+  const TensorImpl& first = *call.tensors.front();
+  const void* target = memory_of(first);
+  return std::all_of(call.tensors.begin(), call.tensors.end(), [&](const TensorImpl* tensor) {
+    const void* memory = memory_of(*tensor);
+    return memory != nullptr && tensor->device() == first.device() &&
+           !(known.is_in_place && memory == target && !lie_alike(*tensor, first));
+  });
+}
+
+uint16_t Fuser::value_of(const at::Tensor& tensor, const Geometry& geometry) {
   const TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const void* memory = memory_of(impl);
   uint16_t root = records_.root_of(memory);
   if (root == kNone) {
     root = records_.input(memory, *device::twin_in_block(storage_of(impl)));
   }
-  return records_.value(root, impl, c10::typeMetaToScalarType(impl.dtype()));
+  return records_.value(root, geometry.of(impl));
 }
 
 // The value that an operation in place makes: a new one where it writes to all of a result.
-uint16_t Fuser::write(const at::Tensor& target, uint16_t value) {
-  const Value& old = records_.values()[value];
-  Root& root = records_.roots()[old.root];
+uint16_t Fuser::write(const at::Tensor& target, uint16_t value, const Geometry& geometry) {
+  Root& root = records_.roots()[records_.values()[value].root];
   if (root.is_input() || root.first != value) {
     return value;
   }
   const TensorImpl& impl = *target.unsafeGetTensorImpl();
   records_.next().site = records_.operation(root.operation).site;
   auto storage = std::move(root.storage);
-  return records_.result(memory_of(impl), std::move(storage), old.dtype, impl.sizes(), impl.strides());
+  return records_.result(memory_of(impl), std::move(storage), geometry.of(impl));
 }
 
-at::Tensor Fuser::make(const Call& call, c10::ScalarType dtype, c10::IntArrayRef sizes, uint16_t& value) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
-  auto storage = device::storage_for_later(bytes, call.tensors.front()->device());
+at::Tensor Fuser::make(const Call& call, c10::ScalarType dtype, const Geometry& geometry, uint16_t& value) {
+  const TensorImpl& first = *call.tensors.front();
+  const std::size_t bytes = static_cast<std::size_t>(geometry.elements) * c10::elementSize(dtype);
+  auto storage = device::storage_for_later(bytes, first.device());
   const void* memory = storage.get();
   auto tensor = at::detail::make_tensor<TensorImpl>(c10::Storage(storage),
                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                                     c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  value = records_.result(memory, std::move(storage), dtype, sizes, tensor.strides());
+  TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (geometry.is_row) {
+    impl.set_sizes_and_strides(geometry.sizes, first.strides());
+  } else {
+    impl.set_sizes_contiguous(geometry.sizes);
+  }
+  value = records_.result(memory, std::move(storage), geometry.of(impl));
   if (bytes >= device::kLargeBlock) {
     records_.next().site = call_site();
   }
@@ -360,8 +380,9 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
   const std::unique_lock<std::mutex> held(mutex_, std::adopt_lock);
   const auto& pointwise = known.pointwise(
       call.traits, [&](const c10::OperatorName& name) { return call.pointwise(name); });
-  c10::DimVector sizes;
-  if (!pointwise || !fits(known, call, *pointwise, sizes)) {
+  Geometry geometry;
+  if (!pointwise || !fits(known, call, geometry) || !fit(call, *pointwise, geometry) ||
+      !are_apart(known, call)) {
     return false;
   }
   const auto me = std::this_thread::get_id();
@@ -377,16 +398,16 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
   for (const Operand& operand : pointwise->operands) {
     if (operand.argument != Operand::kNumber) {
       record.operands[next++] =
-          value_of(*call.arguments[static_cast<std::size_t>(operand.argument)].tensor);
+          value_of(*call.arguments[static_cast<std::size_t>(operand.argument)].tensor, geometry);
     }
   }
   if (known.is_in_place) {
     const at::Tensor& target = *call.arguments.front().tensor;
-    const uint16_t old = value_of(target);
-    record.target = write(target, old);
+    const uint16_t old = value_of(target, geometry);
+    record.target = write(target, old, geometry);
     record.is_written = record.target == old;
   } else {
-    made = make(call, pointwise->result, sizes, record.target);
+    made = make(call, pointwise->result, geometry, record.target);
     record.is_written = false;
   }
   records_.add();

@@ -39,19 +39,20 @@ uint16_t Records::input(const void* key, c10::StorageImpl& storage) {
   return root;
 }
 
-uint16_t Records::add_value(uint16_t root, c10::ScalarType dtype, int64_t offset, c10::IntArrayRef sizes,
-                            c10::IntArrayRef strides) {
+uint16_t Records::add_value(uint16_t root, const Lies& lies) {
+  const auto sizes = lies.sizes;
+  const auto strides = lies.strides;
   const auto value = static_cast<uint16_t>(values_.size());
   Value& made = values_.emplace_back();
   made.root = root;
   made.next = kNone;
-  made.dtype = dtype;
+  made.dtype = lies.dtype;
   made.dimensions = static_cast<uint8_t>(sizes.size());
-  made.offset = offset;
+  made.offset = lies.offset;
   std::copy(sizes.begin(), sizes.end(), made.sizes.begin());
   std::copy(strides.begin(), strides.end(), made.strides.begin());
-  word(uint64_t{2} | uint64_t{root} << 8 | static_cast<uint64_t>(dtype) << 32 | sizes.size() << 48);
-  word(static_cast<uint64_t>(offset));
+  word(uint64_t{2} | uint64_t{root} << 8 | static_cast<uint64_t>(lies.dtype) << 32 | sizes.size() << 48);
+  word(static_cast<uint64_t>(lies.offset));
   for (std::size_t at = 0; at < sizes.size(); ++at) {
     word(static_cast<uint64_t>(sizes[at]));
     word(static_cast<uint64_t>(strides[at]));
@@ -64,18 +65,16 @@ uint16_t Records::add_value(uint16_t root, c10::ScalarType dtype, int64_t offset
   return value;
 }
 
-uint16_t Records::value(uint16_t root, const c10::TensorImpl& tensor, c10::ScalarType dtype) {
-  const int64_t offset = tensor.storage_offset();
+uint16_t Records::value(uint16_t root, const Lies& lies) {
   for (uint16_t at = roots_[root].first; at != kNone; at = values_[at].next) {
-    if (values_[at].is(tensor, dtype, offset)) {
+    if (lies.are(values_[at])) {
       return at;
     }
   }
-  return add_value(root, dtype, offset, tensor.sizes(), tensor.strides());
+  return add_value(root, lies);
 }
 
-uint16_t Records::result(const void* key, c10::intrusive_ptr<c10::StorageImpl> storage, c10::ScalarType dtype,
-                         c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+uint16_t Records::result(const void* key, c10::intrusive_ptr<c10::StorageImpl> storage, const Lies& lies) {
   const auto root = static_cast<uint16_t>(roots_.size());
   Root& made = roots_.emplace_back();
   made.bytes = static_cast<int64_t>(storage->nbytes());
@@ -84,7 +83,7 @@ uint16_t Records::result(const void* key, c10::intrusive_ptr<c10::StorageImpl> s
   bytes_ += root_of(key) == kNone ? made.bytes : 0;
   slot(key) = {key, turn_, root};
   word(3);
-  return add_value(root, dtype, 0, sizes, strides);
+  return add_value(root, lies);
 }
 
 // Numbers that are equal share a tile, so which of them are equal is a part of the key. What they are is not.

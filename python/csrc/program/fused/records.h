@@ -37,8 +37,18 @@ struct Value {
 
   c10::IntArrayRef shape() const { return {sizes.data(), dimensions}; }
   c10::IntArrayRef steps() const { return {strides.data(), dimensions}; }
-  bool is(const c10::TensorImpl& tensor, c10::ScalarType type, int64_t at) const {
-    return type == dtype && at == offset && tensor.sizes() == shape() && tensor.strides() == steps();
+};
+
+// How a tensor lies, seen as the operation that has it sees it.
+struct Lies {
+  c10::ScalarType dtype;
+  int64_t offset;
+  c10::IntArrayRef sizes;
+  c10::IntArrayRef strides;
+
+  bool are(const Value& value) const {
+    return value.dtype == dtype && value.offset == offset && value.shape() == sizes &&
+           value.steps() == strides;
   }
 };
 
@@ -82,10 +92,9 @@ class Records {
   uint16_t root_of(const void* key) const;
   // Each may be one more value than before.
   uint16_t input(const void* key, c10::StorageImpl& storage);
-  uint16_t value(uint16_t root, const c10::TensorImpl& tensor, c10::ScalarType dtype);
+  uint16_t value(uint16_t root, const Lies& lies);
   // A new root of the next operation, in a new storage or, of an older root, in the same. A new one counts.
-  uint16_t result(const void* key, c10::intrusive_ptr<c10::StorageImpl> storage, c10::ScalarType dtype,
-                  c10::IntArrayRef sizes, c10::IntArrayRef strides);
+  uint16_t result(const void* key, c10::intrusive_ptr<c10::StorageImpl> storage, const Lies& lies);
   // The next operation, to be filled in, and then to be told.
   Record& next() { return records_[count_]; }
   void add();
@@ -107,8 +116,7 @@ class Records {
 
   const Slot& slot(const void* key) const;
   Slot& slot(const void* key) { return const_cast<Slot&>(std::as_const(*this).slot(key)); }
-  uint16_t add_value(uint16_t root, c10::ScalarType dtype, int64_t offset, c10::IntArrayRef sizes,
-                     c10::IntArrayRef strides);
+  uint16_t add_value(uint16_t root, const Lies& lies);
   uint64_t number(double number, c10::ScalarType dtype);
   void word(uint64_t word) {
     key_.push_back(word);
