@@ -64,7 +64,7 @@ void write_operations(const Records& records, Written& written) {
                             record.is_written ? Recording::Target::kWritten : Recording::Target::kMade);
   }
   for (std::size_t at = 0; at < written.roots.size(); ++at) {
-    if (records.roots()[at].is_needed) {
+    if (records.roots()[at].is_needed()) {
       written.recording.output(written.roots[at]);
     }
   }

@@ -260,6 +260,7 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
   uint16_t write(const at::Tensor& target, uint16_t value, const Geometry& geometry);
   at::Tensor make(const Call& call, c10::ScalarType dtype, const Geometry& geometry, uint16_t& value);
   void run_all(Released& released);
+  void run_planned();
 
   std::mutex mutex_;
   Records records_;
@@ -341,16 +342,18 @@ uint16_t Fuser::write(const at::Tensor& target, uint16_t value, const Geometry& 
   }
   const TensorImpl& impl = *target.unsafeGetTensorImpl();
   records_.next().site = records_.operation(root.operation).site;
-  auto storage = std::move(root.storage);
-  return records_.result(memory_of(impl), std::move(storage), geometry.of(impl));
+  auto storage = std::move(*root.made);
+  root.made.reset();
+  return records_.result(memory_of(impl), std::move(storage), root.bytes, geometry.of(impl));
 }
 
 at::Tensor Fuser::make(const Call& call, c10::ScalarType dtype, const Geometry& geometry, uint16_t& value) {
   const TensorImpl& first = *call.tensors.front();
   const std::size_t bytes = static_cast<std::size_t>(geometry.elements) * c10::elementSize(dtype);
   auto storage = device::storage_for_later(bytes, first.device());
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak(storage);
   const void* memory = storage.get();
-  auto tensor = at::detail::make_tensor<TensorImpl>(c10::Storage(storage),
+  auto tensor = at::detail::make_tensor<TensorImpl>(c10::Storage(std::move(storage)),
                                                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                                     c10::scalarTypeToTypeMeta(dtype));
   TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -359,7 +362,7 @@ at::Tensor Fuser::make(const Call& call, c10::ScalarType dtype, const Geometry& 
   } else {
     impl.set_sizes_contiguous(geometry.sizes);
   }
-  value = records_.result(memory, std::move(storage), geometry.of(impl));
+  value = records_.result(memory, std::move(weak), static_cast<int64_t>(bytes), geometry.of(impl));
   if (bytes >= device::kLargeBlock) {
     records_.next().site = call_site();
   }
@@ -424,8 +427,19 @@ void Fuser::run() {
   }
 }
 
-// Memory comes first, for all that needs some: where there is not enough, nothing has happened.
 void Fuser::run_all(Released& released) {
+  try {
+    run_planned();
+  } catch (...) {
+    records_.let_go(released);
+    throw;
+  }
+  records_.clear(released);
+  device::streams::note_deferred(false);
+}
+
+// Memory comes first, for all that needs some: where there is not enough, nothing has happened.
+void Fuser::run_planned() {
   StretchPlan& plan = plans_.of(records_);
   auto& roots = records_.roots();
   c10::SmallVector<std::pair<std::size_t, c10::DataPtr>, 16> made;
@@ -434,7 +448,7 @@ void Fuser::run_all(Released& released) {
     Root& root = roots[at];
     if (root.is_input()) {
       bases_[at] = static_cast<char*>(root.storage->_mutable_data_ptr_no_checks().get());
-    } else if (root.is_needed) {
+    } else if (root.is_needed()) {
       made.emplace_back(at, device::allocate_block(static_cast<std::size_t>(root.bytes),
                                                    records_.operation(root.operation).site));
       bases_[at] = static_cast<char*>(made.back().second.get());
@@ -449,8 +463,6 @@ void Fuser::run_all(Released& released) {
   for (auto& [at, bytes] : made) {
     device::bring(*roots[at].storage, std::move(bytes));
   }
-  records_.clear(released);
-  device::streams::note_deferred(false);
 }
 
 // The child has no thread that could hold the lock, and finds everything done.

@@ -74,11 +74,12 @@ uint16_t Records::value(uint16_t root, const Lies& lies) {
   return add_value(root, lies);
 }
 
-uint16_t Records::result(const void* key, c10::intrusive_ptr<c10::StorageImpl> storage, const Lies& lies) {
+uint16_t Records::result(const void* key, c10::weak_intrusive_ptr<c10::StorageImpl> storage, int64_t bytes,
+                         const Lies& lies) {
   const auto root = static_cast<uint16_t>(roots_.size());
   Root& made = roots_.emplace_back();
-  made.bytes = static_cast<int64_t>(storage->nbytes());
-  made.storage = std::move(storage);
+  made.bytes = bytes;
+  made.made.emplace(std::move(storage));
   made.operation = static_cast<uint16_t>(count_);
   bytes_ += root_of(key) == kNone ? made.bytes : 0;
   slot(key) = {key, turn_, root};
@@ -118,13 +119,23 @@ const std::vector<uint64_t>& Records::key_of_now() {
   key_.resize(told_);
   uint64_t alive = 0;
   for (Root& root : roots_) {
-    root.is_needed = root.is_alive();
-    if (root.is_needed) {
+    if (root.made) {
+      root.storage = root.made->lock();
+    }
+    if (root.is_needed()) {
       alive |= uint64_t{1} << root.operation;
     }
   }
   key_.push_back(alive);
   return key_;
+}
+
+void Records::let_go(std::vector<c10::intrusive_ptr<c10::StorageImpl>>& released) {
+  for (Root& root : roots_) {
+    if (root.is_needed()) {
+      released.push_back(std::move(root.storage));
+    }
+  }
 }
 
 void Records::clear(std::vector<c10::intrusive_ptr<c10::StorageImpl>>& released) {

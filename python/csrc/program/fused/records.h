@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,15 +56,17 @@ struct Lies {
 // Memory: that of a storage which was there before, or of one that a result is to have. Whoever writes to all
 // of a result makes a new root in the same storage, so that the old one needs no memory.
 struct Root {
-  // Of an input the CPU storage, of a result the device's, while this is the newest root there.
+  // Of an input the CPU storage; of a result that is needed, the device's.
   c10::intrusive_ptr<c10::StorageImpl> storage;
+  // Of a result, while this is the newest root there. Autograd asks how many owners a storage has, so that this
+  // is none.
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> made;
   int64_t bytes = 0;
   uint16_t first = kNone;      // value; of a result, that of all of it
   uint16_t operation = kNone;  // that makes it; kNone for an input
-  bool is_needed = false;      // a result that somebody has, as of the last key
 
   bool is_input() const { return operation == kNone; }
-  bool is_alive() const { return !is_input() && storage && storage.use_count() > 1; }
+  bool is_needed() const { return !is_input() && storage; }  // by somebody who had it at the last key
 };
 
 struct Record {
@@ -94,13 +97,16 @@ class Records {
   uint16_t input(const void* key, c10::StorageImpl& storage);
   uint16_t value(uint16_t root, const Lies& lies);
   // A new root of the next operation, in a new storage or, of an older root, in the same. A new one counts.
-  uint16_t result(const void* key, c10::intrusive_ptr<c10::StorageImpl> storage, const Lies& lies);
+  uint16_t result(const void* key, c10::weak_intrusive_ptr<c10::StorageImpl> storage, int64_t bytes,
+                  const Lies& lies);
   // The next operation, to be filled in, and then to be told.
   Record& next() { return records_[count_]; }
   void add();
 
   // All words, of which the last says which results are needed: those that somebody has now. And their hash.
+  // Holds these until they are let go of.
   const std::vector<uint64_t>& key_of_now();
+  void let_go(std::vector<c10::intrusive_ptr<c10::StorageImpl>>& released);
   uint64_t hash_of_now() const { return mixed(hash_, key_.back()); }
 
   // Forgets all. The storages go to `released`, to be let go of once no lock is held.
