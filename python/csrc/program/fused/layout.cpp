@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
-
-#include <c10/util/SmallVector.h>
 
 namespace tpurun::program::fused {
 
@@ -24,37 +21,23 @@ c10::DimVector broadcast_strides(const c10::TensorImpl& operand, c10::IntArrayRe
   return strides;
 }
 
-enum class Order { kInOrder, kSwapped, kUnknown };
-
-// Which of two dimensions is the inner one, as the first operand that has a say has it.
-Order order_of(c10::ArrayRef<c10::DimVector> strides, c10::IntArrayRef sizes, int64_t inner, int64_t outer) {
-  for (const auto& of : strides) {
-    const int64_t in = of[static_cast<std::size_t>(inner)];
-    const int64_t out = of[static_cast<std::size_t>(outer)];
-    if (in == 0 || out == 0) {
-      continue;
-    }
-    if (in != out) {
-      return in < out ? Order::kInOrder : Order::kSwapped;
-    }
-    if (sizes[static_cast<std::size_t>(inner)] > sizes[static_cast<std::size_t>(outer)]) {
-      return Order::kSwapped;
-    }
+// Whether an operand has two dimensions the other way round, as ATen sorts them.
+bool has_swapped(c10::IntArrayRef strides, c10::IntArrayRef sizes, std::size_t outer, std::size_t inner) {
+  const int64_t in = strides[inner];
+  const int64_t out = strides[outer];
+  if (in == 0 || out == 0) {
+    return false;
   }
-  return Order::kUnknown;
+  return in > out || (in == out && sizes[inner] > sizes[outer]);
 }
 
-// ATen sorts dimensions by insertion. Nothing moves when no dimension that is looked at goes before another:
-// each is compared to those within it until one of them is known to be within.
-bool stays_in_order(c10::ArrayRef<c10::DimVector> strides, c10::IntArrayRef sizes) {
-  for (auto outer = static_cast<int64_t>(sizes.size()) - 2; outer >= 0; --outer) {
-    for (int64_t inner = outer + 1; inner < static_cast<int64_t>(sizes.size()); ++inner) {
-      const Order order = order_of(strides, sizes, inner, outer);
-      if (order == Order::kSwapped) {
+// ATen sorts dimensions by the first operand that has a say, and not all of its operations have their operands
+// in the order of their arguments: so none may have a pair of dimensions swapped.
+bool stays_in_order(c10::IntArrayRef strides, c10::IntArrayRef sizes) {
+  for (std::size_t outer = 0; outer < sizes.size(); ++outer) {
+    for (std::size_t inner = outer + 1; inner < sizes.size(); ++inner) {
+      if (has_swapped(strides, sizes, outer, inner)) {
         return false;
-      }
-      if (order == Order::kInOrder) {
-        break;
       }
     }
   }
@@ -103,11 +86,9 @@ bool makes_plain_strides(Operands operands, c10::IntArrayRef sizes) {
   if (std::all_of(operands.begin(), operands.end(), is_all)) {
     return true;
   }
-  c10::SmallVector<c10::DimVector, 4> strides;
-  for (const auto* operand : operands) {
-    strides.push_back(broadcast_strides(*operand, sizes));
-  }
-  return stays_in_order(strides, sizes);
+  return std::all_of(operands.begin(), operands.end(), [&](const c10::TensorImpl* operand) {
+    return stays_in_order(broadcast_strides(*operand, sizes), sizes);
+  });
 }
 
 // Dimensions of one element are left out, as their strides may be any.
