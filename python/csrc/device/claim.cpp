@@ -84,6 +84,8 @@ void bind(py::module_& module) {
       "Wait for everything that any stream or autograd has begun; for exit.");
   module.def("run_deferred", &streams::run_deferred, py::call_guard<py::gil_scoped_release>(),
              "Run what the mode that fuses has recorded, if there is anything.");
+  module.def("count_deferred", &streams::count_deferred, py::call_guard<py::gil_scoped_release>(),
+             "How many operations are recorded.");
   module.def("device_count", &device_count, "How many devices a program may name.");
   module.def("device_is_forked", &is_forked, "Whether this is the fork of a process that had the device.");
   module.def("device_memory", &memory_counts, "Bytes of device memory: the limit, what is held, the peaks.");

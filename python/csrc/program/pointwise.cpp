@@ -179,6 +179,12 @@ template <int kSign>
 Made scaled_sum(const Row& row, const Arguments& arguments) {
   const auto type = common_type(arguments, {0, 1});
   if (!type || *type == ScalarType::Bool || !arguments.is_number(2)) return std::nullopt;
+  // Torch refuses a bool for alpha, and to subtract one.
+  const auto is_bool = [&](int32_t index) {
+    const TensorType* tensor = arguments.tensor(index);
+    return tensor != nullptr ? tensor->dtype == ScalarType::Bool : arguments[index].isBool();
+  };
+  if (is_bool(2) || (kSign < 0 && (is_bool(0) || is_bool(1)))) return std::nullopt;
   Builder builder(arguments, *type);
   builder.operands(row.operands);
   const double alpha = arguments.number(2);

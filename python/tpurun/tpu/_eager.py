@@ -80,6 +80,7 @@ def _watch_pointers() -> None:
         setattr(owner, name, after_all)
 
     watch(torch.Tensor, "data_ptr")
+    watch(torch.Tensor, "untyped_storage")
     watch(torch.Tensor, "__dlpack__")
     watch(torch.UntypedStorage, "data_ptr")
 

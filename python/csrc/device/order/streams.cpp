@@ -209,6 +209,8 @@ void run_deferred() {
   }
 }
 
+std::size_t count_deferred() { return deferred == nullptr ? 0 : deferred->count(); }
+
 void settle() {
   if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
     return;

@@ -2,6 +2,7 @@
 // finished yet: who comes next on the stream waits for them, nobody else does.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 
@@ -24,6 +25,7 @@ class Deferred {
   virtual ~Deferred() = default;
   // Throws when they cannot be run; they are kept then.
   virtual void run() = 0;
+  virtual std::size_t count() = 0;
 };
 
 void install(c10::DeviceIndex devices);
@@ -33,6 +35,7 @@ void set_deferred(Deferred& deferred);
 void note_deferred(bool are_there);
 // Runs them. Whoever needs elements, or waits for what has begun, does so first.
 void run_deferred();
+std::size_t count_deferred();
 
 c10::Stream default_of(c10::Device device);
 c10::Stream create(c10::Device device);  // one of a few, in turn

@@ -246,6 +246,12 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
               at::Tensor& made) override;
   void run() override;
 
+  std::size_t count() override {
+    lock();
+    const std::unique_lock<std::mutex> held(mutex_, std::adopt_lock);
+    return records_.operations();
+  }
+
   void before_fork();
   void after_fork() { mutex_.unlock(); }
 
