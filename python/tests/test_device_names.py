@@ -33,10 +33,6 @@ def test_bad_names_and_values_are_told_so() -> None:
             ValueError,
             "DEFER_NEVER_AND_LAUNCH_BLOCKING, DEFER_AND_FUSE), got 'FAST'",
         ),
-        "torch.tpu.set_eager_mode('DEFER_AND_FUSE')": (
-            NotImplementedError,
-            "use DEFER_NEVER, which computes the same",
-        ),
         "torch.tpu.precision('exact')": (
             ValueError,
             "expected a precision (DEFAULT, HIGH, HIGHEST), got 'exact'",

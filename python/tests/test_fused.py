@@ -36,7 +36,7 @@ def on_device(test: Callable[..., None]) -> Callable[..., None]:
     return forked
 
 
-def fused() -> torch.tpu.set_eager_mode:
+def fused() -> Any:
     return torch.tpu.set_eager_mode(FUSED)
 
 
