@@ -1,4 +1,4 @@
-"""The mode that fuses computes what Strict does, whenever somebody looks, and holds no memory of what is gone."""
+"""The mode that fuses computes what Strict does, whenever somebody looks; what is gone holds no memory."""
 
 import functools
 import os
@@ -263,7 +263,11 @@ def test_numbers_may_change_where_a_stretch_repeats() -> None:
         for step in range(12):
             rate, other = 0.1 * step, 0.1 * (step if step % 3 else 5)
             y = x * rate + other
-            made += [torch.addcmul(y, x, y, value=rate), y.clamp(-other, rate + 1), torch.where(y > 1, x, rate)]
+            made += [
+                torch.addcmul(y, x, y, value=rate),
+                y.clamp(-other, rate + 1),
+                torch.where(y > 1, x, rate),
+            ]
         return made
 
     strict, found = both(body)

@@ -265,7 +265,7 @@ void TiledGroup::choose_tile() {
 bool TiledGroup::repeats_every_row(const Loop& loop) const {
   return !sizes_.empty() && !loop.is_store && !loop.is_linear &&
          std::all_of(loop.strides.begin(), loop.strides.end() - 1,
-                                        [](int64_t stride) { return stride == 0; });
+                     [](int64_t stride) { return stride == 0; });
 }
 
 void TiledGroup::gather(const Loop& loop, char* to, int64_t begin, int64_t count) const {

@@ -77,8 +77,8 @@ class Recording {
   // `results` are the tensors that it returns and that are not among its arguments.
   void operation(const c10::OperatorHandle& op, device::Schema schema, std::optional<c10::OperatorName> told,
                  std::vector<Argument> arguments, std::vector<ValueId> results, std::string line);
-  // One that is known to be pointwise. `operands` are those of its kernel that are tensors, in order; it makes
-  // `target`, or writes to it.
+  // One that is known to be pointwise. `operands` are those of its kernel that are tensors, in order; it
+  // makes `target`, or writes to it.
   enum class Target : uint8_t { kMade, kWritten };
   void tiled(const c10::OperatorHandle& op, Pointwise pointwise, const std::vector<ValueId>& operands,
              ValueId target, Target how);

@@ -6,7 +6,8 @@ Operations run one after the other on the thread that calls them. Collectives ma
 waited for. ``TORCH_TPU_LAUNCH_BLOCKING=1`` begins in Debug.
 
 In ``DEFER_AND_FUSE`` (Fused) pointwise operations are recorded. They run together, with the bits of Strict,
-before any other operation runs and before memory is looked at. ``TORCH_TPU_DEFER_AND_FUSE=1`` begins in Fused.
+before any other operation runs and before memory is looked at. ``TORCH_TPU_DEFER_AND_FUSE=1`` begins in
+Fused.
 
 In Debug, a result with NaN or Inf that was computed from finite numbers is a warning at that line, and so is
 a large one that comes of spreading a small one. ``TORCH_TPU_ENABLE_DEBUG_CHECKS`` decides for all modes: 1

@@ -165,8 +165,7 @@ struct Direct<Op, Result(Arguments...)> {
   }
 
  private:
-  static constexpr bool kMakesOne =
-      std::is_same_v<Result, at::Tensor> || std::is_same_v<Result, at::Tensor&>;
+  static constexpr bool kMakesOne = std::is_same_v<Result, at::Tensor> || std::is_same_v<Result, at::Tensor&>;
 
   static const Known& known() {
     static const Known known(Op::name, Op::overload_name);

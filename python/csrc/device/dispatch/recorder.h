@@ -75,7 +75,7 @@ struct Asked {
   static Asked of_value(const c10::IValue& value);
 };
 
-// What a recorder knows of an operation.
+// The knowledge of a recorder about one operation.
 class Recordable {
  public:
   virtual ~Recordable() = default;
@@ -84,11 +84,11 @@ class Recordable {
 class Recorder {
  public:
   virtual ~Recorder() = default;
-  // Records an operation. False when it has to run now: then nothing has happened. `made` is its result, where
-  // it is not written to its first argument.
+  // Records an operation. False when it has to run now: then nothing has happened. `made` is its result,
+  // where it is not written to its first argument.
   virtual bool record(const c10::OperatorHandle& op, Recordable& recordable, c10::ArrayRef<Asked> arguments,
                       at::Tensor& made) = 0;
-  // What is known of an operation; null where it is never recorded.
+  // Returns null for an operation that is never recorded.
   virtual Recordable* find(const c10::OperatorHandle& op, const Schema& schema) = 0;
 };
 

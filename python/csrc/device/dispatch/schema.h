@@ -18,7 +18,7 @@ struct Argument {
   bool is_written = false;
 };
 
-// What a recorder knows of an operation.
+// The place where a recorder keeps its knowledge of an operation.
 struct Recorded {
   std::atomic<Recordable*> known{nullptr};  // lives as long as the process
   std::atomic<bool> is_asked{false};
@@ -29,9 +29,9 @@ struct Schema {
 
   std::vector<Argument> arguments;
   std::size_t results = 0;
-  bool writes = false;        // any of its arguments
-  bool copies = false;        // from one device to another
-  // Of what is recorded instead of run.
+  bool writes = false;  // any of its arguments
+  bool copies = false;  // from one device to another
+  // For the mode that records operations.
   mutable Recorded recorded;
   bool derives = false;       // its kernel asks whether gradients are wanted
   bool leaves_bytes = false;  // as they are, or as memory comes

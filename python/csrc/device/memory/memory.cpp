@@ -88,9 +88,7 @@ class CpuAllocator final : public c10::Allocator {
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
-  static bool is_block(const c10::DataPtr& data) {
-    return data.get_deleter() == &release;
-  }
+  static bool is_block(const c10::DataPtr& data) { return data.get_deleter() == &release; }
 
  private:
   static void release(void* data) {

@@ -15,7 +15,7 @@ namespace {
 
 void release_twin(void* twin) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(twin)); }
 
-// Of storages whose bytes come later. They own nothing.
+// The deleter of storages whose bytes come later: they own nothing.
 void release_nothing(void* /*nothing*/) {}
 
 // The bits of a tensor's keys that say how to read its elements.
@@ -111,7 +111,7 @@ c10::intrusive_ptr<c10::StorageImpl> storage_for_later(std::size_t bytes, c10::D
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, nullptr, &release_nothing, device),
       &allocator(), true);
-  // Torch itself looks at the pointer, to see who shares memory: who only reads finds null.
+  // Torch itself looks at the pointer, to see which storages share memory: a pointer to read is null.
   storage->set_throw_on_mutable_data_ptr();
   return storage;
 }

@@ -35,7 +35,7 @@ Kind kind_of_mode() {
   }
 }
 
-// What was recorded in one mode does not wait for the end of another.
+// Operations that were recorded in one mode do not wait for the end of another.
 void change_to(EagerMode mode) {
   if (mode == EagerMode::kFused) {
     was_fused_chosen.store(true, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
-// How eagerly operations run. In Strict and Debug an operation runs at once, on the thread that calls it; they
-// differ in what waits for collectives: in Strict the stream that needs the result, in Debug the caller. In
-// Fused, pointwise operations are recorded and run together once somebody needs a result; all else as in
+// How eagerly operations run. In Strict and Debug an operation runs at once, on the thread that calls it;
+// they differ in what waits for collectives: in Strict the stream that needs the result, in Debug the caller.
+// In Fused, pointwise operations are recorded and run together once somebody needs a result; all else as in
 // Strict.
 #pragma once
 

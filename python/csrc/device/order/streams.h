@@ -33,7 +33,7 @@ void install(c10::DeviceIndex devices);
 void set_deferred(Deferred& deferred);
 // Says whether there are any. Under a lock of the caller's.
 void note_deferred(bool are_there);
-// Runs them. Whoever needs elements, or waits for what has begun, does so first.
+// Runs them. Code that needs elements, or waits for begun collectives, calls it first.
 void run_deferred();
 std::size_t count_deferred();
 

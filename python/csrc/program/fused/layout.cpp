@@ -31,8 +31,8 @@ bool has_swapped(c10::IntArrayRef strides, c10::IntArrayRef sizes, std::size_t o
   return in > out || (in == out && sizes[inner] > sizes[outer]);
 }
 
-// ATen sorts dimensions by the first operand that has a say, and not all of its operations have their operands
-// in the order of their arguments: so none may have a pair of dimensions swapped.
+// ATen sorts dimensions by the first operand that has a say, and not all of its operations have their
+// operands in the order of their arguments: so none may have a pair of dimensions swapped.
 bool stays_in_order(c10::IntArrayRef strides, c10::IntArrayRef sizes) {
   for (std::size_t outer = 0; outer < sizes.size(); ++outer) {
     for (std::size_t inner = outer + 1; inner < sizes.size(); ++inner) {

@@ -16,8 +16,8 @@ bool broadcast(c10::ArrayRef<const c10::TensorImpl*> operands, c10::DimVector& s
 // Whether ATen's iterator gives the result of these operands, broadcast to `sizes`, plain strides.
 bool makes_plain_strides(c10::ArrayRef<const c10::TensorImpl*> operands, c10::IntArrayRef sizes);
 
-// Whether they all lie in the same order, without gaps, so that the result does, too, and ATen goes through them
-// as they lie.
+// Whether they all lie in the same order, without gaps, so that the result does, too, and ATen goes through
+// them as they lie.
 bool lie_in_one_order(c10::ArrayRef<const c10::TensorImpl*> operands);
 
 }  // namespace tpurun::program::fused

@@ -44,10 +44,10 @@ void write_values(const Records& records, Written& written) {
     const Value& value = records.values()[at];
     const Root& root = records.roots()[value.root];
     const bool is_all = !root.is_input() && root.first == at;
-    written.values.push_back(
-        is_all ? written.roots[value.root]
-               : written.recording.view(written.roots[value.root], value.dtype, known(value.shape()),
-                                        known(value.steps()), {value.offset, false}));
+    written.values.push_back(is_all ? written.roots[value.root]
+                                    : written.recording.view(written.roots[value.root], value.dtype,
+                                                             known(value.shape()), known(value.steps()),
+                                                             {value.offset, false}));
   }
 }
 

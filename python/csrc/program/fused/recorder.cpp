@@ -39,7 +39,7 @@ constexpr std::size_t kMostArguments = 8;
 // Results of one flush. More would hold memory for long, and gain nothing: caches are smaller.
 constexpr int64_t kMostBytes = int64_t{256} << 20;
 
-// What an argument says about how an operation is computed: its type, or the number that it is.
+// The part of an argument that decides how an operation is computed: its type, or the number that it is.
 struct Trait {
   uint64_t kind = 0;
   uint64_t number = 0;
@@ -157,8 +157,8 @@ struct Call {
         }
         tensors.push_back(&tensor);
         const auto dtype = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor.dtype()));
-        trait.kind |= dtype << 8 | uint64_t{tensor.dim() != 0} << 16 | uint64_t{tensor.is_wrapped_number()}
-                                                                            << 17;
+        trait.kind |=
+            dtype << 8 | uint64_t{tensor.dim() != 0} << 16 | uint64_t{tensor.is_wrapped_number()} << 17;
         return true;
       }
       case Kind::kText:
@@ -209,14 +209,14 @@ c10::StorageImpl& storage_of(const TensorImpl& tensor) {
   return *tensor.unsafe_storage().unsafeGetStorageImpl();
 }
 
-// What stands for the memory of a tensor; null where others may have the same memory in another storage.
+// Returns the key of a tensor's memory; null where others may have the same memory in another storage.
 const void* memory_of(const TensorImpl& tensor) {
   c10::StorageImpl& storage = storage_of(tensor);
   return device::is_for_later(storage) ? static_cast<const void*>(&storage) : device::twin_in_block(storage);
 }
 
-// The shape of a result, and whether all tensors are seen as one row of elements: in the order of memory, which
-// is not that of their dimensions.
+// The shape of a result, and whether all tensors are seen as one row of elements: in the order of memory,
+// which is not that of their dimensions.
 struct Geometry {
   c10::DimVector sizes;
   int64_t elements = 1;
@@ -275,7 +275,7 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
   std::vector<char*> bases_;
 };
 
-// Whoever waits for another thread's operations lets go of Python's lock, which they may need.
+// A thread that waits for another one's operations lets go of Python's lock, which they may need.
 void Fuser::lock() {
   if (!mutex_.try_lock()) {
     without_gil([&] { mutex_.lock(); });
@@ -311,15 +311,14 @@ bool Fuser::fit(const Call& call, const Pointwise& pointwise, const Geometry& ge
         *call.arguments[static_cast<std::size_t>(operand.argument)].tensor->unsafeGetTensorImpl();
     const bool is_as_read = c10::typeMetaToScalarType(tensor.dtype()) == operand.dtype;
     // Where the bits depend on where ATen's loops end, these are loops over all elements as they lie.
-    const bool is_all =
-        geometry.is_row || (tensor.sizes() == geometry.sizes && has_plain_strides(tensor));
+    const bool is_all = geometry.is_row || (tensor.sizes() == geometry.sizes && has_plain_strides(tensor));
     return (is_as_read || (tensor.dim() == 0 && geometry.elements > 1)) &&
            (pointwise.loops == Loops::kAlike || is_all);
   });
 }
 
-// Whether it is known of all tensors what memory they are in. What is read while a part of it is written is
-// torch's to judge.
+// Whether it is known of all tensors what memory they are in. A tensor that is read while a part of it is
+// written is torch's to judge.
 bool Fuser::are_apart(const Known& known, const Call& call) {
   const TensorImpl& first = *call.tensors.front();
   const void* target = memory_of(first);
@@ -387,8 +386,8 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
   Released released;
   lock();
   const std::unique_lock<std::mutex> held(mutex_, std::adopt_lock);
-  const auto& pointwise = known.pointwise(
-      call.traits, [&](const c10::OperatorName& name) { return call.pointwise(name); });
+  const auto& pointwise =
+      known.pointwise(call.traits, [&](const c10::OperatorName& name) { return call.pointwise(name); });
   Geometry geometry;
   if (!pointwise || !fits(known, call, geometry) || !fit(call, *pointwise, geometry) ||
       !are_apart(known, call)) {
@@ -462,8 +461,8 @@ void Fuser::run_planned() {
   }
   c10::DataPtr workspace;
   if (plan.workspace() != 0) {
-    workspace = device::allocate_block(static_cast<std::size_t>(plan.workspace()),
-                                       records_.operation(0).site);
+    workspace =
+        device::allocate_block(static_cast<std::size_t>(plan.workspace()), records_.operation(0).site);
   }
   plan.run(records_, bases_, static_cast<char*>(workspace.get()));
   for (auto& [at, bytes] : made) {

@@ -87,7 +87,7 @@ uint16_t Records::result(const void* key, c10::weak_intrusive_ptr<c10::StorageIm
   return add_value(root, lies);
 }
 
-// Numbers that are equal share a tile, so which of them are equal is a part of the key. What they are is not.
+// Numbers that are equal share a tile, so which of them are equal is a part of the key. Their values are not.
 uint64_t Records::number(double number, c10::ScalarType dtype) {
   uint64_t bits = 0;
   std::memcpy(&bits, &number, sizeof bits);

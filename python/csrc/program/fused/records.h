@@ -1,5 +1,5 @@
-// What is recorded: values, the memory that they are in, and operations. The words of the key say the same, so
-// that two stretches with equal keys have one plan.
+// The recorded values, the memory that they are in, and operations. The words of the key say the same,
+// so that two stretches with equal keys have one plan.
 #pragma once
 
 #include <array>
@@ -56,10 +56,10 @@ struct Lies {
 // Memory: that of a storage which was there before, or of one that a result is to have. Whoever writes to all
 // of a result makes a new root in the same storage, so that the old one needs no memory.
 struct Root {
-  // Of an input the CPU storage; of a result that is needed, the device's.
+  // The CPU storage of an input; the device's storage of a result that is needed.
   c10::intrusive_ptr<c10::StorageImpl> storage;
-  // Of a result, while this is the newest root there. Autograd asks how many owners a storage has, so that this
-  // is none.
+  // The storage of a result, while this is the newest root there. Autograd asks how many owners a storage
+  // has, so that this is none.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> made;
   int64_t bytes = 0;
   uint16_t first = kNone;      // value; of a result, that of all of it
