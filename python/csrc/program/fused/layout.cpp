@@ -86,8 +86,10 @@ bool makes_plain_strides(Operands operands, c10::IntArrayRef sizes) {
   if (std::all_of(operands.begin(), operands.end(), is_all)) {
     return true;
   }
+  // Operations that copy an operand first keep the strides of its dimensions of one element.
   return std::all_of(operands.begin(), operands.end(), [&](const c10::TensorImpl* operand) {
-    return stays_in_order(broadcast_strides(*operand, sizes), sizes);
+    const bool is_odd = operand->sizes() == sizes && operand->is_contiguous() && !has_plain_strides(*operand);
+    return !is_odd && stays_in_order(broadcast_strides(*operand, sizes), sizes);
   });
 }
 
