@@ -82,8 +82,8 @@ StretchPlan::StretchPlan(const Records& records) {
     TORCH_INTERNAL_ASSERT(step.kind != Step::Kind::kRun, "an operation that was recorded is not in tiles");
   }
   for (std::size_t at = 0; at < written.roots.size(); ++at) {
-    const Place& place = plan.places[written.roots[at]];
-    if (place.kind == Place::Kind::kWorkspace) {
+    const ValueMemory& place = plan.places[written.roots[at]];
+    if (place.kind == ValueMemory::Kind::kWorkspace) {
       placed_.push_back({static_cast<uint16_t>(at), place.at});
     }
   }
