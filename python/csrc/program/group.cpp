@@ -120,7 +120,7 @@ void each_run(const std::vector<int64_t>& sizes, const std::vector<int64_t>& str
 // One number all over, in the type that kernels read.
 void fill(char* to, int64_t count, double number, c10::ScalarType dtype) {
   const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  alignas(double) char one[sizeof(double)];
+  alignas(double) char one[sizeof(double)] = {};
   c10::cast_and_store<double>(dtype, one, number);
   copy_strided(to, bytes, one, 0, count, bytes);
 }
@@ -233,7 +233,7 @@ void TiledGroup::set_numbers(std::size_t at, const Pointwise& pointwise) {
     const double wanted = pointwise.operands[operand].number;
     if (std::memcmp(&number, &wanted, sizeof wanted) != 0) {
       number = wanted;
-      fill(filled_[reg - first].data(), tile_elements_, number, dtype);
+      fill(reinterpret_cast<char*>(filled_[reg - first].data()), tile_elements_, number, dtype);
     }
   }
 }

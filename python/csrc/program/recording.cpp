@@ -58,7 +58,8 @@ void Recording::operation(const c10::OperatorHandle& op, device::Schema schema,
 
 void Recording::tiled(const c10::OperatorHandle& op, Pointwise pointwise,
                       const std::vector<ValueId>& operands, ValueId target, Target how) {
-  Operation operation{op, device::Schema(op.schema()), std::nullopt, {}, {}, {}, {}, CallKind::kTold, std::move(pointwise)};
+  Operation operation{
+      op, device::Schema(op.schema()), std::nullopt, {}, {}, {}, {}, CallKind::kTold, std::move(pointwise)};
   std::size_t next = 0;
   for (Operand& operand : operation.pointwise->operands) {
     if (operand.argument != Operand::kNumber) {

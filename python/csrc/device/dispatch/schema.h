@@ -18,8 +18,13 @@ struct Argument {
   bool is_written = false;
 };
 
-// The place where a recorder keeps its knowledge of an operation.
+// The place where a recorder keeps its knowledge of an operation. Each copy of a schema asks anew.
 struct Recorded {
+  Recorded() = default;
+  Recorded(const Recorded& /*other*/) noexcept {}
+  Recorded& operator=(const Recorded&) = delete;
+  ~Recorded() = default;
+
   std::atomic<Recordable*> known{nullptr};  // lives as long as the process
   std::atomic<bool> is_asked{false};
 };
@@ -29,12 +34,11 @@ struct Schema {
 
   std::vector<Argument> arguments;
   std::size_t results = 0;
-  bool writes = false;  // any of its arguments
-  bool copies = false;  // from one device to another
-  // For the mode that records operations.
-  mutable Recorded recorded;
+  bool writes = false;        // any of its arguments
+  bool copies = false;        // from one device to another
   bool derives = false;       // its kernel asks whether gradients are wanted
   bool leaves_bytes = false;  // as they are, or as memory comes
+  mutable Recorded recorded;  // in the mode that records operations
 };
 
 }  // namespace tpurun::device

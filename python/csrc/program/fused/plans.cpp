@@ -47,7 +47,7 @@ void write_values(const Records& records, Written& written) {
     written.values.push_back(is_all ? written.roots[value.root]
                                     : written.recording.view(written.roots[value.root], value.dtype,
                                                              known(value.shape()), known(value.steps()),
-                                                             {value.offset, false}));
+                                                             {value.offset, false}, /*is_absolute=*/false));
   }
 }
 
