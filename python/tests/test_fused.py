@@ -163,6 +163,9 @@ def test_operations_wait_until_somebody_looks() -> None:
         lambda y: y.unsqueeze(0).numpy(force=True),
         lambda y: torch.tpu.Event().record(),
         lambda y: torch.tpu.set_stream(torch.tpu.Stream()),
+        lambda y: torch.tpu.memory_allocated(),
+        lambda y: torch.accelerator.memory_stats(),
+        lambda y: torch.tpu.reset_peak_memory_stats(),
     ],
 )
 @on_device
@@ -221,6 +224,40 @@ def test_an_error_is_raised_at_its_operation() -> None:
     assert torch.equal(z.cpu(), x.cpu() + y.cpu())
 
 
+ATEN = torch.ops.aten
+REFUSED = (
+    lambda: tpu(4).masked_fill_(tpu(4) > 0, tpu(1)),
+    lambda: ATEN.leaky_relu_backward(tpu(4), tpu(4), -0.5, True),
+    lambda: ATEN.elu_backward(tpu(4), -0.5, 1, 1, True, tpu(4)),
+    lambda: ATEN.clamp(tpu(4), None, None),
+    lambda: (tpu(4) > 0) - (tpu(4) > 0),
+    lambda: ATEN.hardtanh(tpu(4) > 0),
+    lambda: torch.where(tpu(4), tpu(4), tpu(4)),
+    lambda: tpu(4).int().add_(tpu(4)),
+    lambda: torch.add(tpu(4).int(), tpu(4).int(), alpha=1.5),
+    lambda: torch.lerp(tpu(4), tpu(4).double(), 0.5),
+    lambda: tpu(4).int().pow(-1),
+    lambda: torch.div(tpu(4), tpu(4), rounding_mode="up"),
+    lambda: ATEN.gelu(tpu(4), approximate="up"),
+    lambda: tpu(4).copy_(tpu(3)),
+    lambda: (lambda x: x[1:].add_(x[:-1]))(tpu(9)),
+    lambda: tpu(4) + torch.ones(4),
+)
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+@on_device
+def test_it_refuses_in_the_words_of_strict(wrong: Callable[[], Tensor]) -> None:
+    def refused() -> str:
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
+            wrong()
+        return str(caught.value)
+
+    strict = refused()
+    with fused():
+        assert refused() == strict
+
+
 @on_device
 def test_temporaries_that_are_gone_take_no_memory() -> None:
     def chained(x: Tensor) -> Tensor:
@@ -234,8 +271,7 @@ def test_temporaries_that_are_gone_take_no_memory() -> None:
         torch.tpu.synchronize()
         torch.tpu.reset_peak_memory_stats()
         y = chained(x)
-        assert torch.tpu.memory_allocated() == x.nbytes  # not even the result has some yet
-        torch.tpu.synchronize()
+        assert torch.tpu.memory_allocated() == x.nbytes + y.nbytes
     assert torch.tpu.max_memory_allocated() == x.nbytes + y.nbytes
 
 

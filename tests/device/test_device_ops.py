@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tools.compiling import WHY_NOT_FUSED
 
 ROOT = Path(__file__).resolve().parents[2]
 # One of each family, and those that need a kernel of the device's own.
@@ -121,7 +120,6 @@ def test_compiled_operations_do_as_strict_ones_do() -> None:
         assert passed > 20 * excused, f"{kind}: {excused} excused beside {passed}"
 
 
-@pytest.mark.skipif(bool(WHY_NOT_FUSED), reason=WHY_NOT_FUSED)
 def test_fused_operations_do_as_strict_ones_do() -> None:
     done = compare("--way", "fused", "--dtypes", "float32,int64,bfloat16", *NAMES, *COMPILED)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tools.compiling import WHY_NOT_FUSED
 
 TESTS = Path(__file__).parents[1]
 
@@ -56,7 +55,6 @@ def test_whole_programs_compiled_compute_what_strict_does():
     assert not of_torch or int(of_torch[0].split()[0]) <= 6, "most programs must say something of the backend"
 
 
-@pytest.mark.skipif(bool(WHY_NOT_FUSED), reason=WHY_NOT_FUSED)
 def test_whole_programs_fused_compute_what_strict_does():
     done = run_whole("--way", "fused", "--programs", "300")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,7 +4,6 @@ import pytest
 
 from programs.case import FAMILIES, Program
 from programs.start import LAUNCHERS, Verdict, all_programs, run, run_beside_strict
-from tools.compiling import WHY_NOT_FUSED
 from tools.slices import FULL, some
 
 PROGRAMS = {program.name: program for program in all_programs()}
@@ -77,7 +76,6 @@ def test_compiled_trainings_have_the_bits_of_strict_ones():
     assert sum(one.graphs for one in found) > 0, "nothing was compiled"
 
 
-@pytest.mark.skipif(bool(WHY_NOT_FUSED), reason=WHY_NOT_FUSED)
 def test_fused_programs_have_the_bits_of_strict_ones():
     in_way(some([*ON_TPU.values()], 3), "fused")
 

@@ -42,6 +42,7 @@ EagerMode known_mode(int32_t mode) {
 }
 
 py::dict memory_counts() {
+  streams::run_deferred_to_count();
   TpurunMemoryStats now;
   tpurun_memory_stats(&now);
   py::dict counts;

@@ -120,7 +120,7 @@ void each_run(const std::vector<int64_t>& sizes, const std::vector<int64_t>& str
 // One number all over, in the type that kernels read.
 void fill(char* to, int64_t count, double number, c10::ScalarType dtype) {
   const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  alignas(double) char one[sizeof(double)] = {};
+  alignas(c10::complex<double>) char one[sizeof(c10::complex<double>)] = {};  // the widest type
   c10::cast_and_store<double>(dtype, one, number);
   copy_strided(to, bytes, one, 0, count, bytes);
 }

@@ -337,8 +337,19 @@ Made gelu(const Row& row, const Arguments& arguments) {
   return plain(exact, arguments);
 }
 
+// Of a gradient that is computed from the result ATen refuses negative slopes: the result does not tell them
+// from positive ones.
+bool is_refused(const Arguments& arguments, int32_t is_result, int32_t slope) {
+  const bool is_known = arguments[is_result].isBool() && arguments.is_number(slope);
+  return !is_known || (arguments[is_result].toBool() && arguments.number(slope) < 0);
+}
+
+Made leaky_relu_backward(const Row& row, const Arguments& arguments) {
+  return is_refused(arguments, 3, 2) ? std::nullopt : plain(row, arguments);
+}
+
 Made elu_backward(const Row& row, const Arguments& arguments) {
-  if (!arguments[4].isBool()) return std::nullopt;
+  if (is_refused(arguments, 4, 1)) return std::nullopt;
   Row exact = row;
   if (arguments[4].toBool()) exact.function = Function::kEluResultBackward;
   return plain(exact, arguments);
@@ -380,9 +391,11 @@ Made chosen(const Row& row, const Arguments& arguments) {
       .build(row.function);
 }
 
-// A masked fill has the type of what it fills.
+// A masked fill has the type of what it fills. ATen refuses values that are not one number.
 Made masked_fill(const Row& row, const Arguments& arguments) {
-  if (!keeps_type(arguments, {0, 2})) return std::nullopt;
+  const TensorType* value = arguments.tensor(2);
+  const bool is_one = value == nullptr || value->dimensions == 0;
+  if (!is_one || !keeps_type(arguments, {0, 2})) return std::nullopt;
   return chosen(row, arguments);
 }
 
@@ -514,7 +527,7 @@ const Row kRows[] = {
     {"silu_backward", &plain, Function::kSiluBackward, {0, 1}, {}},
     {"sigmoid_backward", &plain, Function::kSigmoidBackward, {0, 1}, {}},
     {"tanh_backward", &plain, Function::kTanhBackward, {0, 1}, {}},
-    {"leaky_relu_backward", &plain, Function::kLeakyReluBackward, {0, 1}, {2}},
+    {"leaky_relu_backward", &leaky_relu_backward, Function::kLeakyReluBackward, {0, 1}, {2}},
     {"hardtanh_backward", &plain, Function::kHardtanhBackward, {0, 1}, {2, 3}},
     {"elu_backward", &elu_backward, Function::kEluBackward, {0, 5}, {1, 2, 3}},
     {"softplus_backward", &plain, Function::kSoftplusBackward, {0, 1}, {2, 3}},

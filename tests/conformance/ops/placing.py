@@ -74,6 +74,8 @@ class Placing:
             )
         if tensor.is_nested or tensor.layout != torch.strided:
             return tensor.to(self._device, copy=True)
+        if tensor._is_zerotensor():
+            return torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=self._device)
         made = torch.empty(0, dtype=tensor.dtype, device=self._device)
         storage = self._storage(tensor.untyped_storage())
         made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -13,6 +13,7 @@
 #include "abi/runtime.h"
 #include "device/memory/twin.h"
 #include "device/order/guard.h"
+#include "device/order/streams.h"
 #include "interpreter/call_site.h"
 
 namespace tpurun::device {
@@ -139,6 +140,7 @@ class TpuAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& /*data*/, c10::Stream /*stream*/) override {}
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override {
+    streams::run_deferred_to_count();
     const auto now = stats_now();
     c10::CachingDeviceAllocator::DeviceStats stats;
     for (auto* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.requested_bytes}) {
@@ -154,9 +156,13 @@ class TpuAllocator final : public c10::DeviceAllocator {
   }
 
   void resetAccumulatedStats(c10::DeviceIndex /*device*/) override { tpurun_memory_reset_totals(); }
-  void resetPeakStats(c10::DeviceIndex /*device*/) override { tpurun_memory_reset_peak(); }
+  void resetPeakStats(c10::DeviceIndex /*device*/) override {
+    streams::run_deferred_to_count();
+    tpurun_memory_reset_peak();
+  }
 
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex /*device*/) override {
+    streams::run_deferred_to_count();
     const auto now = stats_now();
     return {now.limit - now.allocated, now.limit};
   }

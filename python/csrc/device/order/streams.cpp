@@ -209,6 +209,14 @@ void run_deferred() {
   }
 }
 
+void run_deferred_to_count() {
+  try {
+    run_deferred();
+  } catch (const c10::OutOfMemoryError&) {
+    // The operation that wants an element says so.
+  }
+}
+
 std::size_t count_deferred() { return deferred == nullptr ? 0 : deferred->count(); }
 
 void settle() {

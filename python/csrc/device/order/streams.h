@@ -35,6 +35,8 @@ void set_deferred(Deferred& deferred);
 void note_deferred(bool are_there);
 // Runs them. Code that needs elements, or waits for begun collectives, calls it first.
 void run_deferred();
+// Runs them before memory is counted. Where they do not fit, what is held is the answer.
+void run_deferred_to_count();
 std::size_t count_deferred();
 
 c10::Stream default_of(c10::Device device);
