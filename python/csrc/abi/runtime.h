@@ -82,8 +82,9 @@ uint64_t tpurun_program_fingerprint(const TpurunProgram* program);  // equal for
 // Writes the program for people when it fits into `capacity`, and returns its size in bytes. Not terminated.
 uint64_t tpurun_program_text(const TpurunProgram* program, char* text, uint64_t capacity);
 // How it runs where its unknown sizes are `sizes`; null with `error` filled when it makes no sense with them.
+// Values of `own_from` bytes or more are in no workspace: they hold memory only as long as they are needed.
 TpurunPlan* tpurun_program_plan(const TpurunProgram* program, const int64_t* sizes, uint64_t size_count,
-                                TpurunError* error);
+                                int64_t own_from, TpurunError* error);
 const int64_t* tpurun_plan_words(const TpurunPlan* plan, uint64_t* count);  // valid as long as the plan
 void tpurun_plan_free(TpurunPlan* plan);                                    // null does nothing
 

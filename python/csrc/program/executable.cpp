@@ -26,6 +26,10 @@ namespace {
 
 using device::FromArena;
 
+// Values of as many bytes hold memory only as long as they are needed. To allocate them takes less than a
+// hundredth of the time to go through them.
+constexpr int64_t kOwnFrom = 16 << 10;
+
 constexpr c10::DispatchKeySet kOnCpu(c10::DispatchKey::CPU);
 
 // While one lives, CPU memory comes from the arena if a value on the device is to have it.
@@ -79,11 +83,11 @@ bool is_tpu(const Value& value) { return value.device.type() == c10::DeviceType:
 }  // namespace
 
 Executable::Executable(const Recording& recording, const Checked& checked, std::vector<int64_t> sizes)
-    : recording_(recording), sizes_(std::move(sizes)), plan_(checked.plan(sizes_)) {
+    : recording_(recording), sizes_(std::move(sizes)), plan_(checked.plan(sizes_, kOwnFrom)) {
   make_tensors();
   make_groups();
   make_calls();
-  find_largest_line();
+  find_lines();
   relate_outputs();
   sort_roots();
 }
@@ -95,17 +99,20 @@ void Executable::make_groups() {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     for (std::size_t access = 0; access < groups_[group].accesses(); ++access) {
       const ValueId value = groups_[group].value(access);
-      roots_[recording_.values()[value].root].accesses.emplace_back(group, access);
+      roots_[owner(recording_.values()[value].root)].accesses.emplace_back(group, access);
     }
   }
 }
 
-void Executable::find_largest_line() {
+void Executable::find_lines() {
   int64_t largest = -1;
   for (const Operation& operation : recording_.operations()) {
     for (const ValueId made : operation.results) {
-      if (made != kNoValue && plan_.places[made].kind == ValueMemory::Kind::kWorkspace &&
-          roots_[made].bytes > largest) {
+      if (made == kNoValue) {
+        continue;
+      }
+      roots_[made].line = &operation.line;
+      if (plan_.places[made].kind == ValueMemory::Kind::kWorkspace && roots_[made].bytes > largest) {
         largest = roots_[made].bytes;
         largest_line_ = operation.line;
       }
@@ -131,7 +138,7 @@ void Executable::relate_outputs() {
 void Executable::sort_roots() {
   for (ValueId id = 0; id < roots_.size(); ++id) {
     const auto kind = plan_.places[id].kind;
-    if (recording_.values()[id].root != id) {
+    if (recording_.values()[id].root != id || owner(id) != id) {
       continue;
     }
     if (kind == ValueMemory::Kind::kWorkspace && !roots_[id].accesses.empty()) {
@@ -171,11 +178,11 @@ void Executable::make_tensors() {
   for (ValueId id = 0; id < values.size(); ++id) {
     const Value& value = values[id];
     is_on_device_ |= is_tpu(value);
-    Root& root = roots_[value.root];
+    Root& root = roots_[owner(value.root)];
     const ValueMemory& place = plan_.places[value.root];
     const auto item = static_cast<int64_t>(c10::elementSize(value.dtype));
     int64_t offset = value.offset.in(sizes_);
-    if (id == value.root) {
+    if (id == owner(value.root)) {
       root.bytes = bytes_of(value);
       if (value.source == Source::kInput) {
         inputs_[value.of].root = id;
@@ -242,6 +249,7 @@ Executable::Call Executable::call(const Operation& operation) const {
     for (const ValueId result : operation.results) {
       call.stack.emplace_back(tensors_[result]);
     }
+    call.product = Product::of(operation.told->operator_name(), call.stack);
   }
   return call;
 }
@@ -310,6 +318,12 @@ void Executable::place(ValueId root, int64_t offset_bytes) {
   }
 }
 
+// The root whose memory a root is in.
+ValueId Executable::owner(ValueId root) const {
+  const ValueMemory& place = plan_.places[root];
+  return place.kind == ValueMemory::Kind::kOwn ? static_cast<ValueId>(place.at) : root;
+}
+
 // All tensors over a root now are over this storage, in which it begins at `offset_bytes`.
 void Executable::own(ValueId root, const c10::Storage& storage, int64_t offset_bytes) {
   for (const ValueId id : roots_[root].tensors) {
@@ -323,6 +337,7 @@ void Executable::own(ValueId root, const c10::Storage& storage, int64_t offset_b
 void Executable::make(ValueId root) {
   const Value& value = recording_.values()[root];
   const MemoryOf memory(is_tpu(value));
+  const FromLine from(*roots_[root].line);
   auto* allocator = c10::GetCPUAllocator();
   const auto bytes = static_cast<std::size_t>(roots_[root].bytes);
   own(root,
@@ -341,7 +356,9 @@ void Executable::free(ValueId root) {
   if (tensors_[root].storage().unsafeGetStorageImpl() != nothing.unsafeGetStorageImpl()) {
     own(root, nothing, 0);
   }
-  storages_[root] = c10::Storage();
+  for (const ValueId id : roots_[root].tensors) {
+    storages_[id] = c10::Storage();
+  }
 }
 
 // The tensor of the device, or of the CPU, that has the elements of a value.
@@ -398,6 +415,9 @@ void Executable::fill_lists(const Call& call, torch::jit::Stack& stack) {
 }
 
 void Executable::run_call(Call& call) {
+  if (call.product && call.product->run()) {
+    return;
+  }
   const Operation& operation = *call.operation;
   torch::jit::Stack stack(call.stack);
   for (const Slot& slot : call.slots) {
@@ -497,6 +517,8 @@ void Executable::take_result(ValueId result, at::Tensor made) {
 const std::string& Executable::line_of(const Step& step) const {
   static const std::string nowhere;
   switch (step.kind) {
+    case Step::Kind::kMake:
+      return *roots_[step.of].line;
     case Step::Kind::kRun:
       return recording_.operations()[step.of].line;
     case Step::Kind::kTiles:

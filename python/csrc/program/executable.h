@@ -1,10 +1,11 @@
 // A program with the sizes of one run, ready to be run many times: tensors over planned memory, the arguments
-// of every kernel, and where each result goes. A run allocates what the program returns, one workspace, and
-// what ATen's kernels allocate themselves.
+// of every kernel, and where each result goes. A run allocates what the program returns, large values, one
+// workspace for the others, and what ATen's kernels allocate themselves.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 
 #include "program/group.h"
 #include "program/plan.h"
+#include "program/product.h"
 #include "program/recording.h"
 
 namespace tpurun::program {
@@ -41,13 +43,14 @@ class Executable {
   const Plan& plan() const { return plan_; }
 
  private:
-  // The memory of a root, and all tensors over it.
+  // The memory of a root, and all tensors over it: also those of roots that take it over.
   struct Root {
     c10::intrusive_ptr<c10::StorageImpl> storage;  // of what is not allocated anew
     std::vector<ValueId> tensors;
     std::vector<std::pair<std::size_t, std::size_t>>
         accesses;  // of a group: its number, and that of the access
     int64_t bytes = 0;
+    const std::string* line = nullptr;  // of the program, of what it makes
   };
 
   // An argument of a run.
@@ -71,6 +74,7 @@ class Executable {
     std::vector<c10::IValue> stack;  // with all arguments that do not change
     std::vector<Slot> slots;         // single tensors that are not in `stack`, as they are others in each run
     std::vector<std::size_t> lists;  // arguments that are lists of tensors
+    std::optional<Product> product;
     bool is_told = false;
     bool is_on_device = false;  // something that it makes
   };
@@ -78,7 +82,7 @@ class Executable {
   void make_tensors();
   void make_groups();
   void make_calls();
-  void find_largest_line();
+  void find_lines();
   void relate_outputs();
   void sort_roots();
   Call call(const Operation& operation) const;
@@ -90,6 +94,7 @@ class Executable {
   void set_input(Input& input);
   void check_input(ValueId root, const at::Tensor& tensor);
   void set_address(ValueId root, char* first);
+  ValueId owner(ValueId root) const;
   void place(ValueId root, int64_t offset_bytes);
   void own(ValueId root, const c10::Storage& storage, int64_t offset_bytes);
   void make(ValueId root);

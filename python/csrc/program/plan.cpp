@@ -101,10 +101,11 @@ std::string Checked::text() const {
   return text;
 }
 
-Plan Checked::plan(const std::vector<int64_t>& sizes) const {
+Plan Checked::plan(const std::vector<int64_t>& sizes, int64_t own_from) const {
   auto error = std::make_unique<TpurunError>();
   const std::unique_ptr<TpurunPlan, decltype(&tpurun_plan_free)> plan(
-      tpurun_program_plan(program_.get(), sizes.data(), sizes.size(), error.get()), &tpurun_plan_free);
+      tpurun_program_plan(program_.get(), sizes.data(), sizes.size(), own_from, error.get()),
+      &tpurun_plan_free);
   if (!plan) {
     fail(*error);
   }

@@ -20,7 +20,7 @@ struct Step {
 struct ValueMemory {
   enum class Kind : uint8_t { kInput = 0, kWorkspace = 1, kOwn = 2, kKernel = 3, kNowhere = 4 };
   Kind kind;
-  int64_t at;  // the number of the input, or bytes from the start of the workspace
+  int64_t at;  // the number of the input, bytes from the start of the workspace, or the value that owns it
 };
 
 struct Access {
@@ -59,7 +59,8 @@ class Checked {
 
   uint64_t fingerprint() const { return tpurun_program_fingerprint(program_.get()); }
   std::string text() const;
-  Plan plan(const std::vector<int64_t>& sizes) const;
+  // Values of `own_from` bytes or more are in no workspace.
+  Plan plan(const std::vector<int64_t>& sizes, int64_t own_from) const;
 
  private:
   struct Free {

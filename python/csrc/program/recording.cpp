@@ -111,9 +111,11 @@ CallKind Recording::call_kind_of(const c10::OperatorHandle& op, const device::Sc
 
 std::optional<Pointwise> Recording::in_tiles(const Operation& operation) const {
   // One tensor comes out, in memory of its own or in that of an argument.
-  if (operation.results.size() + operation.writes.size() != 1) {
+  const auto& out = operation.results.empty() ? operation.writes : operation.results;
+  if (operation.results.size() + operation.writes.size() != 1 || out.front() == kNoValue) {
     return std::nullopt;
   }
+  const Value& target = values_.at(out.front());
   std::vector<c10::IValue> constants;
   std::vector<int32_t> tensor_of_argument;
   std::vector<TensorType> tensors;
@@ -126,19 +128,19 @@ std::optional<Pointwise> Recording::in_tiles(const Operation& operation) const {
     tensor_of_argument.push_back(is_tensor ? static_cast<int32_t>(tensors.size()) : -1);
     if (is_tensor) {
       const Value& value = values_.at(argument.tensors.front());
-      if (value.is_absolute) {
+      // From the CPU comes at most a number.
+      const bool is_elsewhere = value.device != target.device && !value.sizes.empty();
+      if (value.is_absolute || is_elsewhere) {
         return std::nullopt;
       }
       tensors.push_back({value.dtype, static_cast<int64_t>(value.sizes.size()), false, 0});
     }
   }
   auto found = pointwise(operation.op.operator_name(), constants, tensor_of_argument, tensors);
-  const ValueId target = operation.results.empty() ? operation.writes.front() : operation.results.front();
   // One number of another type fills a tile of the type that is read; where the result is one number, too,
   // the two could be mistaken for each other.
   const auto is_one = [](const Size& size) { return size.is_unknown || size.number == 1; };
-  const Sizes& sizes = values_.at(target).sizes;
-  const bool has_many = !std::all_of(sizes.begin(), sizes.end(), is_one);
+  const bool has_many = !std::all_of(target.sizes.begin(), target.sizes.end(), is_one);
   const auto is_as_read = [&](const Operand& operand) {
     if (operand.argument == Operand::kNumber) {
       return true;
@@ -147,7 +149,7 @@ std::optional<Pointwise> Recording::in_tiles(const Operation& operation) const {
     const Value& value = values_.at(argument.tensors.front());
     return value.dtype == operand.dtype || (value.sizes.empty() && has_many);
   };
-  const bool fits = found && found->result == values_.at(target).dtype &&
+  const bool fits = found && found->result == target.dtype &&
                     std::all_of(found->operands.begin(), found->operands.end(), is_as_read);
   return fits ? std::move(found) : std::nullopt;
 }

@@ -47,7 +47,9 @@ def _function(lowering: Lowering) -> Callable[[list[Any]], list[Any]]:
         tensors = [one for one, kind in zip(arguments, kinds, strict=True) if kind == "tensor"]
         arguments.clear()
         table = sizes.of_run(numbers, tensors)
-        made = iter(program.run(tensors + constants, table))
+        # In one list: what this one alone holds is let go in the middle of the run.
+        tensors += constants
+        made = iter(program.run(tensors, table))
         return [_result(kind, of, made, table) for kind, of in results]
 
     return _boxed(with_numbers)

@@ -189,7 +189,7 @@ impl Writer {
         self.words.extend(match place {
             ValueMemory::Input(number) => [0, i64::from(*number)],
             ValueMemory::Workspace(offset) => [1, *offset],
-            ValueMemory::Own => [2, 0],
+            ValueMemory::Own(owner) => [2, i64::from(owner.0)],
             ValueMemory::Kernel => [3, 0],
             ValueMemory::Nowhere => [4, 0],
         });

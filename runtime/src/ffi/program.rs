@@ -84,6 +84,7 @@ pub unsafe extern "C" fn tpurun_program_plan(
     program: *const Program,
     sizes: *const i64,
     size_count: u64,
+    own_from: i64,
     error: *mut CError,
 ) -> *mut PlanWords {
     // SAFETY: the caller's promise.
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn tpurun_program_plan(
     // SAFETY: the caller's promise.
     let sizes = unsafe { slice(sizes, size_count) };
     let plan = || {
-        let plan = program.resolved(sizes).and_then(|program| Plan::new(&program));
+        let plan = program.resolved(sizes).and_then(|program| Plan::new(&program, own_from));
         plan.map(|plan| Box::new(PlanWords(plan.to_words()))).map_err(|error| bug(&error))
     };
     // SAFETY: the caller's promise.

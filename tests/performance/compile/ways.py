@@ -12,7 +12,17 @@ import torch
 
 from .works import DEVICE, RATE, Made, make
 
-Step = Callable[[], torch.Tensor]
+RESTART = 400
+"""Steps after which a training starts again. After some more, the moments of units that have died are numbers
+so small that the processor takes a hundred times as long for them, in every way."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One step, which returns the loss, and the tensors that steps change, once there was one."""
+
+    step: Callable[[], torch.Tensor]
+    changed: Callable[[], list[torch.Tensor]]
 
 
 class NotThere(Exception):
@@ -24,7 +34,7 @@ class Way:
     """Where the tensors are, and how a step is made of a work and the name of the compiler's backend."""
 
     device: str
-    prepare: Callable[[Made, str], Step]
+    prepare: Callable[[Made, str], Training]
     within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which the steps of a block run."""
 
@@ -33,24 +43,27 @@ def device_module() -> Any:
     return getattr(torch, DEVICE)
 
 
-def plain(made: Made, _: str) -> Step:
+def plain(made: Made, _: str) -> Training:
     """Forward, backward and Adam(fused=True), one operation after the other."""
-    return _training(made, made.model, torch.compiler.disable(_step_of(made)))
+    optimizer = _fused_adam(made)
+    return _training(made, made.model, optimizer, torch.compiler.disable(_step_of(optimizer)))
 
 
-def with_inductor(made: Made, _: str) -> Step:
+def with_inductor(made: Made, _: str) -> Training:
     """Inductor compiles the network with its loss, and the step of the optimizer."""
     optimizer = _adam(made, is_fused=False)
     update = torch.compile(optimizer.step) if optimizer else _nothing
-    return _training(made, torch.compile(made.model), update)
+    return _training(made, torch.compile(made.model), optimizer, update)
 
 
-def with_backend(made: Made, backend: str) -> Step:
+def with_backend(made: Made, backend: str) -> Training:
     """The backend compiles the network with its loss; the optimizer runs eagerly."""
-    return _training(made, torch.compile(made.model, backend=backend), torch.compiler.disable(_step_of(made)))
+    optimizer = _fused_adam(made)
+    model = torch.compile(made.model, backend=backend)
+    return _training(made, model, optimizer, torch.compiler.disable(_step_of(optimizer)))
 
 
-def single_program(made: Made, backend: str) -> Step:
+def single_program(made: Made, backend: str) -> Training:
     """Forward, backward and Adam in one program of the backend."""
     if not made.is_trained:
         raise NotImplementedError("this work has no optimizer that a program could contain")
@@ -58,7 +71,8 @@ def single_program(made: Made, backend: str) -> Step:
     # Adam is AdamW without decay; the other ways have moments of float32, too.
     optimizer = optimizers.AdamW(lr=RATE, weight_decay=0.0, use_bfloat16_moments=False)
     trainer = optimizers.SingleTraceTrainer(made.model, optimizer, backend=backend)
-    return lambda: trainer.step(*made.data)
+    state = torch.utils._pytree.tree_leaves(trainer.state_dict())
+    return Training(lambda: trainer.step(*made.data), lambda: [*made.model.parameters(), *state])
 
 
 def fused() -> AbstractContextManager[object]:
@@ -82,16 +96,26 @@ class Runner:
     """A work in a way, with the losses of its first steps."""
 
     way: Way
-    step: Step
+    step: Callable[[], torch.Tensor]
     losses: list[float]
+    start: list[tuple[torch.Tensor, torch.Tensor]]
+    """The tensors that steps change, and what they held when the first steps were done."""
 
     def block(self, count: int) -> None:
         """Runs so many steps, and waits until the device has done them."""
         with self.way.within():
-            for _ in range(count):
+            for number in range(count):
+                if number % RESTART == 0:
+                    self.restart()
                 self.step()
             if self.way.device == DEVICE:
                 device_module().synchronize()
+
+    def restart(self) -> None:
+        """Goes back to where the first steps had ended."""
+        with torch.no_grad():
+            for tensor, then in self.start:
+                tensor.copy_(then)
 
 
 def runner(work: str, name: str, backend: str, steps: int) -> Runner:
@@ -102,12 +126,13 @@ def runner(work: str, name: str, backend: str, steps: int) -> Runner:
     """
     way = WAYS[name]
     try:
-        step = way.prepare(make(work, way.device), backend)
+        training = way.prepare(make(work, way.device), backend)
         with way.within():
-            losses = [step().item() for _ in range(steps)]
+            losses = [training.step().item() for _ in range(steps)]
     except REASONS as error:
         raise NotThere(one_line(error)) from error
-    return Runner(way, step, losses)
+    start = [(tensor, tensor.detach().clone()) for tensor in training.changed()]
+    return Runner(way, training.step, losses, start)
 
 
 def one_line(error: BaseException) -> str:
@@ -121,7 +146,12 @@ def optimizer_of(device: str) -> str:
     return "Adam(fused=True)" if _has_fused(device) else "Adam()"
 
 
-def _training(made: Made, loss_of: Callable[..., torch.Tensor], update: Callable[[], object]) -> Step:
+def _training(
+    made: Made,
+    loss_of: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    update: Callable[[], object],
+) -> Training:
     def step() -> torch.Tensor:
         made.model.zero_grad()
         loss = loss_of(*made.data)
@@ -129,12 +159,19 @@ def _training(made: Made, loss_of: Callable[..., torch.Tensor], update: Callable
         update()
         return loss.detach()
 
-    return step
+    def changed() -> list[torch.Tensor]:
+        states = optimizer.state.values() if optimizer else ()
+        return [*made.model.parameters(), *(one for state in states for one in state.values())]
+
+    return Training(step, changed)
 
 
-def _step_of(made: Made) -> Callable[[], object]:
-    optimizer = _adam(made, is_fused=_has_fused(made.data[0].device.type))
+def _step_of(optimizer: torch.optim.Optimizer | None) -> Callable[[], object]:
     return optimizer.step if optimizer else _nothing
+
+
+def _fused_adam(made: Made) -> torch.optim.Optimizer | None:
+    return _adam(made, is_fused=_has_fused(made.data[0].device.type))
 
 
 def _adam(made: Made, *, is_fused: bool) -> torch.optim.Optimizer | None:

@@ -1,6 +1,7 @@
 #include "program/fused/plans.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -76,7 +77,7 @@ StretchPlan::StretchPlan(const Records& records) {
   Written written;
   write_values(records, written);
   write_operations(records, written);
-  const Plan plan = Checked(written.recording).plan({});
+  const Plan plan = Checked(written.recording).plan({}, std::numeric_limits<int64_t>::max());
   workspace_ = plan.workspace;
   for (const Step& step : plan.steps) {
     TORCH_INTERNAL_ASSERT(step.kind != Step::Kind::kRun, "an operation that was recorded is not in tiles");

@@ -1,5 +1,6 @@
-//! Where values lie. Those that no caller sees share one workspace: each has its bytes from the batch that
-//! makes it to the last that uses it, and a group may put a result where an operand ends.
+//! Where values lie. Small ones that no caller sees share one workspace, where each has its bytes from the batch
+//! that makes it to the last that uses it. Large ones have memory of their own for as long. A group may put a
+//! result where an operand ends.
 
 use std::collections::HashMap;
 
@@ -14,6 +15,8 @@ const ALIGNMENT: i64 = 64;
 pub(super) struct Needs {
     /// By the number of the value.
     of: Vec<Need>,
+    /// Bytes from which a value is large.
+    own_from: i64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -29,8 +32,8 @@ struct Need {
 }
 
 impl Needs {
-    pub(super) fn of(program: &Program, batches: &[Batch]) -> Self {
-        let mut needs = Self { of: vec![Need::default(); program.values.len()] };
+    pub(super) fn of(program: &Program, batches: &[Batch], own_from: i64) -> Self {
+        let mut needs = Self { of: vec![Need::default(); program.values.len()], own_from };
         for (at, value) in program.values.iter().enumerate() {
             needs.of[at].bytes = value.extent().unwrap_or_default() * i64::from(value.dtype.bytes);
         }
@@ -75,8 +78,9 @@ impl Needs {
         match program.at(root).source {
             ValueSource::Input(number) => ValueMemory::Input(number),
             _ if need.is_allocated_by_kernel => ValueMemory::Kernel,
-            _ if need.is_output || need.is_handed_over => ValueMemory::Own,
+            _ if need.is_output || need.is_handed_over => ValueMemory::Own(root),
             _ if need.is_tiled && !self.is_kept(root) => ValueMemory::Nowhere,
+            _ if need.bytes >= self.own_from => ValueMemory::Own(root),
             _ => ValueMemory::Workspace(0),
         }
     }
@@ -140,12 +144,14 @@ impl Planner<'_> {
         let begins = self.begins.remove(&at).unwrap_or_default();
         let mut ends = self.ends.remove(&at).unwrap_or_default();
         for root in begins {
+            if let Some(taken) = self.take_over(root, &mut ends, group.map(|(_, group)| group)) {
+                self.places[root.0 as usize] = taken;
+                continue;
+            }
             match self.places[root.0 as usize] {
-                ValueMemory::Own => self.steps.push(Step::Make(root)),
+                ValueMemory::Own(_) => self.steps.push(Step::Make(root)),
                 ValueMemory::Workspace(_) => {
-                    let taken = self.take_over(root, &mut ends, group.map(|(_, group)| group));
-                    let bytes = self.needs.of[root.0 as usize].bytes;
-                    let offset = taken.unwrap_or_else(|| self.space.take(bytes));
+                    let offset = self.space.take(self.needs.of[root.0 as usize].bytes);
                     self.places[root.0 as usize] = ValueMemory::Workspace(offset);
                 }
                 _ => {}
@@ -161,19 +167,24 @@ impl Planner<'_> {
                     self.space.give_back(offset, self.needs.of[root.0 as usize].bytes)
                 }
                 ValueMemory::Nowhere => {}
+                ValueMemory::Own(owner) => self.steps.push(Step::Free(owner)),
                 _ => self.steps.push(Step::Free(root)),
             }
         }
     }
 
-    /// The bytes of an operand that ends here, if a group reads each of its elements just before it writes the
+    /// The memory of an operand that ends here, if a group reads each of its elements just before it writes the
     /// same element of the result.
-    fn take_over(&self, root: ValueId, ends: &mut Vec<ValueId>, group: Option<&TileGroup>) -> Option<i64> {
+    fn take_over(
+        &self,
+        root: ValueId,
+        ends: &mut Vec<ValueId>,
+        group: Option<&TileGroup>,
+    ) -> Option<ValueMemory> {
         let group = group?;
         let found = ends.iter().position(|ending| {
-            let is_in_workspace = matches!(self.places[ending.0 as usize], ValueMemory::Workspace(_));
             let (need, ended) = (&self.needs.of[root.0 as usize], &self.needs.of[ending.0 as usize]);
-            is_in_workspace
+            self.is_alike(*ending, root)
                 && *ending != root
                 && ended.bytes == need.bytes
                 && ended.first != need.first
@@ -181,9 +192,15 @@ impl Planner<'_> {
                 && self.is_over(group, *ending, root)
         });
         let found = found.filter(|_| self.is_linear(group, root, root))?;
-        match self.places[ends.remove(found).0 as usize] {
-            ValueMemory::Workspace(offset) => Some(offset),
-            _ => None,
+        Some(self.places[ends.remove(found).0 as usize])
+    }
+
+    /// Whether both are in the workspace, or both have memory of their own. Who has been handed some may keep it.
+    fn is_alike(&self, ending: ValueId, root: ValueId) -> bool {
+        match (self.places[ending.0 as usize], self.places[root.0 as usize]) {
+            (ValueMemory::Workspace(_), ValueMemory::Workspace(_)) => true,
+            (ValueMemory::Own(_), ValueMemory::Own(_)) => !self.needs.of[ending.0 as usize].is_handed_over,
+            _ => false,
         }
     }
 

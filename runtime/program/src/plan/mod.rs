@@ -17,13 +17,13 @@ use crate::program::{OperationId, Program, ValueId};
 /// One step of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Memory for a value of [`ValueMemory::Own`].
+    /// Memory for a value of [`ValueMemory::Own`], and for those that take it over.
     Make(ValueId),
     /// An operation, by ATen's kernel or outside.
     Run(OperationId),
     /// The group of this number, in tiles.
     Tiles(u32),
-    /// A value is not needed any more: an input, or one with memory of its own.
+    /// Nothing in the memory of a value is needed any more: of an input, or of one with memory of its own.
     Free(ValueId),
 }
 
@@ -34,8 +34,9 @@ pub enum ValueMemory {
     Input(u32),
     /// In the workspace of the run, from this byte on.
     Workspace(i64),
-    /// Memory of its own: results of the program, and what operations outside are given.
-    Own,
+    /// Memory of its own, or that of the value which is named and has ended: results of the program, what
+    /// operations outside are given, and large values, which then hold memory only as long as they are needed.
+    Own(ValueId),
     /// Where ATen's kernel has put it.
     Kernel,
     /// In registers of a group alone.
@@ -69,14 +70,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a program of which all sizes are known.
+    /// Plans a program of which all sizes are known. Values of `own_from` bytes or more are in no workspace.
     ///
     /// # Errors
     /// Whatever [`Program::verify`] finds.
-    pub fn new(program: &Program) -> Result<Self, ProgramError> {
+    pub fn new(program: &Program, own_from: i64) -> Result<Self, ProgramError> {
         program.verify()?;
         let batches = groups::batches(program);
-        let placed = memory::Needs::of(program, &batches);
+        let placed = memory::Needs::of(program, &batches, own_from);
         let groups: Vec<_> = batches
             .iter()
             .filter(|batch| batch.is_tiled())

@@ -5,7 +5,7 @@ mod machine;
 
 use proptest::prelude::*;
 
-use super::{Plan, Step};
+use super::{Plan, Step, ValueMemory};
 use crate::program::{
     Argument, CallKind, ElementType, Loops, Operation, Pointwise, Program, SourceLine, SymbolicSize,
     TensorValue, ValueId, ValueSource,
@@ -250,12 +250,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn a_plan_leaves_what_the_program_says(moves in moves()) {
+    fn a_plan_leaves_what_the_program_says(moves in moves(), own_from in proptest::sample::select(OWN_FROM.to_vec())) {
         let program = program(&moves);
-        let plan = Plan::new(&program).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let plan = Plan::new(&program, own_from).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(by_plan(&program, &plan), in_order(&program), "{}\n{}", program, short(&plan));
     }
 }
+
+/// No value, all but the smallest, or all of them.
+const OWN_FROM: [i64; 3] = [i64::MAX, 32, 0];
 
 fn tiled_groups(plan: &Plan) -> Vec<usize> {
     plan.groups.iter().map(|group| group.instructions.len()).collect()
@@ -279,7 +282,7 @@ fn a_chain_that_ends_in_inputs_is_one_group_without_memory_of_its_own() {
     for (to, from) in [(mean, new_mean), (parameter, new_parameter)] {
         program.operation(pointwise("aten::copy_", &[from], None, Some(to)));
     }
-    let plan = Plan::new(&program).unwrap();
+    let plan = Plan::new(&program, i64::MAX).unwrap();
     assert_eq!(tiled_groups(&plan), [3], "copies are left out: {program}");
     assert_eq!(plan.workspace, 0);
     assert_eq!(by_plan(&program, &plan), in_order(&program));
@@ -296,7 +299,7 @@ fn a_group_moves_down_to_join_the_next_one_past_an_operation_that_does_not_need_
     program.operation(whole);
     program.operation(pointwise("aten::g", &[early, product], Some(late), None));
     program.output(late);
-    let plan = Plan::new(&program).unwrap();
+    let plan = Plan::new(&program, i64::MAX).unwrap();
     assert_eq!(tiled_groups(&plan), [2]);
     let runs = plan.steps.iter().filter(|step| matches!(step, Step::Run(_) | Step::Tiles(_)));
     assert_eq!(runs.count(), 2);
@@ -314,7 +317,32 @@ fn a_chain_of_large_operations_reuses_its_memory() {
         last = made;
     }
     program.output(last);
-    assert_eq!(Plan::new(&program).unwrap().workspace, 2 * 128);
+    assert_eq!(Plan::new(&program, i64::MAX).unwrap().workspace, 2 * 128);
+}
+
+#[test]
+fn large_values_take_over_memory_of_their_own_and_let_it_go() {
+    let mut program = Program::new();
+    let input = program.value(tensor(&[24], ValueSource::Input(0)));
+    let [product, sum, sorted, result] = [0; 4].map(|_| program.value(tensor(&[24], ValueSource::Result)));
+    let whole = |from, to| {
+        let mut whole = pointwise("aten::sort", &[from], Some(to), None);
+        whole.pointwise = None;
+        whole
+    };
+    program.operation(whole(input, product));
+    program.operation(pointwise("aten::f", &[product], Some(sum), None));
+    program.operation(whole(sum, sorted));
+    program.operation(pointwise("aten::f", &[sorted], Some(result), None));
+    program.output(result);
+    let plan = Plan::new(&program, 64).unwrap();
+    assert_eq!(plan.workspace, 0);
+    let memory = [product, sum, sorted, result].map(|value| plan.places[value.0 as usize]);
+    assert_eq!(memory, [product, product, sorted, sorted].map(ValueMemory::Own));
+    let moves: Vec<_> =
+        plan.steps.iter().filter(|step| matches!(step, Step::Make(_) | Step::Free(_))).copied().collect();
+    assert_eq!(moves, [Step::Make(product), Step::Free(input), Step::Make(sorted), Step::Free(product)]);
+    assert_eq!(by_plan(&program, &plan), in_order(&program));
 }
 
 #[test]

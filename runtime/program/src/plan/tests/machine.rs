@@ -116,6 +116,9 @@ impl Machine<'_> {
         match self.plan.places[root.0 as usize] {
             ValueMemory::Workspace(offset) => &mut self.workspace[(offset / BYTES) as usize + place],
             ValueMemory::Nowhere => panic!("{root} is nowhere"),
+            ValueMemory::Own(owner) => {
+                &mut self.own.get_mut(&owner).unwrap_or_else(|| panic!("{root} is not there"))[place]
+            }
             _ => &mut self.own.get_mut(&root).unwrap_or_else(|| panic!("{root} is not there"))[place],
         }
     }
