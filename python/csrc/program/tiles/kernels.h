@@ -20,13 +20,37 @@ constexpr Loops kDifferent = Loops::kDifferent;
 template <typename T>
 void fill(void* out, const void*, const void*, const void*, const double* numbers, int64_t, int64_t count) {
   const T value = static_cast<T>(numbers[0]);
-  T* result = static_cast<T*>(out);
-  for (int64_t i = 0; i < count; ++i) result[i] = value;
+  if constexpr (kIsReduced<T>) {
+    // The compiler makes vector code for integers only.
+    std::fill_n(static_cast<uint16_t*>(out), count, std::bit_cast<uint16_t>(value));
+  } else {
+    std::fill_n(static_cast<T*>(out), count, value);
+  }
 }
 
 template <size_t kBytes>
 void copy(void* out, const void* a, const void*, const void*, const double*, int64_t, int64_t count) {
   std::memmove(out, a, static_cast<size_t>(count) * kBytes);
+}
+
+// The sign of a number of 16 bits is one of them, whatever else it is.
+struct NegateBits : Numbers<double, 0> {
+  using Numbers<double, 0>::Numbers;
+  uint16_t operator()(uint16_t a) const { return a ^ 0x8000; }
+};
+struct AbsoluteBits : Numbers<double, 0> {
+  using Numbers<double, 0>::Numbers;
+  uint16_t operator()(uint16_t a) const { return a & 0x7fff; }
+};
+
+template <typename Bits, template <typename> class Op>
+Compiled choose_sign(c10::ScalarType dtype) {
+  Compiled found = choose<Op, 1, kAlike, float, double, int64_t, int32_t>(dtype);
+  if (c10::isReducedFloatingType(dtype)) {
+    found.kernel = &plain<Bits, uint16_t, uint16_t>;
+    found.step = 1;
+  }
+  return found;
 }
 
 template <typename... Types>
@@ -179,9 +203,9 @@ inline Compiled find_arithmetic(Function function, c10::ScalarType dtype) {
     case Function::kMinimum:
       return choose<Minimum, 2, kDifferent, float, double, int64_t, int32_t, BFloat16, Half>(dtype);
     case Function::kNegate:
-      return choose<Negate, 1, kAlike, float, double, int64_t, int32_t, BFloat16, Half>(dtype);
+      return choose_sign<NegateBits, Negate>(dtype);
     case Function::kAbsolute:
-      return choose<Absolute, 1, kAlike, float, double, int64_t, int32_t, BFloat16, Half>(dtype);
+      return choose_sign<AbsoluteBits, Absolute>(dtype);
 #if AT_MKL_ENABLED()
     case Function::kSquareRoot:
       return choose_vml<SquareRoot, vmsSqrt, vmdSqrt>(dtype);

@@ -1,6 +1,7 @@
 // Functions that ATen leaves to the compiler: comparisons, logic, choices and conversions.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <type_traits>
 
@@ -87,6 +88,45 @@ struct Convert : Numbers<double, 0> {
   To operator()(From from) const { return c10::convert<To>(from); }
 };
 
+// Half has instructions of its own, of which the compiler does not make vector code.
+inline void half_of_float(void* out, const void* a, const void*, const void*, const double*, int64_t,
+                          int64_t count) {
+  constexpr int64_t kSize = Vector<c10::Half>::size();
+  const float* x = static_cast<const float*>(a);
+  c10::Half* result = static_cast<c10::Half*>(out);
+  const auto at = [x](int64_t i) { return Vector<float>::loadu(x + i); };
+  int64_t i = 0;
+  for (; i + kSize <= count; i += kSize) {
+    at::vec::convert_from_float<c10::Half>(at(i), at(i + kSize / 2)).store(result + i);
+  }
+  for (; i < count; ++i) result[i] = x[i];
+}
+
+inline void half_of_double(void* out, const void* a, const void* b, const void* c, const double* numbers,
+                           int64_t vector_count, int64_t count) {
+  constexpr int64_t kBlock = 256;
+  float block[kBlock];
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t length = std::min(kBlock, count - i);
+    std::copy_n(static_cast<const double*>(a) + i, length, block);
+    half_of_float(static_cast<c10::Half*>(out) + i, block, b, c, numbers, vector_count, length);
+  }
+}
+
+inline void float_of_half(void* out, const void* a, const void*, const void*, const double*, int64_t,
+                          int64_t count) {
+  constexpr int64_t kSize = Vector<c10::Half>::size();
+  const c10::Half* x = static_cast<const c10::Half*>(a);
+  float* result = static_cast<float*>(out);
+  int64_t i = 0;
+  for (; i + kSize <= count; i += kSize) {
+    const auto [low, high] = at::vec::convert_to_float<c10::Half>(Vector<c10::Half>::loadu(x + i));
+    low.store(result + i);
+    high.store(result + i + kSize / 2);
+  }
+  for (; i < count; ++i) result[i] = x[i];
+}
+
 template <typename To>
 struct ConvertBool : Numbers<double, 0> {
   using Numbers<double, 0>::Numbers;
@@ -124,6 +164,12 @@ Compiled choose_conversion(c10::ScalarType dtype) {
     if (dtype != c10::CppTypeToScalarType<From>::value) return;
     if constexpr (std::is_same_v<From, bool>) {
       found.kernel = &plain<ConvertBool<To>, To, uint8_t>;
+    } else if constexpr (std::is_same_v<To, c10::Half> && std::is_same_v<From, float>) {
+      found.kernel = &half_of_float;
+    } else if constexpr (std::is_same_v<To, c10::Half> && std::is_same_v<From, double>) {
+      found.kernel = &half_of_double;
+    } else if constexpr (std::is_same_v<To, float> && std::is_same_v<From, c10::Half>) {
+      found.kernel = &float_of_half;
     } else {
       found.kernel = &plain<Convert<To, From>, To, From>;
     }
