@@ -9,6 +9,8 @@
 #include <c10/core/DynamicCast.h>
 #include <c10/util/Exception.h>
 
+#include "program/tiles/functions.h"
+
 namespace tpurun::program {
 
 namespace {
@@ -43,37 +45,11 @@ void copy_as(char* to, int64_t to_step, const char* from, int64_t from_step, int
   }
 }
 
-template <class T>
-void repeat_as(char* to, const char* from, int64_t count) {
-  T element;
-  std::memcpy(&element, from, sizeof element);
-  for (int64_t at = 0; at < count; ++at) {
-    std::memcpy(to + at * static_cast<int64_t>(sizeof element), &element, sizeof element);
-  }
-}
-
-// One element, `count` times.
-void repeat(char* to, const char* from, int64_t count, int64_t bytes) {
-  switch (bytes) {
-    case 1:
-      return repeat_as<uint8_t>(to, from, count);
-    case 2:
-      return repeat_as<uint16_t>(to, from, count);
-    case 4:
-      return repeat_as<uint32_t>(to, from, count);
-    default:
-      return repeat_as<uint64_t>(to, from, count);
-  }
-}
-
 void copy_strided(char* to, int64_t to_step, const char* from, int64_t from_step, int64_t count,
                   int64_t bytes) {
   if (to_step == bytes && from_step == bytes) {
     std::memcpy(to, from, static_cast<std::size_t>(count * bytes));
     return;
-  }
-  if (to_step == bytes && from_step == 0) {
-    return repeat(to, from, count, bytes);
   }
   switch (bytes) {
     case 1:
@@ -117,12 +93,15 @@ void each_run(const std::vector<int64_t>& sizes, const std::vector<int64_t>& str
   }
 }
 
+void repeat(c10::ScalarType dtype, char* to, const char* one, int64_t count) {
+  tiles::find(tiles::Function::kRepeat, dtype).kernel(to, one, nullptr, nullptr, nullptr, 0, count);
+}
+
 // One number all over, in the type that kernels read.
 void fill(char* to, int64_t count, double number, c10::ScalarType dtype) {
-  const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   alignas(c10::complex<double>) char one[sizeof(c10::complex<double>)] = {};  // the widest type
   c10::cast_and_store<double>(dtype, one, number);
-  copy_strided(to, bytes, one, 0, count, bytes);
+  repeat(dtype, to, one, count);
 }
 
 }  // namespace
@@ -164,7 +143,8 @@ void TiledGroup::add_access(const Access& access, c10::ScalarType dtype) {
   const bool is_same = std::all_of(strides.begin(), strides.end(), [](int64_t one) { return one == 0; });
   const auto reg = static_cast<uint16_t>(accesses_.size());
   accesses_.push_back({access.value, nullptr, access.is_store, access.is_linear, is_same && !access.is_store,
-                       false, bytes, std::move(strides), reg, dtype, dtype});
+                       false, bytes, std::move(strides), reg, dtype, dtype,
+                       tiles::find(tiles::Function::kRepeat, dtype).kernel});
   widest_ = std::max(widest_, bytes);
 }
 
@@ -272,6 +252,11 @@ void TiledGroup::gather(const Loop& loop, char* to, int64_t begin, int64_t count
   if (loop.from != loop.to) {
     // Those that kernels convert are exact as a double: `pointwise` sees to that.
     return fill(to, count, c10::fetch_and_cast<double>(loop.from, loop.first), loop.to);
+  }
+  if (loop.strides.back() == 0) {
+    return each_run(sizes_, loop.strides, begin, count, [&](int64_t done, int64_t offset, int64_t length) {
+      loop.repeat(to + done * loop.bytes, loop.first + offset, nullptr, nullptr, nullptr, 0, length);
+    });
   }
   each_run(sizes_, loop.strides, begin, count, [&](int64_t done, int64_t offset, int64_t length) {
     copy_strided(to + done * loop.bytes, loop.bytes, loop.first + offset, loop.strides.back(), length,

@@ -46,6 +46,7 @@ class TiledGroup {
     uint16_t reg;
     c10::ScalarType from;  // what memory has
     c10::ScalarType to;    // what kernels read
+    Kernel repeat;         // of one element of memory
   };
 
   struct Call {

@@ -16,8 +16,8 @@ template <class T>
 using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*,
                       const int*, const T*, const int*, const T*, T*, const int*);
 
-// The routine that ATen itself calls: that of ATen's library, or of one that it needs. Null where its BLAS has
-// none of this name.
+// The routine that ATen itself calls: that of ATen's library, or of one that it needs. Null where its BLAS
+// has none of this name.
 void* routine(const char* name) {
   Dl_info info;
   const auto* of_aten = reinterpret_cast<const void*>(&at::globalContext);

@@ -235,6 +235,40 @@ bool lie_alike(const TensorImpl& one, const TensorImpl& other) {
          one.strides() == other.strides() && one.dtype() == other.dtype();
 }
 
+// Whether its last two dimensions are swapped in memory.
+bool is_transposed(const TensorImpl& tensor) {
+  if (tensor.dim() < 2) {
+    return false;
+  }
+  const auto last = static_cast<std::size_t>(tensor.dim()) - 1;
+  const auto sizes = tensor.sizes();
+  return sizes[last] > 1 && sizes[last - 1] > 1 && tensor.strides()[last] > tensor.strides()[last - 1];
+}
+
+// Whether operands lie in different orders, or a copy is to lie in another one. Most operations that can not
+// be recorded are such, and this is soon seen.
+bool changes_order(const Known& known, const Call& call) {
+  const auto is_swapped = [](const TensorImpl* tensor) { return is_transposed(*tensor); };
+  const auto is_not = [](const TensorImpl* tensor) {
+    return tensor->dim() >= 2 && tensor->numel() > 1 && !is_transposed(*tensor);
+  };
+  const bool has_swapped = std::any_of(call.tensors.begin(), call.tensors.end(), is_swapped);
+  return has_swapped &&
+         (known.keeps_strides || std::any_of(call.tensors.begin(), call.tensors.end(), is_not));
+}
+
+// Whether each row of the result reads one element of an operand.
+bool has_column(const Call& call) {
+  int64_t row = 1;
+  for (const TensorImpl* tensor : call.tensors) {
+    row = tensor->dim() == 0 ? row : std::max(row, tensor->sizes().back());
+  }
+  return row > 1 && std::any_of(call.tensors.begin(), call.tensors.end(), [](const TensorImpl* tensor) {
+           const bool has_rows = tensor->dim() != 0 && tensor->numel() > 1;
+           return has_rows && (tensor->sizes().back() == 1 || tensor->strides().back() == 0);
+         });
+}
+
 class Fuser final : public device::Recorder, public device::streams::Deferred {
  public:
   device::Recordable* find(const c10::OperatorHandle& op, const device::Schema& schema) override {
@@ -260,6 +294,7 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
 
   void lock();
   static bool fits(const Known& known, const Call& call, Geometry& geometry);
+  bool is_better_alone(const Call& call) const;
   static bool fit(const Call& call, const Pointwise& pointwise, const Geometry& geometry);
   static bool are_apart(const Known& known, const Call& call);
   uint16_t value_of(const at::Tensor& tensor, const Geometry& geometry);
@@ -299,6 +334,15 @@ bool Fuser::fits(const Known& known, const Call& call, Geometry& geometry) {
   }
   geometry.is_row = lie_in_one_order(tensors);
   return geometry.is_row && !known.keeps_strides;
+}
+
+// In tiles, a column costs a pass more than in ATen's loops. That is worth it where something else is saved.
+bool Fuser::is_better_alone(const Call& call) const {
+  const auto is_recorded = [&](const TensorImpl* tensor) {
+    const uint16_t root = records_.root_of(memory_of(*tensor));
+    return root != kNone && !records_.roots()[root].is_input();
+  };
+  return has_column(call) && std::none_of(call.tensors.begin(), call.tensors.end(), is_recorded);
 }
 
 // Whether the operands are what the kernel reads.
@@ -378,7 +422,7 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
                    c10::ArrayRef<Asked> arguments, at::Tensor& made) {
   auto& known = static_cast<Known&>(recordable);
   Call call;
-  if (!call.look_at(arguments)) {
+  if (!call.look_at(arguments) || changes_order(known, call)) {
     return false;
   }
   // As before each operation.
@@ -386,6 +430,9 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
   Released released;
   lock();
   const std::unique_lock<std::mutex> held(mutex_, std::adopt_lock);
+  if (is_better_alone(call)) {
+    return false;
+  }
   const auto& pointwise =
       known.pointwise(call.traits, [&](const c10::OperatorName& name) { return call.pointwise(name); });
   Geometry geometry;

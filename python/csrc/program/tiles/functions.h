@@ -89,8 +89,9 @@ enum class Function : uint8_t {
   kBitwiseOr,
   kBitwiseXor,
   kBitwiseNot,
-  kWhere,  // a ? b : c
-  kFill,   // n0
+  kWhere,   // a ? b : c
+  kFill,    // n0
+  kRepeat,  // the one element of a
   kCopy,
   kToFloat,
   kToDouble,

@@ -28,6 +28,26 @@ void fill(void* out, const void*, const void*, const void*, const double* number
   }
 }
 
+template <typename T>
+void repeat(void* out, const void* a, const void*, const void*, const double*, int64_t, int64_t count) {
+  std::fill_n(static_cast<T*>(out), count, *static_cast<const T*>(a));
+}
+
+inline Compiled choose_repeat(c10::ScalarType dtype) {
+  switch (c10::elementSize(dtype)) {
+    case 1:
+      return {&repeat<uint8_t>};
+    case 2:
+      return {&repeat<uint16_t>};
+    case 4:
+      return {&repeat<uint32_t>};
+    case 8:
+      return {&repeat<uint64_t>};
+    default:
+      return {};
+  }
+}
+
 template <size_t kBytes>
 void copy(void* out, const void* a, const void*, const void*, const double*, int64_t, int64_t count) {
   std::memmove(out, a, static_cast<size_t>(count) * kBytes);
@@ -274,6 +294,8 @@ inline Compiled find_bounded(Function function, c10::ScalarType dtype) {
       return choose_where<float, double, int64_t, int32_t, bool, BFloat16, Half>(dtype);
     case Function::kFill:
       return choose_fill<float, double, int64_t, int32_t, bool, BFloat16, Half>(dtype);
+    case Function::kRepeat:
+      return choose_repeat(dtype);
     case Function::kCopy:
       return choose_copy<float, double, int64_t, int32_t, bool, BFloat16, Half>(dtype);
     default:
