@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import ranks
-from compiling import BACKEND, IS_OURS, check, compiled, drawn, graphs, on_device, run, same, tensor
+from compiling import BACKEND, DEVICE, IS_OURS, check, compiled, drawn, graphs, on_device, run, same, tensor
 
 ours_only = pytest.mark.skipif(not IS_OURS, reason=f"{BACKEND} is not the compiler of the device")
 
@@ -500,3 +500,24 @@ def test_it_is_claimed_by_each_process() -> None:
         return True
 
     assert ranks.fork(2, body) == [True, True]
+
+
+def check_cross_entropy(rows: int, classes: int, reduction: str, dtype: torch.dtype) -> None:
+    def body(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(x * 1, chosen, reduction=reduction)
+
+    def arguments() -> list[torch.Tensor]:
+        chosen = torch.arange(rows) % classes
+        chosen[rows // 2] = -100 if rows > 1 else 0
+        return [tensor(rows, classes, gradient=True, dtype=dtype), chosen.to(DEVICE)]
+
+    check(body, arguments, dynamic=False)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@on_device
+def test_the_gradient_of_a_cross_entropy(dtype: torch.dtype) -> None:
+    for rows, classes in ((1, 3), (4, 2), (5, 17), (7, 16), (64, 33), (3, 1000), (4, 1)):
+        for reduction in ("mean", "sum", "none"):
+            check_cross_entropy(rows, classes, reduction, dtype)

@@ -50,6 +50,8 @@ class Executable {
     std::vector<std::pair<std::size_t, std::size_t>>
         accesses;  // of a group: its number, and that of the access
     int64_t bytes = 0;
+    // Nobody but kernels that are told where to put results sees it, so its storage stays from run to run.
+    bool is_private = false;
     const std::string* line = nullptr;  // of the program, of what it makes
   };
 
@@ -84,6 +86,7 @@ class Executable {
   void make_calls();
   void find_lines();
   void relate_outputs();
+  void find_private();
   void sort_roots();
   Call call(const Operation& operation) const;
   std::vector<int64_t> numbers(const Sizes& sizes) const;

@@ -94,9 +94,27 @@ constexpr std::array<std::string_view, 82> kNames = {
     "where",
 };
 
+// ATen goes through a row for its largest element, for a sum, and last for the result, element by element.
+constexpr std::array<Overwriting, 5> kOverwriting = {{
+    {"aten::_log_softmax", {0, -1}, 1},
+    {"aten::_log_softmax_backward_data", {0, 1}, 2},
+    {"aten::_softmax", {0, -1}, 1},
+    {"aten::_softmax_backward_data", {0, 1}, 2},
+    {"tpurun_kernel::cross_entropy_backward", {1, -1}, -1},
+}};
+
 }  // namespace
 
+const Overwriting* overwriting(std::string_view name) {
+  const auto* found = std::find_if(kOverwriting.begin(), kOverwriting.end(),
+                                   [&](const Overwriting& one) { return one.name == name; });
+  return found == kOverwriting.end() ? nullptr : found;
+}
+
 bool keeps_size(std::string_view name) {
+  if (name.substr(0, kOurKernels.size()) == kOurKernels) {
+    return true;
+  }
   constexpr std::string_view kAten = "aten::";
   return name.substr(0, kAten.size()) == kAten &&
          std::binary_search(kNames.begin(), kNames.end(), name.substr(kAten.size()));

@@ -1,5 +1,5 @@
-// Products of matrices by the routine of BLAS that ATen calls for them, with the arguments that ATen gives it,
-// and so with ATen's bits. What ATen looks at before takes longer than a small product.
+// Products of matrices by the routine of BLAS that ATen calls for them, with the arguments that ATen gives
+// it, and so with ATen's bits. What ATen looks at before takes longer than a small product.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@ namespace tpurun::program {
 
 class Product {
  public:
-  // For the arguments of an operation that is told where to put its result. Nothing where ATen may do something
-  // else than one call: other types, dimensions of less than two elements, operands that it copies first.
+  // For the arguments of an operation that is told where to put its result. Nothing where ATen may do
+  // something else than one call: other types, dimensions of less than two elements, operands that it copies
+  // first.
   static std::optional<Product> of(const c10::OperatorName& op, const torch::jit::Stack& arguments);
 
   // Multiplies what the tensors hold now. False, and nothing is done, where ATen is asked for faster products

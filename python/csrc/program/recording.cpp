@@ -49,8 +49,17 @@ void Recording::operation(const c10::OperatorHandle& op, device::Schema schema,
   const bool has_all = std::find(results.begin(), results.end(), kNoValue) == results.end();
   const CallKind call_kind = call_kind_of(op, schema, told_op && has_all);
   auto writes = written(schema, arguments);
-  operations_.push_back({op, std::move(schema), told_op, std::move(arguments), std::move(results),
-                         std::move(writes), std::move(line), call_kind, std::nullopt});
+  operations_.push_back({op,
+                         std::move(schema),
+                         told_op,
+                         std::move(arguments),
+                         std::move(results),
+                         std::move(writes),
+                         {},
+                         std::move(line),
+                         call_kind,
+                         std::nullopt});
+  operations_.back().may_overwrite = may_overwrite(operations_.back());
   if (call_kind != CallKind::kOutside) {
     operations_.back().pointwise = in_tiles(operations_.back());
   }
@@ -58,8 +67,16 @@ void Recording::operation(const c10::OperatorHandle& op, device::Schema schema,
 
 void Recording::tiled(const c10::OperatorHandle& op, Pointwise pointwise,
                       const std::vector<ValueId>& operands, ValueId target, Target how) {
-  Operation operation{
-      op, device::Schema(op.schema()), std::nullopt, {}, {}, {}, {}, CallKind::kTold, std::move(pointwise)};
+  Operation operation{op,
+                      device::Schema(op.schema()),
+                      std::nullopt,
+                      {},
+                      {},
+                      {},
+                      {},
+                      {},
+                      CallKind::kTold,
+                      std::move(pointwise)};
   std::size_t next = 0;
   for (Operand& operand : operation.pointwise->operands) {
     if (operand.argument != Operand::kNumber) {
@@ -89,6 +106,29 @@ std::vector<ValueId> Recording::written(const device::Schema& schema,
   return written;
 }
 
+std::vector<ValueId> Recording::may_overwrite(const Operation& operation) const {
+  const Overwriting* known = overwriting(operation.op.operator_name().name);
+  std::vector<ValueId> operands;
+  if (known == nullptr || operation.call_kind != CallKind::kTold || operation.results.size() != 1) {
+    return operands;
+  }
+  const auto last = static_cast<int64_t>(values_.at(operation.results.front()).sizes.size()) - 1;
+  if (known->dimension >= 0) {
+    const Argument& dimension = operation.arguments.at(static_cast<std::size_t>(known->dimension));
+    const bool is_last = dimension.constant.isInt() &&
+                         (dimension.constant.toInt() == last || dimension.constant.toInt() == -1);
+    if (!is_last) {
+      return operands;
+    }
+  }
+  for (const int8_t at : known->operands) {
+    if (at >= 0) {
+      operands.push_back(operation.arguments.at(static_cast<std::size_t>(at)).tensors.front());
+    }
+  }
+  return operands;
+}
+
 // An operation that draws random numbers, or has no kernel of the CPU's, gets tensors of the device: its
 // kernel there knows what else it needs. So do all operations that are not torch's own.
 CallKind Recording::call_kind_of(const c10::OperatorHandle& op, const device::Schema& schema, bool has_told) {
@@ -99,7 +139,7 @@ CallKind Recording::call_kind_of(const c10::OperatorHandle& op, const device::Sc
   };
   // Offsets in their arguments count from the start of a storage, which kernels then have to see as it is.
   const bool sees_storage = begins("aten::as_strided");
-  const bool is_torchs = begins("aten::") || begins("prims::");
+  const bool is_torchs = begins("aten::") || begins("prims::") || begins(kOurKernels.data());
   const bool has_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   const auto& asked = schema.arguments;
   if (!is_torchs || sees_storage || !has_kernel || op.hasTag(at::Tag::nondeterministic_seeded) ||
@@ -274,6 +314,7 @@ class Writer {
                  [](ValueId result) { return result != kNoValue; });
     ids(results);
     ids(operation.writes);
+    ids(operation.may_overwrite);
     word(line(operation.line));
     word(static_cast<int64_t>(operation.call_kind));
     if (!operation.pointwise) {

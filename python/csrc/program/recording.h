@@ -64,6 +64,7 @@ struct Operation {
   std::vector<Argument> arguments;
   std::vector<ValueId> results;  // kNoValue: a tensor that is left out
   std::vector<ValueId> writes;
+  std::vector<ValueId> may_overwrite;  // the result may be put in their memory
   std::string line;
   CallKind call_kind;
   std::optional<Pointwise> pointwise;
@@ -92,6 +93,7 @@ class Recording {
  private:
   ValueId add(Value value);
   static std::vector<ValueId> written(const device::Schema& schema, const std::vector<Argument>& arguments);
+  std::vector<ValueId> may_overwrite(const Operation& operation) const;
   static CallKind call_kind_of(const c10::OperatorHandle& op, const device::Schema& schema, bool has_told);
   std::optional<Pointwise> in_tiles(const Operation& operation) const;
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tpurun import _C as _native
 from tpurun.compile._sizes import Sizes
@@ -161,12 +162,16 @@ class Lowering:
         if isinstance(fake, (torch.SymInt, int)) and not isinstance(fake, bool):
             self.known[node] = self.sizes.of(fake)
             return
+        if _cross_entropy_of(node) is not None:
+            return  # its only user has it
         if (random := _RANDOM.get(str(node.target))) is not None:
             random(self, node)
             return
         if not isinstance(node.target, OpOverload):
             raise NotLowered(f"{node.target}")
         op = node.target
+        if op is _ATEN._log_softmax_backward_data.default and self._cross_entropy(node, fake):
+            return
         arguments = self._in_order(op, node.args, node.kwargs)
         view_of = _view_of(op)
         if op is torch.ops.aten.copy.default and self._is_moved(node, arguments[1], fake):
@@ -279,6 +284,19 @@ class Lowering:
         self.program.operation(name, overload, _told(op), arguments, numbers, _line(node))
         return ref
 
+    def _cross_entropy(self, node: fx.Node, fake: torch.Tensor) -> bool:
+        """The gradient of a cross entropy as one operation, without zeros as large as the scores."""
+        loss = node.args[0]
+        if _cross_entropy_of(loss) is not node:
+            return False
+        grad, scores, target, _, reduction, ignored, total = self._in_order(
+            loss.target, loss.args, loss.kwargs
+        )
+        self.known[node] = self._operation(
+            node, _kernel("cross_entropy_backward"), [grad, scores, target, reduction, ignored, total], fake
+        )
+        return True
+
     def random(self, name: str, arguments: Sequence[Lowered], node: fx.Node) -> Any:
         """One of our operations on the state of the random numbers."""
         ref, numbers = (None, []) if name == "set_random_state" else self._made(_random_state())
@@ -301,6 +319,47 @@ class Lowering:
             of_one += [argument.default_value for argument in schema[len(of_one) :]]
             known.append(self._operation(node, single, of_one, fakes[at] if fakes is not None else None))
         self.known[node] = known
+
+
+# --- operations that are one together ---
+
+_ATEN = torch.ops.aten
+
+
+def _kernel(name: str) -> OpOverload:
+    return getattr(torch.ops.tpurun_kernel, name).default
+
+
+def _whole(node: Any) -> Any:
+    """The node of a tensor that is all of another one under a new name."""
+    while isinstance(node, fx.Node) and node.target in (_ATEN.alias.default, _ATEN.detach.default):
+        node = node.args[0]
+    return node
+
+
+def _cross_entropy_of(loss: Any) -> fx.Node | None:
+    """The node that alone uses the gradient of a loss, and is the gradient of its softmax."""
+    if not isinstance(loss, fx.Node) or loss.target is not _ATEN.nll_loss_backward.default:
+        return None
+    users = list(loss.users)
+    scores, target, weight = loss.args[1:4]
+    if len(users) != 1 or weight is not None:
+        return None
+    user, value, chosen = users[0], _val(scores), _val(target)
+    is_gradient = user.target is _ATEN._log_softmax_backward_data.default and user.args[0] is loss
+    if (
+        not is_gradient
+        or _whole(user.args[1]) is not _whole(scores)
+        or value.dim() != 2
+        or chosen.dim() != 1
+        or chosen.dtype != torch.int64
+    ):
+        return None
+    # With one class, the sum of its row has no zero that a negative one could be added to.
+    columns = value.shape[1]
+    known = (columns > 1, value.stride(0) == columns, value.stride(1) == 1, chosen.stride(0) == 1)
+    fits = all(statically_known_true(one) for one in known)
+    return user if fits and user.args[2] in (1, -1) and user.args[3] == value.dtype else None
 
 
 # --- random numbers that are drawn again ---

@@ -170,6 +170,9 @@ pub struct Operation {
     pub results: Vec<ValueId>,
     /// Arguments that it writes to.
     pub writes: Vec<ValueId>,
+    /// Arguments in whose memory its kernel may put the result: it has read an element, and those that are
+    /// computed from it, before it writes there.
+    pub may_overwrite: Vec<ValueId>,
     /// Where the user's program asks for it.
     pub line: SourceLine,
     /// How it runs in tiles, if it can.

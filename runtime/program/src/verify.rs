@@ -102,7 +102,7 @@ impl Operation {
     /// Checks that the operation writes to its own arguments alone, and reads no others in tiles.
     fn verify_arguments(&self, operation: OperationId) -> Result<(), ProgramError> {
         let is_stranger = |value: &&ValueId| !self.values().any(|argument| argument == **value);
-        if let Some(value) = self.writes.iter().find(is_stranger) {
+        if let Some(value) = self.writes.iter().chain(&self.may_overwrite).find(is_stranger) {
             return Err(ProgramError::Writes { operation, value: *value });
         }
         let mut operands = self.pointwise.iter().flat_map(|pointwise| &pointwise.operands).flatten();

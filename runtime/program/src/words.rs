@@ -125,6 +125,7 @@ impl Reader<'_> {
         let name = self.text()?;
         let arguments = self.list(Self::argument)?;
         let (results, writes) = (self.list(Self::id)?, self.list(Self::id)?);
+        let may_overwrite = self.list(Self::id)?;
         let line = SourceLine(self.number("a line")?);
         let call_kind = match self.word()? {
             0 => CallKind::Told,
@@ -142,7 +143,7 @@ impl Reader<'_> {
             Some(loops) => Some(Pointwise { operands: self.list(Self::optional)?, loops }),
             None => None,
         };
-        Ok(Operation { name, arguments, results, writes, line, pointwise, call_kind })
+        Ok(Operation { name, arguments, results, writes, may_overwrite, line, pointwise, call_kind })
     }
 }
 

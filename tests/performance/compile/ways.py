@@ -131,7 +131,7 @@ def runner(work: str, name: str, backend: str, steps: int) -> Runner:
             losses = [training.step().item() for _ in range(steps)]
     except REASONS as error:
         raise NotThere(one_line(error)) from error
-    start = [(tensor, tensor.detach().clone()) for tensor in training.changed()]
+    start = [(tensor, tensor.detach().cpu().clone()) for tensor in training.changed()]  # in no device memory
     return Runner(way, training.step, losses, start)
 
 

@@ -91,6 +91,7 @@ TPURUN_TILE_FORMULA(PowerInverse2, 0, (V a), { return (a * a).reciprocal(); })
 TPURUN_TILE_FORMULA(ClampMin, 1, (V a), { return at::vec::clamp_min(a, V(this->n[0])); })
 TPURUN_TILE_FORMULA(ClampMax, 1, (V a), { return at::vec::clamp_max(a, V(this->n[0])); })
 TPURUN_TILE_FORMULA(Clamp, 2, (V a), { return at::vec::clamp(a, V(this->n[0]), V(this->n[1])); })
+TPURUN_TILE_FORMULA(LogSoftmaxBackward, 2, (V a), { return V(this->n[0]) - a.exp() * V(this->n[1]); })
 TPURUN_TILE_FORMULA(Sign, 0, (V a), {
   const V zero(T(0)), one(T(1));
   return V::blendv(zero, one, zero < a) - V::blendv(zero, one, a < zero);

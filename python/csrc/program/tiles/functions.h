@@ -89,9 +89,10 @@ enum class Function : uint8_t {
   kBitwiseOr,
   kBitwiseXor,
   kBitwiseNot,
-  kWhere,   // a ? b : c
-  kFill,    // n0
-  kRepeat,  // the one element of a
+  kWhere,               // a ? b : c
+  kFill,                // n0
+  kRepeat,              // the one element of a
+  kLogSoftmaxBackward,  // n0 - exp(a) * n1, of a row: a is the result, n1 the sum of the gradients
   kCopy,
   kToFloat,
   kToDouble,

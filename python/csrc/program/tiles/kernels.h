@@ -123,6 +123,8 @@ Compiled choose_where(c10::ScalarType dtype) {
 // Functions that ATen has for AVX512, too.
 inline Compiled find_wide(Function function, c10::ScalarType dtype) {
   switch (function) {
+    case Function::kLogSoftmaxBackward:
+      return choose<LogSoftmaxBackward, 1, kAlike, float, double, BFloat16, Half>(dtype);
     case Function::kReciprocal:
       return choose<Reciprocal, 1, kAlike, float, double, BFloat16, Half>(dtype);
     case Function::kSign:

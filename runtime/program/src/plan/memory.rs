@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::groups::Batch;
 use super::{Access, Plan, Step, TileGroup, TileInstruction, ValueMemory};
-use crate::program::{CallKind, OperationId, Program, ValueId, ValueSource};
+use crate::program::{CallKind, OperationId, Program, TensorValue, ValueId, ValueSource};
 
 /// Vector loads of a line of the cache.
 const ALIGNMENT: i64 = 64;
@@ -144,7 +144,11 @@ impl Planner<'_> {
         let begins = self.begins.remove(&at).unwrap_or_default();
         let mut ends = self.ends.remove(&at).unwrap_or_default();
         for root in begins {
-            if let Some(taken) = self.take_over(root, &mut ends, group.map(|(_, group)| group)) {
+            let taken = match group {
+                Some((_, group)) => self.take_over_in_tiles(root, &mut ends, group),
+                None => self.take_over_whole(root, &mut ends, batch),
+            };
+            if let Some(taken) = taken {
                 self.places[root.0 as usize] = taken;
                 continue;
             }
@@ -175,13 +179,12 @@ impl Planner<'_> {
 
     /// The memory of an operand that ends here, if a group reads each of its elements just before it writes the
     /// same element of the result.
-    fn take_over(
+    fn take_over_in_tiles(
         &self,
         root: ValueId,
         ends: &mut Vec<ValueId>,
-        group: Option<&TileGroup>,
+        group: &TileGroup,
     ) -> Option<ValueMemory> {
-        let group = group?;
         let found = ends.iter().position(|ending| {
             let (need, ended) = (&self.needs.of[root.0 as usize], &self.needs.of[ending.0 as usize]);
             self.is_alike(*ending, root)
@@ -192,6 +195,27 @@ impl Planner<'_> {
                 && self.is_over(group, *ending, root)
         });
         let found = found.filter(|_| self.is_linear(group, root, root))?;
+        Some(self.places[ends.remove(found).0 as usize])
+    }
+
+    /// The memory of an operand that ends here, if the kernel may put its result there.
+    fn take_over_whole(&self, root: ValueId, ends: &mut Vec<ValueId>, batch: &Batch) -> Option<ValueMemory> {
+        let [id] = batch.operations[..] else { return None };
+        let operation = &self.program.operations[id.0 as usize];
+        let made = self.program.at(root);
+        let lies_alike = |value: &TensorValue| {
+            value.offset.known() == 0
+                && (value.dtype, value.shape(), value.steps()) == (made.dtype, made.shape(), made.steps())
+        };
+        let found = ends.iter().position(|ending| {
+            let is_of = |value: &ValueId| self.program.root(*value) == *ending;
+            let bytes = |value: ValueId| self.needs.of[value.0 as usize].bytes;
+            let mut over = operation.may_overwrite.iter().copied().filter(is_of);
+            operation.values().filter(is_of).count() == 1
+                && over.any(|value| lies_alike(self.program.at(value)))
+                && bytes(*ending) == bytes(root)
+                && self.is_alike(*ending, root)
+        })?;
         Some(self.places[ends.remove(found).0 as usize])
     }
 

@@ -1,5 +1,6 @@
 //! How a program is run: which operations share a pass over memory, in which order, and where values lie.
 
+mod early;
 mod groups;
 mod memory;
 mod registers;
@@ -76,7 +77,7 @@ impl Plan {
     /// Whatever [`Program::verify`] finds.
     pub fn new(program: &Program, own_from: i64) -> Result<Self, ProgramError> {
         program.verify()?;
-        let batches = groups::batches(program);
+        let batches = early::early(program, groups::batches(program));
         let placed = memory::Needs::of(program, &batches, own_from);
         let groups: Vec<_> = batches
             .iter()

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::{Plan, Step, ValueMemory};
 use crate::program::{
-    Argument, CallKind, ElementType, Loops, Operation, Pointwise, Program, SourceLine, SymbolicSize,
-    TensorValue, ValueId, ValueSource,
+    Argument, CallKind, ElementType, Loops, Operation, OperationId, Pointwise, Program, SourceLine,
+    SymbolicSize, TensorValue, ValueId, ValueSource,
 };
 use machine::{by_plan, in_order};
 
@@ -53,6 +53,7 @@ fn pointwise(
         arguments: written.into_iter().chain(read).collect(),
         results: result.into_iter().collect(),
         writes: writes.into_iter().collect(),
+        may_overwrite: Vec::new(),
         line: SourceLine(0),
         pointwise: Some(Pointwise {
             operands: operands.iter().copied().map(Some).collect(),
@@ -175,13 +176,15 @@ impl Builder {
             Move::Written(to, from) => self.write(*to, "aten::f_", from),
             Move::Copied(to, from) => self.write(*to, "aten::copy_", &[*from]),
             Move::Whole(call, from, shape) => {
-                let arguments = from.iter().map(|from| Argument::Value(self.pick(*from))).collect();
+                let values: Vec<_> = from.iter().map(|from| self.pick(*from)).collect();
+                let arguments = values.iter().copied().map(Argument::Value).collect();
                 let result = self.result(SHAPES[*shape]);
                 self.program.operation(Operation {
                     name: "aten::whole".to_owned(),
                     arguments,
                     results: vec![result],
                     writes: Vec::new(),
+                    may_overwrite: if CALLS[*call] == CallKind::Told { values } else { Vec::new() },
                     line: SourceLine(0),
                     pointwise: None,
                     call_kind: CALLS[*call],
@@ -343,6 +346,50 @@ fn large_values_take_over_memory_of_their_own_and_let_it_go() {
         plan.steps.iter().filter(|step| matches!(step, Step::Make(_) | Step::Free(_))).copied().collect();
     assert_eq!(moves, [Step::Make(product), Step::Free(input), Step::Make(sorted), Step::Free(product)]);
     assert_eq!(by_plan(&program, &plan), in_order(&program));
+}
+
+#[test]
+fn an_update_runs_once_its_gradient_is_there() {
+    let mut program = Program::new();
+    let parameters = [0, 1].map(|number| program.value(tensor(&[24], ValueSource::Input(number))));
+    let gradients = parameters.map(|parameter| {
+        let gradient = program.value(tensor(&[24], ValueSource::Result));
+        let mut whole = pointwise("aten::sort", &[parameter], Some(gradient), None);
+        whole.pointwise = None;
+        program.operation(whole);
+        gradient
+    });
+    for (parameter, gradient) in parameters.into_iter().zip(gradients) {
+        program.operation(pointwise("aten::f_", &[parameter, gradient], None, Some(parameter)));
+    }
+    let plan = Plan::new(&program, i64::MAX).unwrap();
+    let runs: Vec<_> = plan.steps.iter().filter(|step| !matches!(step, Step::Free(_))).copied().collect();
+    assert_eq!(runs, [Step::Run(OperationId(0)), Step::Tiles(0), Step::Run(OperationId(1)), Step::Tiles(1)]);
+    assert_eq!(plan.workspace, 128);
+}
+
+#[test]
+fn a_kernel_that_may_puts_its_result_where_an_operand_ends() {
+    let mut program = Program::new();
+    let input = program.value(tensor(&[24], ValueSource::Input(0)));
+    let [logits, probabilities, result] = [0; 3].map(|_| program.value(tensor(&[24], ValueSource::Result)));
+    for (from, to) in [(input, logits), (logits, probabilities), (probabilities, result)] {
+        let mut whole = pointwise("aten::_log_softmax", &[from], Some(to), None);
+        whole.pointwise = None;
+        whole.may_overwrite = vec![from];
+        program.operation(whole);
+    }
+    program.output(result);
+    for (own_from, workspace) in [(i64::MAX, 128), (0, 0)] {
+        let plan = Plan::new(&program, own_from).unwrap();
+        assert_eq!(
+            plan.workspace, workspace,
+            "the result is the caller's, the two others share their memory"
+        );
+        let [one, other] = [logits, probabilities].map(|value| plan.places[value.0 as usize]);
+        assert_eq!(one, other);
+        assert_eq!(by_plan(&program, &plan), in_order(&program));
+    }
 }
 
 #[test]
