@@ -1,7 +1,9 @@
 #![allow(unsafe_code)]
-//! The C ABI, see `python/csrc/abi/tpurun.h`: the only `extern "C"` of the engine.
+//! The C ABI, see `python/csrc/abi/tpurun.h`: with its rooms the only `extern "C"` of the engine.
 //!
 //! Validates, converts, forwards. A panic is a bug and becomes `TPURUN_INTERNAL`, never an unwind into C++.
+
+mod program_runs;
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +26,7 @@ use tpurun_memory::invalid_usage;
 use tpurun_memory::process::Owner;
 use tpurun_memory::sync::interrupt;
 use tpurun_memory::traffic::Traffic;
-use tpurun_protocol::board::Board;
+use tpurun_protocol::board::{Board, RankWriter};
 use tpurun_protocol::config::Config;
 use tpurun_protocol::control::ControlClient;
 use tpurun_protocol::membership::Membership;
@@ -140,6 +142,8 @@ pub struct CWork {
 /// The parts that a process inherits from the launcher, at most once.
 struct Inherited {
     board: Option<Board>,
+    /// What the process writes on it that is of no group.
+    rank: Option<RankWriter>,
     control: Option<ControlClient>,
     /// Where no agent watches.
     sentinel: Sentinel,
@@ -176,10 +180,14 @@ fn inherit() -> Inherited {
     let rank_pid = std::env::var("TPURUN_RANK_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
     if rank_pid.is_some_and(|pid| pid != std::process::id()) {
         let (sentinel, network) = (Sentinel::new(), Network::new());
-        return Inherited { board: None, control: None, sentinel, network };
+        return Inherited { board: None, rank: None, control: None, sentinel, network };
     }
+    let board = Board::from_env();
+    let number = std::env::var("RANK").ok().and_then(|rank| rank.parse::<u32>().ok());
+    let own = board.as_ref().zip(number).filter(|(board, rank)| *rank < board.world());
     Inherited {
-        board: Board::from_env(),
+        rank: own.map(|(board, rank)| board.rank(rank)),
+        board,
         control: ControlClient::from_env(),
         sentinel: Sentinel::new(),
         network: Network::new(),

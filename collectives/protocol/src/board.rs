@@ -5,14 +5,15 @@
 //! which the reader recognises. The reader trusts no byte: every count is clamped, every text is cleaned.
 //!
 //! A slot has the rank's blocked waits (`wait.rs`), and per communicator a lane (`lane.rs`) with counts and
-//! the last operations (`record.rs`): this is the flight recorder, too. Its first words say when the rank
-//! reached the steps of its start (`marks.rs`).
+//! the last operations (`record.rs`), and the last runs of compiled programs (`run.rs`): these are the flight
+//! recorder, too. Its first words say when the rank reached the steps of its start (`marks.rs`).
 //!
 //! The board is for people and verdicts. No collective reads it to decide anything.
 
 mod lane;
 mod marks;
 mod record;
+mod run;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -27,6 +28,7 @@ use tpurun_memory::sync::{AtomicU64, Ordering};
 pub use lane::{BoardLane, LaneView};
 pub use marks::Mark;
 pub use record::{OpRecord, OpView, Outcome, RECORDS, Recording};
+pub use run::{LINE_BYTES, ProgramRun, RUNS, RunView};
 pub use wait::{Wait, WaitEntry, WaitKind, WaitView};
 
 /// The variable that carries the number of the inherited descriptor.
@@ -216,6 +218,10 @@ fn lane_at(rank: u32, lane: usize) -> usize {
     wait_at(rank, wait::WAITS) + lane * lane::WORDS
 }
 
+fn run_ring_at(rank: u32) -> usize {
+    lane_at(rank, LANES)
+}
+
 fn pack(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
@@ -232,9 +238,9 @@ fn corrupt(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not a board of this tpurun: {why}"))
 }
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TPUBRD\0\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"TPUBRD\0\x03");
 
-// All offsets are in words of 8 bytes. Slots, waits and lanes start on cache lines.
+// All offsets are in words of 8 bytes. Slots, waits, lanes and the ring of runs start on cache lines.
 const HEADER_WORDS: usize = 8;
 const HEADER_MAGIC: usize = 0;
 const HEADER_WORLD: usize = 1;
@@ -246,4 +252,4 @@ const SLOT_CLAIMED: usize = 1;
 const SLOT_TOKENS: usize = 2;
 const SLOT_MARKS: usize = 3;
 const _: () = assert!(SLOT_MARKS + marks::MARKS <= SLOT_HEADER_WORDS);
-const SLOT_WORDS: usize = SLOT_HEADER_WORDS + wait::WAITS * wait::WORDS + LANES * lane::WORDS;
+const SLOT_WORDS: usize = SLOT_HEADER_WORDS + wait::WAITS * wait::WORDS + LANES * lane::WORDS + run::WORDS;

@@ -1,5 +1,7 @@
 #include "program/bind.h"
 
+#include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +14,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "abi/tpurun.h"
 #include "program/executable.h"
 #include "program/plan.h"
 #include "program/recording.h"
@@ -95,6 +98,21 @@ Argument argument_of(const py::handle& given, const c10::TypePtr& type, Kind kin
   return argument;
 }
 
+// A run of a program, in the flight recorder of the rank while it lives.
+class Recorded {
+ public:
+  Recorded(uint64_t program, const Recording& recording, const std::string& line)
+      : run_(tpurun_program_run_begun(program, recording.operations().size(), line.data(), line.size())),
+        exceptions_(std::uncaught_exceptions()) {}
+  ~Recorded() { tpurun_program_run_ended(run_, std::uncaught_exceptions() == exceptions_ ? 1 : 0); }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+
+ private:
+  uint64_t run_;
+  int exceptions_;
+};
+
 // A program that Python writes down and runs. The lock of the interpreter guards everything but a run itself.
 class Program {
  public:
@@ -143,7 +161,14 @@ class Program {
 
   uint64_t runs() const { return runs_; }
 
-  void finish() { checked_.emplace(recording_); }
+  void finish() {
+    checked_.emplace(recording_);
+    fingerprint_ = checked_->fingerprint();
+    const auto& operations = recording_.operations();
+    const auto has_line = [](const Operation& operation) { return !operation.line.empty(); };
+    const auto first = std::find_if(operations.begin(), operations.end(), has_line);
+    line_ = first == operations.end() ? std::string() : first->line;
+  }
 
   const Checked& checked() const {
     TORCH_CHECK(checked_.has_value(), "expected a program to be finished before it is used");
@@ -183,6 +208,7 @@ class Program {
       }
       executable->time(is_timed_ ? &times_ : nullptr);
       const py::gil_scoped_release released;
+      const Recorded recorded(fingerprint_, recording_, line_);
       outputs = executable->run();
     }
     PyList_SetSlice(given.ptr(), 0, PyList_GET_SIZE(given.ptr()), nullptr);
@@ -262,6 +288,8 @@ class Program {
 
   Recording recording_;
   std::optional<Checked> checked_;
+  uint64_t fingerprint_ = 0;
+  std::string line_;  // the first that an operation comes from
   std::vector<int64_t> times_;
   bool is_timed_ = false;
   uint64_t runs_ = 0;

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use super::{Input, Target};
 use tpurun_memory::region::Region;
-use tpurun_protocol::board::{Board, Mark, OpRecord, Outcome, Wait, WaitKind};
+use tpurun_protocol::board::{Board, Mark, OpRecord, Outcome, ProgramRun, RUNS, Wait, WaitKind};
 use tpurun_protocol::strategy::Strategy;
 
 pub(super) const TARGET: Target = Target { name: "board_image", run, seeds };
@@ -50,6 +50,10 @@ fn image(input: &mut Input<'_>) {
 /// As a rank does, through two communicators and more operations than are kept.
 fn write_some(board: &Board) {
     let writer = board.rank(0);
+    for _ in 0..70 {
+        let run = writer.run_begun(&ProgramRun { program: 7, operations: 3, line: "train.py:5" });
+        writer.run_ended(run, Outcome::Done);
+    }
     for comm in 0..2 {
         let Some(lane) = writer.claim_lane(comm, "dp0", 2, 0) else { continue };
         for seq in 0..70 {
@@ -87,6 +91,8 @@ fn read_all(board: &Board) {
             assert!(!lane.name.chars().any(char::is_control));
         }
         assert_ne!(board.mark(rank, Mark::ScriptEntered), Some(0));
+        let runs = board.runs(rank);
+        assert!(runs.len() <= RUNS && runs.iter().all(|run| !run.line.chars().any(char::is_control)));
         for (_, ops) in board.records(rank) {
             assert!(ops.len() <= tpurun_protocol::board::RECORDS);
             assert!(ops.iter().all(|op| !op.site.chars().any(char::is_control)));
@@ -98,7 +104,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let word = |index: u8, value: u8| vec![1, index, value];
     vec![
         vec![64],
-        [&[255, 0, 0, 16, 0, 0, 0, 0, 0][..], b"TPUBRD\0\x02", &2_u64.to_le_bytes(), &word(1, 9)].concat(),
+        [&[255, 0, 0, 16, 0, 0, 0, 0, 0][..], b"TPUBRD\0\x03", &2_u64.to_le_bytes(), &word(1, 9)].concat(),
         [&[0][..], &word(9, 255), &[255; 8], &word(10, 3)].concat(),
         [&[0][..], &word(16, 2), &word(80, 7), &word(90, 100)].concat(),
         // A count of waits that is at its end.

@@ -172,7 +172,7 @@ impl BoardLane {
     #[inline]
     pub fn ended(&self, recording: Recording, outcome: Outcome) {
         let Some(at) = self.still(recording) else { return };
-        self.board.store(at + OUTCOME, if outcome == Outcome::Done { DONE } else { FAILED });
+        self.board.store(at + OUTCOME, code_of(outcome));
         self.board.store(at + DONE_NS, now_ns());
     }
 
@@ -202,13 +202,19 @@ impl Board {
     }
 
     fn read_record(&self, at: usize) -> Option<OpView> {
+        self.read_whole(at, |generation| self.copy_record(at, generation))
+    }
+
+    /// What `copy` reads of the record at `at`, given its generation; `None` where nothing lies there, or where
+    /// it changes all the time.
+    pub(super) fn read_whole<T>(&self, at: usize, copy: impl Fn(u64) -> T) -> Option<T> {
         for _ in 0..READ_ATTEMPTS {
             let before = self.word(at).load(Ordering::Acquire);
             if before == 0 {
                 return None;
             }
-            let view = self.copy_record(at, before);
-            // Pairs with the release store in `posted`: a reader that sees a later word sees a later generation.
+            let view = copy(before);
+            // Pairs with the release store of a writer: a reader that sees a later word sees a later generation.
             std::sync::atomic::fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.load(at) == before {
                 return Some(view);
@@ -224,17 +230,13 @@ impl Board {
         let (root, tag) = unpack(load(ROOT_TAG));
         let dims = usize::from(codes[3]).min(MAX_DIMS);
         OpView {
-            number: (generation / 2).saturating_sub(1),
+            number: number_of(generation),
             seq: load(SEQ),
             collective: codes[0],
             dtype: codes[1],
             reduce_op: codes[2],
             strategy: load(STRATEGY).min(NO_STRATEGY) as u8,
-            outcome: match load(OUTCOME) {
-                PENDING => Outcome::Pending,
-                DONE => Outcome::Done,
-                _ => Outcome::Failed,
-            },
+            outcome: outcome_of(load(OUTCOME)),
             root: root as i32,
             tag: tag as i32,
             count: load(COUNT),
@@ -258,19 +260,39 @@ fn record_at(lane: usize, number: u64) -> usize {
 }
 
 // A generation says which record lies there; 0 is none, odd is being written.
-fn writing(number: u64) -> u64 {
+pub(super) fn writing(number: u64) -> u64 {
     number.wrapping_mul(2).wrapping_add(1)
 }
 
-fn written(number: u64) -> u64 {
+pub(super) fn written(number: u64) -> u64 {
     number.wrapping_mul(2).wrapping_add(2)
+}
+
+pub(super) fn number_of(generation: u64) -> u64 {
+    (generation / 2).saturating_sub(1)
+}
+
+pub(super) fn code_of(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Pending => PENDING,
+        Outcome::Done => DONE,
+        Outcome::Failed => FAILED,
+    }
+}
+
+pub(super) fn outcome_of(code: u64) -> Outcome {
+    match code {
+        PENDING => Outcome::Pending,
+        DONE => Outcome::Done,
+        _ => Outcome::Failed,
+    }
 }
 
 /// `TPURUN_SEND` and `TPURUN_RECV`.
 const MESSAGES: [u8; 2] = [9, 10];
 const READ_ATTEMPTS: usize = 64;
 const NO_STRATEGY: u64 = 255;
-const PENDING: u64 = 0;
+pub(super) const PENDING: u64 = 0;
 const DONE: u64 = 1;
 const FAILED: u64 = 2;
 

@@ -87,6 +87,53 @@ fn a_record_grows_until_it_is_overwritten() {
 }
 
 #[test]
+fn a_run_of_a_program_is_kept_until_it_is_overwritten() {
+    let (board, fd) = Board::create(2).unwrap();
+    let reader = Board::open(&fd).unwrap();
+    let writer = board.rank(1);
+    let begin = |program| writer.run_begun(&ProgramRun { program, operations: 6, line: "train.py:5" });
+    assert_eq!((reader.runs(1), reader.runs(2)), (vec![], vec![]));
+    let runs: Vec<u64> = (0..=RUNS as u64).map(begin).collect();
+    writer.run_ended(runs[0], Outcome::Failed);
+    writer.run_ended(runs[5], Outcome::Done);
+    writer.run_ended(runs[6], Outcome::Failed);
+    let seen = reader.runs(1);
+    assert_eq!(seen.iter().map(|run| run.number).collect::<Vec<_>>(), runs[1..]);
+    let outcomes: Vec<Outcome> = seen.iter().map(|run| run.outcome).collect();
+    assert_eq!(outcomes[3..7], [Outcome::Pending, Outcome::Done, Outcome::Failed, Outcome::Pending]);
+    assert!(outcomes.iter().filter(|outcome| **outcome != Outcome::Pending).count() == 2);
+    let done = &seen[4];
+    assert_eq!((done.program, done.operations, done.line.as_str()), (5, 6, "train.py:5"));
+    assert!(0 < done.begun_ns && done.begun_ns <= done.done_ns && seen[0].done_ns == 0);
+    writer.run_begun(&ProgramRun { program: 9, operations: 1, line: &format!("{}.py:5", "ü".repeat(60)) });
+    let last = reader.runs(1).pop().unwrap();
+    assert!(last.line.ends_with("ü.py:5") && last.line.len() <= LINE_BYTES, "{}", last.line);
+    assert_eq!(reader.runs(0), []);
+}
+
+#[test]
+fn a_reader_never_sees_half_of_a_run() {
+    let (board, _fd) = Board::create(1).unwrap();
+    let writer = board.rank(0);
+    let write = |start: u64| {
+        for program in (start..20_000).step_by(2) {
+            let line = format!("{program:040}");
+            let run = writer.run_begun(&ProgramRun { program, operations: program, line: &line });
+            writer.run_ended(run, Outcome::Done);
+        }
+    };
+    std::thread::scope(|scope| {
+        let writers = [0, 1].map(|start| scope.spawn(move || write(start)));
+        while writers.iter().any(|writer| !writer.is_finished()) {
+            for run in board.runs(0) {
+                assert_eq!((run.operations, run.line), (run.program, format!("{:040}", run.program)));
+            }
+        }
+    });
+    assert_eq!(board.runs(0).len(), RUNS);
+}
+
+#[test]
 fn only_the_first_of_each_step_is_marked() {
     let (board, fd) = Board::create(2).unwrap();
     let marks = [Mark::ScriptEntered, Mark::GroupCreated, Mark::FirstPosted, Mark::FirstDone];
@@ -232,6 +279,8 @@ fn hostile_bytes_are_clamped() {
         for (_, records) in board.records(1) {
             assert!(records.len() <= RECORDS && records.iter().all(|op| op.shape.len() <= MAX_DIMS));
         }
+        let runs = board.runs(1);
+        assert!(runs.len() <= RUNS && runs.iter().all(|run| !run.line.chars().any(char::is_control)));
         assert!(board.read(1).waits.len() <= wait::WAITS);
     }
 }

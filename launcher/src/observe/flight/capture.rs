@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tpurun_protocol::board::{self, Board, LaneView, OpView, RECORDS, WaitKind, WaitView};
+use tpurun_protocol::board::{self, Board, LaneView, OpView, RECORDS, RunView, WaitKind, WaitView};
 use tpurun_protocol::strategy::Strategy;
 
 use crate::observe::flight::notice::JobNotice;
 use crate::observe::flight::processes::{self, RankStory};
 use crate::observe::flight::{
-    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, WaitFlight,
+    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, Run,
+    WaitFlight,
 };
 use crate::observe::op_text;
 
@@ -33,6 +34,7 @@ pub(crate) fn take(board: &Board, known: &JobContext<'_>, reason: &'static str) 
     for rank in &mut ranks {
         let views = board.records(rank.rank).into_iter().filter(|(lane, _)| lane.size <= world);
         rank.lanes = views.map(|(lane, records)| communicators.lane(rank.rank, lane, records)).collect();
+        rank.runs = board.runs(rank.rank).iter().map(run).collect();
         let waits = board.read(rank.rank).waits;
         rank.waits = waits.iter().map(|wait| communicators.wait(wait)).collect();
         rank.state = state(rank);
@@ -166,21 +168,43 @@ fn record(view: &OpView) -> Record {
         matched_ns: moment(view.matched_ns),
         first_byte_ns: moment(view.first_byte_ns),
         done_ns: moment(view.done_ns),
-        outcome: match view.outcome {
-            board::Outcome::Pending => Outcome::Pending,
-            board::Outcome::Done => Outcome::Done,
-            board::Outcome::Failed => Outcome::Failed,
-        },
+        outcome: outcome(view.outcome),
     }
 }
 
-/// Keeps the newest records of each lane, as many as there is room for with this many lanes.
-fn bound(ranks: &mut [RankFlight]) {
-    let lanes = ranks.iter().map(|rank| rank.lanes.len()).sum::<usize>().max(1);
-    let kept = (MAX_RECORDS / lanes).clamp(1, RECORDS);
-    for lane in ranks.iter_mut().flat_map(|rank| &mut rank.lanes) {
-        lane.records.drain(..lane.records.len().saturating_sub(kept));
+fn run(view: &RunView) -> Run {
+    Run {
+        number: view.number,
+        program: format!("{:016x}", view.program),
+        line: view.line.clone(),
+        operations: view.operations,
+        begun_ns: view.begun_ns,
+        done_ns: Some(view.done_ns).filter(|ns| *ns != 0),
+        outcome: outcome(view.outcome),
     }
+}
+
+fn outcome(read: board::Outcome) -> Outcome {
+    match read {
+        board::Outcome::Pending => Outcome::Pending,
+        board::Outcome::Done => Outcome::Done,
+        board::Outcome::Failed => Outcome::Failed,
+    }
+}
+
+/// Keeps the newest records of each lane, and the newest runs of each rank, as many as there is room for with this
+/// many of both.
+fn bound(ranks: &mut [RankFlight]) {
+    let rings = |rank: &RankFlight| rank.lanes.len() + usize::from(!rank.runs.is_empty());
+    let kept = (MAX_RECORDS / ranks.iter().map(rings).sum::<usize>().max(1)).clamp(1, RECORDS);
+    for rank in ranks {
+        rank.lanes.iter_mut().for_each(|lane| keep_last(&mut lane.records, kept));
+        keep_last(&mut rank.runs, kept);
+    }
+}
+
+fn keep_last<T>(list: &mut Vec<T>, kept: usize) {
+    list.drain(..list.len().saturating_sub(kept));
 }
 
 /// The reason in a document that is no dump.
@@ -191,7 +215,7 @@ const MAX_RECORDS: usize = 64 * board::LANES * RECORDS;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tpurun_protocol::board::{OpRecord, Wait};
+    use tpurun_protocol::board::{OpRecord, ProgramRun, Wait};
 
     fn notice(ranks: u32) -> JobNotice {
         let job = JobFacts { ranks, ..JobFacts::default() };
@@ -235,6 +259,10 @@ mod tests {
         lane.ended(first, board::Outcome::Done);
         lane.completed(0);
         lane.posted(&op(1));
+        let writer = board.rank(1);
+        let begin = |program| writer.run_begun(&ProgramRun { program, operations: 6, line: "train.py:9" });
+        writer.run_ended(begin(0xab), board::Outcome::Done);
+        begin(0xcd);
         let kind = WaitKind::Collective { seq: 1 };
         let _wait = board.rank(1).waiting(Wait { comm_id: 9, kind, python_threads: 1 });
         let own = rustix::process::getpid().as_raw_nonzero().get();
@@ -254,6 +282,11 @@ mod tests {
         assert!(Some(done.posted_ns) <= done.matched_ns && done.matched_ns <= done.done_ns);
         assert_eq!((pending.outcome, pending.done_ns), (Outcome::Pending, None));
         assert_eq!(flight.ranks[1].doing().unwrap().record, Some(pending));
+        let [run, running] = &flight.ranks[1].runs[..] else { panic!("{:?}", flight.ranks[1].runs) };
+        assert_eq!((run.program.as_str(), run.operations), ("00000000000000ab", 6));
+        assert_eq!((run.line.as_str(), run.outcome, run.number), ("train.py:9", Outcome::Done, 0));
+        assert!(Some(run.begun_ns) <= run.done_ns && run.done_ns <= Some(running.begun_ns));
+        assert_eq!((running.outcome, running.done_ns), (Outcome::Pending, None));
         // A process that is nobody's child here is not the rank.
         let flight = taken(&board, &stories, &[]);
         assert_eq!((flight.ranks[1].rss_bytes, flight.ranks[1].state), (None, RankState::Ended));
@@ -282,5 +315,9 @@ mod tests {
         bound(&mut ranks);
         let kept: usize = ranks.iter().flat_map(|rank| &rank.lanes).map(|lane| lane.records.len()).sum();
         assert_eq!(kept, MAX_RECORDS);
+        let runs = RankFlight { runs: vec![Run::default(); board::RUNS], ..RankFlight::default() };
+        let mut ranks = vec![runs; 1 << 16];
+        bound(&mut ranks);
+        assert!(ranks.iter().map(|rank| rank.runs.len()).sum::<usize>() <= MAX_RECORDS);
     }
 }

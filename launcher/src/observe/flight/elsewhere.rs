@@ -70,6 +70,8 @@ pub(crate) fn document(mut flight: Flight) -> Option<Vec<u8>> {
                     index > first || is_awaited || Some(record.number) == oldest
                 });
             }
+            let first = rank.runs.len().saturating_sub(kept);
+            rank.runs.drain(..first);
         }
         serde_json::to_vec(&flight).ok().filter(|text| text.len() <= MOST_BYTES)
     })
@@ -122,6 +124,10 @@ impl Flight {
         };
         for rank in &mut self.ranks {
             rank.waits.iter_mut().for_each(|wait| shift(&mut wait.since_ns));
+            for run in &mut rank.runs {
+                run.done_ns.iter_mut().for_each(shift);
+                shift(&mut run.begun_ns);
+            }
             for lane in &mut rank.lanes {
                 lane.blocked_since_ns.iter_mut().for_each(shift);
                 for record in &mut lane.records {
@@ -179,7 +185,7 @@ fn path(run_dir: &Path, node: u32) -> PathBuf {
 
 /// The folder of the documents, in the run directory.
 pub(crate) const ELSEWHERE: &str = "elsewhere";
-/// Operations kept of each communicator of each rank: as many of these as fit.
+/// Operations kept of each communicator of each rank, and runs of its programs: as many of these as fit.
 const RECORDS: [usize; 2] = [8, 1];
 const MOST_BYTES: usize = 4 << 20;
 
@@ -188,8 +194,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::observe::flight::Record;
     use crate::observe::flight::samples::flight;
+    use crate::observe::flight::{Record, Run};
 
     #[test]
     fn two_nodes_become_one_document() {
@@ -271,11 +277,16 @@ mod tests {
         let mut flight = flight();
         let mut lane = flight.ranks.iter().find_map(|rank| rank.lanes.first()).unwrap().clone();
         lane.records = vec![lane.records[0].clone(); 64];
-        flight.ranks.iter_mut().for_each(|rank| rank.lanes = vec![lane.clone(); 24]);
+        let runs = vec![Run::default(); 64];
+        flight
+            .ranks
+            .iter_mut()
+            .for_each(|rank| (rank.lanes, rank.runs) = (vec![lane.clone(); 24], runs.clone()));
         flight.ranks = (0..20).flat_map(|_| flight.ranks.clone()).collect();
         let text = document(flight).unwrap();
         assert!(text.len() <= MOST_BYTES);
-        assert!(Flight::parse(&text).unwrap().ranks.iter().all(|rank| rank.lanes[0].records.len() < 64));
+        let cut = Flight::parse(&text).unwrap();
+        assert!(cut.ranks.iter().all(|rank| rank.lanes[0].records.len() < 64 && rank.runs.len() < 64));
     }
 
     #[test]

@@ -84,6 +84,9 @@ pub(crate) struct RankFlight {
     pub(crate) waits: Vec<WaitFlight>,
     /// One for each communicator that the rank has joined.
     pub(crate) lanes: Vec<LaneFlight>,
+    /// The last runs of its compiled programs, oldest first. Earlier documents have none.
+    #[serde(default)]
+    pub(crate) runs: Vec<Run>,
 }
 
 /// The state of a rank, as far as the board and the kernel tell.
@@ -171,7 +174,23 @@ pub(crate) struct Record {
     pub(crate) outcome: Outcome,
 }
 
-/// The outcome of an operation.
+/// One run of a compiled program of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// Running number of the runs of its rank, whatever the program.
+    pub(crate) number: u64,
+    /// The fingerprint of the program, in hexadecimal, as `explain` prints it.
+    pub(crate) program: String,
+    /// The first line of the user's program in it, as `train.py:28`.
+    pub(crate) line: String,
+    /// Operations of the program.
+    pub(crate) operations: u64,
+    pub(crate) begun_ns: u64,
+    pub(crate) done_ns: Option<u64>,
+    pub(crate) outcome: Outcome,
+}
+
+/// The outcome of an operation, or of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {

@@ -1,8 +1,10 @@
 //! A job for tests: four ranks, of which rank 3 computes while the others wait for it; rank 1 has another
-//! operation in flight on a second communicator, and ranks 0 and 2 have exchanged a message.
+//! operation in flight on a second communicator, and ranks 0 and 2 have exchanged a message. Rank 3 runs compiled
+//! programs.
 
 use super::{
-    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, WaitFlight,
+    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, Run,
+    WaitFlight,
 };
 
 /// The moment at which it was taken: 20 s after boot.
@@ -33,6 +35,7 @@ pub(crate) fn flight() -> Flight {
             RankFlight {
                 state: RankState::Running,
                 waits: vec![],
+                runs: vec![run(0, 0xab, Some(10)), run(1, 0xcd, Some(20)), run(2, 0xab, None)],
                 ..waiting(3, vec![dp(3, vec![first(3)])])
             },
             RankFlight { rank: 4, ..RankFlight::default() },
@@ -93,6 +96,19 @@ fn tp() -> LaneFlight {
         completed: 0,
         blocked_since_ns: None,
         records: vec![record],
+    }
+}
+
+fn run(number: u64, program: u64, took_ns: Option<u64>) -> Run {
+    let begun_ns = 14_000_000_000 + number * 1_000_000;
+    Run {
+        number,
+        program: format!("{program:016x}"),
+        line: format!("train.py:{program}"),
+        operations: 6,
+        begun_ns,
+        done_ns: took_ns.map(|took_ns| begun_ns + took_ns),
+        outcome: if took_ns.is_some() { Outcome::Done } else { Outcome::Pending },
     }
 }
 

@@ -1,11 +1,13 @@
 //! The document as a trace that <https://ui.perfetto.dev> shows: a process for each rank, in it a track for each
-//! communicator, on it a slice for each operation. A slice that never ended stays open. An arrow leads from rank to
+//! communicator, on it a slice for each operation, and a track for each compiled program, on it a slice for each run. A slice that never ended stays open. An arrow leads from rank to
 //! rank through one collective, in the order in which they posted it, and from a send to its receive.
 
 mod flows;
 mod messages;
+mod programs;
 #[cfg(test)]
 mod tests;
+mod tracks;
 
 use prost::Message;
 
@@ -15,6 +17,7 @@ use messages::{
     Clock, ClockSnapshot, Data, DebugAnnotation, ProcessDescriptor, Trace, TracePacket, TracePacketDefaults,
     TrackDescriptor, TrackEvent, Value,
 };
+use tracks::{Rows, Tracks, annotation, describe, event, number, slice_begin, slice_end, text};
 
 /// The bytes of a `.perfetto-trace` file.
 pub(crate) fn encode(flight: &Flight) -> Vec<u8> {
@@ -25,12 +28,13 @@ fn trace(flight: &Flight) -> Trace {
     let mut packets = vec![begin(), clocks(flight)];
     let flows = Flows::of(flight);
     let mut tracks = Tracks::default();
-    for rank in flight.ranks.iter().filter(|rank| !rank.lanes.is_empty()) {
+    for rank in flight.ranks.iter().filter(|rank| !rank.lanes.is_empty() || !rank.runs.is_empty()) {
         let process = tracks.next();
         packets.push(describe(rank_track(flight, rank, process)));
         for lane in &rank.lanes {
             add_lane(&mut packets, &mut tracks, process, &View { flight, rank, lane, flows: &flows });
         }
+        programs::add(&mut packets, &mut tracks, process, rank);
     }
     for packet in &mut packets {
         packet.trusted_packet_sequence_id = Some(SEQUENCE);
@@ -44,17 +48,6 @@ struct View<'a> {
     rank: &'a RankFlight,
     lane: &'a LaneFlight,
     flows: &'a Flows,
-}
-
-/// Numbers of tracks, unique in the trace.
-#[derive(Default)]
-struct Tracks(u64);
-
-impl Tracks {
-    fn next(&mut self) -> u64 {
-        self.0 += 1;
-        self.0
-    }
 }
 
 /// From here on times are CLOCK_MONOTONIC.
@@ -85,29 +78,11 @@ fn rank_track(flight: &Flight, rank: &RankFlight, uuid: u64) -> TrackDescriptor 
     TrackDescriptor { uuid: Some(uuid), process: Some(process), ..TrackDescriptor::default() }
 }
 
-fn describe(track: TrackDescriptor) -> TracePacket {
-    TracePacket { data: Some(Data::TrackDescriptor(track)), ..TracePacket::default() }
-}
-
-/// Slices of one track must nest, and asynchronous operations overlap: each goes to the first track of its
-/// communicator that is free. Perfetto shows tracks of one name and parent as one.
 fn add_lane(packets: &mut Vec<TracePacket>, tracks: &mut Tracks, process: u64, view: &View<'_>) {
-    let mut rows: Vec<(u64, Option<u64>)> = Vec::new();
+    let mut rows = Rows::new(format!("group {}", view.communicator().name), process);
     for record in by_post(&view.lane.records) {
-        let free = rows.iter().position(|(_, until)| until.is_some_and(|until| until <= record.posted_ns));
-        let row = free.unwrap_or_else(|| {
-            let uuid = tracks.next();
-            packets.push(describe(TrackDescriptor {
-                uuid: Some(uuid),
-                parent_uuid: Some(process),
-                name: Some(format!("group {}", view.communicator().name)),
-                ..TrackDescriptor::default()
-            }));
-            rows.push((uuid, None));
-            rows.len() - 1
-        });
-        rows[row].1 = end_of(record);
-        add_slices(packets, rows[row].0, record, view);
+        let track = rows.take(packets, tracks, record.posted_ns, end_of(record));
+        add_slices(packets, track, record, view);
     }
 }
 
@@ -168,8 +143,6 @@ fn add_slices(packets: &mut Vec<TracePacket>, track: u64, record: &Record, view:
 
 fn arguments(record: &Record, view: &View<'_>) -> Vec<DebugAnnotation> {
     let communicator = view.communicator();
-    let text = |name: &str, text: &str| (name.to_owned(), Value::String(text.to_owned()));
-    let number = |name: &str, number: u64| (name.to_owned(), Value::Uint(number));
     let mut list = vec![
         text("operation", &record.text),
         text("site", &record.site),
@@ -183,36 +156,16 @@ fn arguments(record: &Record, view: &View<'_>) -> Vec<DebugAnnotation> {
     ];
     list.extend(record.reduce_op.as_ref().map(|reduce_op| text("reduce_op", reduce_op)));
     list.extend(record.root.map(|root| number(if record.is_message { "peer" } else { "root" }, root.into())));
-    list.extend(record.is_message.then(|| ("tag".to_owned(), Value::Int(record.tag.into()))));
+    list.extend(record.is_message.then(|| annotation("tag", Value::Int(record.tag.into()))));
     list.extend(record.strategy.as_ref().map(|strategy| text("strategy", strategy)));
     list.extend(record.first_byte_ns.map(|at| number("first_byte_ns", at)));
     let failed = record.done_ns.filter(|_| record.outcome == Outcome::Failed);
     list.extend(failed.map(|at| number("failed_ns", at)));
-    let annotate = |(name, value)| DebugAnnotation { name: Some(name), value: Some(value) };
-    list.into_iter().map(annotate).collect()
-}
-
-fn slice_begin(track: u64, name: String) -> TrackEvent {
-    TrackEvent {
-        r#type: Some(SLICE_BEGIN),
-        track_uuid: Some(track),
-        name: Some(name),
-        ..TrackEvent::default()
-    }
-}
-
-fn slice_end(track: u64) -> TrackEvent {
-    TrackEvent { r#type: Some(SLICE_END), track_uuid: Some(track), ..TrackEvent::default() }
-}
-
-fn event(at_ns: u64, event: TrackEvent) -> TracePacket {
-    TracePacket { timestamp: Some(at_ns), data: Some(Data::TrackEvent(event)), ..TracePacket::default() }
+    list
 }
 
 const SEQUENCE: u32 = 1;
 const INCREMENTAL_STATE_CLEARED: u32 = 1;
-const SLICE_BEGIN: i32 = 1;
-const SLICE_END: i32 = 2;
 // `BuiltinClock`.
 const REALTIME: u32 = 1;
 const MONOTONIC: u32 = 3;

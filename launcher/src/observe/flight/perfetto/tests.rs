@@ -1,6 +1,7 @@
 use expect_test::expect;
 
 use super::messages::Trace;
+use super::tracks::SLICE_BEGIN;
 use super::*;
 use crate::observe::flight::samples;
 
@@ -101,6 +102,13 @@ fn operations_are_slices_joined_by_flows() {
         11004000000 begin on 9 move data
         11005000000 end on 9
         11005000000 end on 9
+        track 10 in Some(8) Some("program 00000000000000ab train.py:171") None
+        14000000000 begin on 10 run train.py:171 done
+        14000000010 end on 10
+        14002000000 begin on 10 run train.py:171 pending
+        track 11 in Some(8) Some("program 00000000000000cd train.py:205") None
+        14001000000 begin on 11 run train.py:205 done
+        14001000020 end on 11
     "#]]
     .assert_eq(&listing(&trace));
 }
@@ -179,6 +187,7 @@ fn overlapping_operations_have_tracks_of_their_own() {
     };
     flight.ranks.truncate(4);
     flight.ranks.drain(..3);
+    flight.ranks[0].runs.clear();
     flight.ranks[0].lanes[0].records = vec![record(0, 10, 30), record(1, 20, 40), record(2, 30, 35)];
     check_nesting(&flight);
     let tracks = trace(&flight)
@@ -190,6 +199,22 @@ fn overlapping_operations_have_tracks_of_their_own() {
 }
 
 #[test]
+fn threads_that_run_one_program_have_tracks_of_their_own() {
+    let mut flight = samples::flight();
+    let runs = &mut flight.ranks[3].runs;
+    for (run, begun_ns) in runs.iter_mut().zip([10, 20, 30]) {
+        run.program = "ab".into();
+        (run.begun_ns, run.done_ns) = (begun_ns, Some(begun_ns + 15));
+    }
+    check_nesting(&flight);
+    let is_one = |name: &str| name.starts_with("program ");
+    let tracks = trace(&flight).packet.into_iter().filter(|packet| {
+        matches!(&packet.data, Some(Data::TrackDescriptor(track)) if track.name.as_deref().is_some_and(is_one))
+    });
+    assert_eq!(tracks.count(), 2);
+}
+
+#[test]
 fn impossible_times_are_no_impossible_slices() {
     let mut flight = samples::flight();
     for (index, rank) in flight.ranks.iter_mut().enumerate() {
@@ -198,6 +223,7 @@ fn impossible_times_are_no_impossible_slices() {
             record.done_ns = Some(1);
             record.outcome = Outcome::Done;
         }
+        rank.runs.iter_mut().for_each(|run| run.done_ns = Some(1));
     }
     check_nesting(&flight);
 }
