@@ -7,7 +7,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from torch.distributed.flight_recorder import fr_trace
 from torch.distributed.flight_recorder.components import builder, config_manager, loader
 
 from tools.jobs import LIMIT_S, Finished, Job
+from tools.protobuf import fields, wire
 
 PROGRAM = """
 import mmap, os, random, signal, sys
@@ -336,38 +337,3 @@ def test_wrong_questions_get_one_line(job, ask, run, tmp_path):
     described.write_text(text)
     busy.signal(signal.SIGINT)
     busy.wait()
-
-
-def wire(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: number and value."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        number, kind = divmod(varint(), 8)
-        if kind == 0:
-            yield number, varint()
-        else:
-            size = {1: 8, 5: 4}.get(kind) or varint()
-            assert kind in (1, 2, 5) and at + size <= len(message)
-            value = message[at : at + size]
-            at += size
-            yield number, value if kind == 2 else int.from_bytes(value, "little")
-
-
-def fields(message: bytes) -> dict[int, list]:
-    """The values of a message by the number of their field."""
-    found: dict[int, list] = {}
-    for number, value in wire(message):
-        found.setdefault(number, []).append(value)
-    return found
