@@ -1,4 +1,4 @@
-"""What the flight recorder says of compiled programs: runs around and between the collectives of a rank."""
+"""The flight recorder of jobs with compiled programs: runs around and between the collectives of a rank."""
 
 import json
 from collections.abc import Iterator

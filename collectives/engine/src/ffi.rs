@@ -142,7 +142,7 @@ pub struct CWork {
 /// The parts that a process inherits from the launcher, at most once.
 struct Inherited {
     board: Option<Board>,
-    /// What the process writes on it that is of no group.
+    /// The place on it of this process, for what is of no group.
     rank: Option<RankWriter>,
     control: Option<ControlClient>,
     /// Where no agent watches.

@@ -28,13 +28,15 @@ use tpurun_memory::sync::{AtomicU64, Ordering};
 pub use lane::{BoardLane, LaneView};
 pub use marks::Mark;
 pub use record::{OpRecord, OpView, Outcome, RECORDS, Recording};
-pub use run::{LINE_BYTES, ProgramRun, RUNS, RunView};
+pub use run::{LINE_BYTES, ProgramRun, RunView};
 pub use wait::{Wait, WaitEntry, WaitKind, WaitView};
 
 /// The variable that carries the number of the inherited descriptor.
 pub const BOARD_FD_VAR: &str = "TPURUN_BOARD_FD";
 /// Communicators recorded per rank; more of them work, but are not shown.
 pub const LANES: usize = 24;
+/// Runs of compiled programs kept per rank.
+pub const RUNS: usize = 64;
 /// Dimensions kept of a tensor's shape.
 pub const MAX_DIMS: usize = 6;
 /// Bytes kept of a communicator's name.
@@ -252,4 +254,8 @@ const SLOT_CLAIMED: usize = 1;
 const SLOT_TOKENS: usize = 2;
 const SLOT_MARKS: usize = 3;
 const _: () = assert!(SLOT_MARKS + marks::MARKS <= SLOT_HEADER_WORDS);
-const SLOT_WORDS: usize = SLOT_HEADER_WORDS + wait::WAITS * wait::WORDS + LANES * lane::WORDS + run::WORDS;
+const SLOT_WORDS: usize =
+    SLOT_HEADER_WORDS + wait::WAITS * wait::WORDS + LANES * lane::WORDS + RUN_RING_WORDS;
+// A count on a line of its own, and the records.
+const RUN_WORDS: usize = 16;
+const RUN_RING_WORDS: usize = 8 + RUNS * RUN_WORDS;

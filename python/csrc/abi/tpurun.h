@@ -279,10 +279,11 @@ TpurunStatus tpurun_comm_check_process(const TpurunComm* comm, TpurunError* erro
 
 // A run of a compiled program begins, for the flight recorder: the fingerprint and the operations of the
 // program, and the first line of the user's program that is in it. The answer is for
-// tpurun_program_run_ended, on whatever thread. Allocates nothing. Any thread. Never blocks.
+// tpurun_program_run_ended. Allocates nothing. Any thread. Never blocks.
 uint64_t tpurun_program_run_begun(uint64_t program, uint64_t operations, const char* line,
                                   uint64_t line_bytes);
-void tpurun_program_run_ended(uint64_t run, int32_t is_done);  // 0: it failed
+// The run has ended; it has failed if `is_done` is 0. Any thread. Never blocks.
+void tpurun_program_run_ended(uint64_t run, int32_t is_done);
 
 // Copies bytes as large collectives do: past the caches. The memory must be apart. Any thread. Never blocks,
 // but takes as long as the copy does.

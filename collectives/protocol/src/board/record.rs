@@ -205,8 +205,8 @@ impl Board {
         self.read_whole(at, |generation| self.copy_record(at, generation))
     }
 
-    /// What `copy` reads of the record at `at`, given its generation; `None` where nothing lies there, or where
-    /// it changes all the time.
+    /// Reads the record at `at` with `copy`, which is given its generation; `None` where nothing lies there, or
+    /// where it changes all the time.
     pub(super) fn read_whole<T>(&self, at: usize, copy: impl Fn(u64) -> T) -> Option<T> {
         for _ in 0..READ_ATTEMPTS {
             let before = self.word(at).load(Ordering::Acquire);

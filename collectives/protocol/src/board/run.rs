@@ -3,12 +3,10 @@
 //! Runs lie in one ring for each rank, whatever the program, and are written as records of operations are
 //! (`record.rs`).
 
-use super::{Board, Outcome, RankWriter, now_ns, record, run_ring_at};
+use super::{Board, Outcome, RUN_RING_WORDS, RUN_WORDS, RUNS, RankWriter, now_ns, record, run_ring_at};
 use tpurun_memory::sync::Ordering;
 use tpurun_memory::text::tail;
 
-/// Runs of programs kept per rank.
-pub const RUNS: usize = 64;
 /// Bytes kept of the line that a program comes from.
 pub const LINE_BYTES: usize = 80;
 
@@ -108,7 +106,7 @@ fn run_at(ring: usize, number: u64) -> usize {
 }
 
 const NEXT_RUN: usize = 0;
-const HEAD_WORDS: usize = 8;
+const HEAD_WORDS: usize = RUN_RING_WORDS - RUNS * RUN_WORDS;
 
 const PROGRAM: usize = 1;
 const OPERATIONS: usize = 2;
@@ -116,6 +114,4 @@ const OUTCOME: usize = 3;
 const BEGUN_NS: usize = 4;
 const DONE_NS: usize = 5;
 const LINE: usize = 6;
-const RUN_WORDS: usize = 16;
 const _: () = assert!(LINE + LINE_BYTES / 8 <= RUN_WORDS);
-pub(super) const WORDS: usize = HEAD_WORDS + RUNS * RUN_WORDS;

@@ -9,7 +9,7 @@ use tpurun_protocol::strategy::Strategy;
 use crate::observe::flight::notice::JobNotice;
 use crate::observe::flight::processes::{self, RankStory};
 use crate::observe::flight::{
-    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, Run,
+    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, RunFlight,
     WaitFlight,
 };
 use crate::observe::op_text;
@@ -172,8 +172,8 @@ fn record(view: &OpView) -> Record {
     }
 }
 
-fn run(view: &RunView) -> Run {
-    Run {
+fn run(view: &RunView) -> RunFlight {
+    RunFlight {
         number: view.number,
         program: format!("{:016x}", view.program),
         line: view.line.clone(),
@@ -315,7 +315,7 @@ mod tests {
         bound(&mut ranks);
         let kept: usize = ranks.iter().flat_map(|rank| &rank.lanes).map(|lane| lane.records.len()).sum();
         assert_eq!(kept, MAX_RECORDS);
-        let runs = RankFlight { runs: vec![Run::default(); board::RUNS], ..RankFlight::default() };
+        let runs = RankFlight { runs: vec![RunFlight::default(); board::RUNS], ..RankFlight::default() };
         let mut ranks = vec![runs; 1 << 16];
         bound(&mut ranks);
         assert!(ranks.iter().map(|rank| rank.runs.len()).sum::<usize>() <= MAX_RECORDS);

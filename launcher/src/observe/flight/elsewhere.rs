@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
     use crate::observe::flight::samples::flight;
-    use crate::observe::flight::{Record, Run};
+    use crate::observe::flight::{Record, RunFlight};
 
     #[test]
     fn two_nodes_become_one_document() {
@@ -277,7 +277,7 @@ mod tests {
         let mut flight = flight();
         let mut lane = flight.ranks.iter().find_map(|rank| rank.lanes.first()).unwrap().clone();
         lane.records = vec![lane.records[0].clone(); 64];
-        let runs = vec![Run::default(); 64];
+        let runs = vec![RunFlight::default(); 64];
         flight
             .ranks
             .iter_mut()

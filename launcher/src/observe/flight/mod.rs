@@ -86,7 +86,7 @@ pub(crate) struct RankFlight {
     pub(crate) lanes: Vec<LaneFlight>,
     /// The last runs of its compiled programs, oldest first. Earlier documents have none.
     #[serde(default)]
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<RunFlight>,
 }
 
 /// The state of a rank, as far as the board and the kernel tell.
@@ -176,7 +176,7 @@ pub(crate) struct Record {
 
 /// One run of a compiled program of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct RunFlight {
     /// Running number of the runs of its rank, whatever the program.
     pub(crate) number: u64,
     /// The fingerprint of the program, in hexadecimal, as `explain` prints it.

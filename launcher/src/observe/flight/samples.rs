@@ -3,7 +3,7 @@
 //! programs.
 
 use super::{
-    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, Run,
+    Communicator, FORMAT, Flight, JobFacts, LaneFlight, Outcome, RankFlight, RankState, Record, RunFlight,
     WaitFlight,
 };
 
@@ -99,9 +99,9 @@ fn tp() -> LaneFlight {
     }
 }
 
-fn run(number: u64, program: u64, took_ns: Option<u64>) -> Run {
+fn run(number: u64, program: u64, took_ns: Option<u64>) -> RunFlight {
     let begun_ns = 14_000_000_000 + number * 1_000_000;
-    Run {
+    RunFlight {
         number,
         program: format!("{program:016x}"),
         line: format!("train.py:{program}"),

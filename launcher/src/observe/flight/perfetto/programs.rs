@@ -2,12 +2,12 @@
 
 use super::messages::{TracePacket, TrackEvent};
 use super::tracks::{Rows, Tracks, event, number, slice_begin, slice_end, text};
-use crate::observe::flight::{Outcome, RankFlight, Run};
+use crate::observe::flight::{Outcome, RankFlight, RunFlight};
 
 /// Adds a track for each program that the rank has run lately, in the order of their first runs.
 pub(super) fn add(packets: &mut Vec<TracePacket>, tracks: &mut Tracks, process: u64, rank: &RankFlight) {
     // Ranks write the times themselves.
-    let mut runs: Vec<&Run> = rank.runs.iter().filter(|run| run.begun_ns != 0).collect();
+    let mut runs: Vec<&RunFlight> = rank.runs.iter().filter(|run| run.begun_ns != 0).collect();
     runs.sort_by_key(|run| run.begun_ns);
     let mut programs: Vec<&str> = Vec::new();
     for run in &runs {
@@ -16,7 +16,7 @@ pub(super) fn add(packets: &mut Vec<TracePacket>, tracks: &mut Tracks, process: 
         }
     }
     for program in programs {
-        let runs: Vec<&Run> = runs.iter().copied().filter(|run| run.program == program).collect();
+        let runs: Vec<&RunFlight> = runs.iter().copied().filter(|run| run.program == program).collect();
         let mut rows = Rows::new(format!("program {program} {}", runs[0].line), process);
         for run in runs {
             let end = run.done_ns.map(|done| done.max(run.begun_ns));
@@ -27,7 +27,7 @@ pub(super) fn add(packets: &mut Vec<TracePacket>, tracks: &mut Tracks, process: 
     }
 }
 
-fn begin(run: &Run, track: u64) -> TrackEvent {
+fn begin(run: &RunFlight, track: u64) -> TrackEvent {
     let category = match run.outcome {
         Outcome::Done => "done",
         Outcome::Pending => "pending",
