@@ -4,7 +4,8 @@
 //! groups that it joins together move down to the last of them. Nothing moves past what it must not: a write
 //! past a read or a write of the same memory, a read past a write, an operation past what makes its operands.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 
 use super::walk::{BroadcastLayout, is_dense, is_number};
 use crate::program::{Loops, OperationId, Program, TensorValue, ValueId};
@@ -40,7 +41,7 @@ impl Batch {
 
 /// The batches of a program, in the order in which they run.
 pub(super) fn batches(program: &Program) -> Vec<Batch> {
-    let mut builder = Builder { program, batches: Vec::new(), touches: HashMap::new(), at: Vec::new() };
+    let mut builder = Builder { program, batches: Vec::new(), users: HashMap::new() };
     for number in 0..program.operations.len() {
         builder.add(OperationId(number as u32));
     }
@@ -57,10 +58,31 @@ struct Builder<'a> {
     program: &'a Program,
     /// Emptied ones have moved down.
     batches: Vec<Batch>,
-    /// The operations that touch the memory of a root, in the order of the program.
-    touches: HashMap<ValueId, Vec<(OperationId, Touch)>>,
-    /// The batch of each operation.
-    at: Vec<usize>,
+    /// The batches that touch the memory of each root.
+    users: HashMap<ValueId, Users>,
+}
+
+/// The batches that touch the memory of a root. There may be as many of them as there are operations, so nothing
+/// goes through all of them.
+#[derive(Default)]
+struct Users {
+    readers: BTreeSet<usize>,
+    writers: BTreeSet<usize>,
+}
+
+impl Users {
+    fn of(&mut self, what: Touch) -> &mut BTreeSet<usize> {
+        match what {
+            Touch::Reads => &mut self.readers,
+            Touch::Writes => &mut self.writers,
+        }
+    }
+
+    /// Whether a batch in this range must stay on its side of something that touches the memory so.
+    fn hold(&self, what: Touch, range: (Bound<usize>, Bound<usize>)) -> bool {
+        let is_written = self.writers.range(range).next().is_some();
+        is_written || (what == Touch::Writes && self.readers.range(range).next().is_some())
+    }
 }
 
 impl Builder<'_> {
@@ -71,9 +93,8 @@ impl Builder<'_> {
             None => self.push(Batch { operations: Vec::new(), tiled: None }),
         };
         self.batches[place].operations.push(id);
-        self.at.push(place);
         for (root, what) in touched {
-            self.touches.entry(root).or_default().push((id, what));
+            self.users.entry(root).or_default().of(what).insert(place);
         }
     }
 
@@ -116,34 +137,31 @@ impl Builder<'_> {
 
     /// The batch that an operation in tiles goes to.
     fn join(&mut self, id: OperationId, touched: &[(ValueId, Touch)], tiled: Tiled) -> usize {
-        let makers = self.makers(touched);
-        let mut joined: Vec<usize> =
-            makers.iter().copied().filter(|batch| self.common(*batch, &tiled, &[id]).is_some()).collect();
-        let last = makers.iter().copied().max();
-        let up = last.filter(|last| joined.contains(last) && self.may_rise(touched, *last));
-        let place = up
+        let makers = touched.iter().filter_map(|(root, _)| self.users.get(root)?.writers.last());
+        let last = makers.copied().max();
+        let up = last
+            .filter(|last| self.may_rise(touched, *last))
+            .and_then(|last| Some((last, self.common(last, &tiled, &[id])?)));
+        let (place, common) = up
             .or_else(|| self.beside(id, touched, &tiled, last))
-            .unwrap_or_else(|| self.push(Batch { operations: Vec::new(), tiled: Some(tiled.clone()) }));
-        self.agree(place, &tiled, id);
-        joined.retain(|batch| *batch != place);
-        for from in joined.into_iter().rev() {
-            self.sink(from, place, id);
-        }
+            .unwrap_or_else(|| (self.push(Batch { operations: Vec::new(), tiled: None }), tiled.clone()));
+        self.batches[place].tiled = Some(common);
+        self.gather(id, touched, &tiled, place);
         place
     }
 
-    /// The batches that made, or last wrote, what an operation touches.
-    fn makers(&self, touched: &[(ValueId, Touch)]) -> Vec<usize> {
-        let mut batches: Vec<usize> = touched
-            .iter()
-            .filter_map(|(root, _)| self.touches.get(root))
-            .flatten()
-            .filter(|(_, what)| *what == Touch::Writes)
-            .map(|(by, _)| self.at[by.0 as usize])
-            .collect();
-        batches.sort_unstable();
-        batches.dedup();
-        batches
+    /// Moves the groups that made, or last wrote, what an operation touches into the one that it has joined, the
+    /// newest first. One that stays holds those before it that have written the same memory.
+    fn gather(&mut self, id: OperationId, touched: &[(ValueId, Touch)], tiled: &Tiled, place: usize) {
+        let mut open: Vec<ValueId> = touched.iter().map(|(root, _)| *root).collect();
+        let maker = |builder: &Self, root: &ValueId| {
+            builder.users.get(root)?.writers.range(..place).next_back().copied()
+        };
+        while let Some(from) = open.iter().filter_map(|root| maker(self, root)).max() {
+            if self.common(from, tiled, &[id]).is_none() || !self.sink(from, place, id) {
+                open.retain(|root| maker(self, root) != Some(from));
+            }
+        }
     }
 
     /// A group not before `last` that reads what this operation reads: memory is gone through once then.
@@ -153,14 +171,15 @@ impl Builder<'_> {
         touched: &[(ValueId, Touch)],
         tiled: &Tiled,
         last: Option<usize>,
-    ) -> Option<usize> {
+    ) -> Option<(usize, Tiled)> {
         let first = last.map_or(0, |last| last + 1).max(self.batches.len().saturating_sub(LOOKS_BACK));
-        (first..self.batches.len()).rev().find(|batch| {
+        (first..self.batches.len()).rev().find_map(|batch| {
             let shares = touched.iter().filter(|(_, what)| *what == Touch::Reads).any(|(root, _)| {
-                let users = self.touches.get(root).into_iter().flatten();
-                users.into_iter().any(|(by, _)| self.at[by.0 as usize] == *batch)
+                let users = self.users.get(root);
+                users.is_some_and(|users| users.readers.contains(&batch) || users.writers.contains(&batch))
             });
-            shares && self.common(*batch, tiled, &[id]).is_some() && self.may_rise(touched, *batch)
+            let may_join = shares && self.may_rise(touched, batch);
+            may_join.then(|| Some((batch, self.common(batch, tiled, &[id])?))).flatten()
         })
     }
 
@@ -220,54 +239,41 @@ impl Builder<'_> {
 
     /// Whether an operation, the newest, may run in a batch before others.
     fn may_rise(&self, touched: &[(ValueId, Touch)], to: usize) -> bool {
-        touched.iter().all(|(root, what)| {
-            let users = self.touches.get(root).into_iter().flatten();
-            users.into_iter().all(|(by, other)| {
-                self.at[by.0 as usize] <= to || (*what == Touch::Reads && *other == Touch::Reads)
-            })
-        })
+        let after = (Bound::Excluded(to), Bound::Unbounded);
+        !touched.iter().any(|(root, what)| self.users.get(root).is_some_and(|users| users.hold(*what, after)))
     }
 
     /// Whether all operations of a batch may run as late as in another.
-    fn may_sink(&self, from: usize, to: usize) -> bool {
-        let moved = &self.batches[from].operations;
-        moved.iter().flat_map(|id| self.touched(*id)).all(|(root, what)| {
-            let users = self.touches.get(&root).into_iter().flatten();
-            users.into_iter().all(|(by, other)| {
-                let at = self.at[by.0 as usize];
-                at <= from || at >= to || (what == Touch::Reads && *other == Touch::Reads)
-            })
-        })
+    fn may_sink(&self, moved: &[(ValueId, Touch)], from: usize, to: usize) -> bool {
+        let between = (Bound::Excluded(from), Bound::Excluded(to));
+        !moved.iter().any(|(root, what)| self.users.get(root).is_some_and(|users| users.hold(*what, between)))
     }
 
-    /// Moves a batch into a later one, before its operations, if that is allowed.
-    fn sink(&mut self, from: usize, to: usize, id: OperationId) {
+    /// Moves a batch into a later one, before its operations, if that is allowed; says whether it is.
+    fn sink(&mut self, from: usize, to: usize, id: OperationId) -> bool {
         let Some(tiled) = self.batches[from].tiled.clone() else {
-            return;
+            return false;
         };
         let moved = self.batches[from].operations.clone();
-        let Some(common) = self.common(to, &tiled, &moved).filter(|_| self.may_sink(from, to)) else {
-            return;
+        let touched: Vec<_> = moved.iter().flat_map(|id| self.touched(*id)).collect();
+        let Some(common) = self.common(to, &tiled, &moved).filter(|_| self.may_sink(&touched, from, to))
+        else {
+            return false;
         };
         // The operation that joins them is not in a batch yet, and is to fit the shape of both.
         if !self.are_in_step(&moved, &[id], &common.shape) {
-            return;
+            return false;
         }
-        for operation in &moved {
-            self.at[operation.0 as usize] = to;
+        for (root, what) in touched {
+            let batches = self.users.entry(root).or_default().of(what);
+            batches.remove(&from);
+            batches.insert(to);
         }
-        let after = std::mem::take(&mut self.batches[from].operations);
-        self.batches[from].tiled = None;
+        self.batches[from] = Batch { operations: Vec::new(), tiled: None };
         let batch = &mut self.batches[to];
-        batch.operations.splice(0..0, after);
+        batch.operations.splice(0..0, moved);
         batch.operations.sort_unstable();
         batch.tiled = Some(common);
-    }
-
-    /// Makes a group ready for an operation that has decided to join it.
-    fn agree(&mut self, place: usize, tiled: &Tiled, id: OperationId) {
-        if let Some(common) = self.common(place, tiled, &[id]) {
-            self.batches[place].tiled = Some(common);
-        }
+        true
     }
 }
