@@ -99,6 +99,19 @@ def test_memory_that_ends_names_the_line() -> None:
     assert line_of(greedy, "# 512 MiB") in str(error), error
 
 
+def greedy_result(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    return y.expand(512, -1).cumsum(0)  # 512 MiB
+
+
+@ours_only
+@on_device
+def test_memory_for_a_result_names_the_line() -> None:
+    error = error_of(compiled(greedy_result), tensor(1, 1 << 18))
+    assert isinstance(error, torch.OutOfMemoryError), repr(error)
+    assert line_of(greedy_result, "# 512 MiB") in str(error), error
+
+
 @on_device
 def test_programs_free_what_nobody_uses_any_more() -> None:
     """The program makes 30 tensors of 16 MiB on a device of 256 MiB, where few are alive at once."""

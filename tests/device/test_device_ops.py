@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(__file__).resolve().parents[2]
 # One of each family, and those that need a kernel of the device's own.
 NAMES = [

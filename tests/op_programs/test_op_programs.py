@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-
 TESTS = Path(__file__).parents[1]
 
 
@@ -53,6 +52,28 @@ def test_whole_programs_compiled_compute_what_strict_does():
     assert "60 programs, 0 wrong" in done.stdout
     of_torch = [line for line in done.stdout.splitlines() if "torch's own tracing" in line]
     assert not of_torch or int(of_torch[0].split()[0]) <= 6, "most programs must say something of the backend"
+
+
+def test_whole_programs_in_small_parts_compute_what_strict_does():
+    """A graph becomes as many programs as it has operations."""
+    small = """
+        from op_programs import __main__ as command
+        from tpurun.compile import _counters, _lowering
+        _lowering.MOST_OPERATIONS = 1
+        whole = command.main
+
+        def counted():
+            code = whole()
+            print(_counters.counters()["graphs_split"], "graphs split")
+            return code
+
+        command.main = counted
+    """
+    done = run_whole("--way", "compiled", "--programs", "30", before=small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30 programs, 0 wrong" in done.stdout
+    split = [line for line in done.stdout.splitlines() if "graphs split" in line]
+    assert int(split[0].split()[0]) > 30
 
 
 def test_whole_programs_fused_compute_what_strict_does():

@@ -3,7 +3,7 @@
 //!
 //! Validates, converts, forwards. A panic is a bug and becomes `TPURUN_INTERNAL`, never an unwind into C++.
 
-mod program_runs;
+pub mod program_runs;
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -52,7 +52,7 @@ class Executable {
     int64_t bytes = 0;
     // Nobody but kernels that are told where to put results sees it, so its storage stays from run to run.
     bool is_private = false;
-    const std::string* line = nullptr;  // of the program, of what it makes
+    const std::string* line = nullptr;  // of the operation that makes it
   };
 
   // An argument of a run.

@@ -337,7 +337,7 @@ Made gelu(const Row& row, const Arguments& arguments) {
   return plain(exact, arguments);
 }
 
-// Of a gradient that is computed from the result ATen refuses negative slopes: the result does not tell them
+// Where a gradient is computed from the result, ATen refuses negative slopes: the result does not tell them
 // from positive ones.
 bool is_refused(const Arguments& arguments, int32_t is_result, int32_t slope) {
   const bool is_known = arguments[is_result].isBool() && arguments.is_number(slope);

@@ -25,6 +25,7 @@ class Built:
 _kept_eager: dict[str, int] = {}
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 _count = 0
+_split = 0
 _listeners: list[Built] = []
 
 
@@ -61,12 +62,25 @@ def kept_eager(graph: fx.GraphModule, reason: str) -> None:
         )
 
 
+def split(operations: int, programs: int, most: int) -> None:
+    """A graph of so many operations has become several programs."""
+    global _split
+    _split += 1
+    if _split == 1:
+        print(
+            f"tpurun: a compiled graph of {operations} operations runs as {programs} programs, one after the "
+            f"other, because a program has {most} operations at most",
+            file=sys.stderr,
+        )
+
+
 def counters() -> dict[str, int]:
     """The numbers that ``torch.tpu.compile.counters`` gives."""
     return {
         "programs": _count,
         "runs": sum(program.runs() for program in _all),
         "graphs_kept_eager": sum(_kept_eager.values()),
+        "graphs_split": _split,
     }
 
 

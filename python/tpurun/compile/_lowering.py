@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tpurun import _C as _native
+from tpurun.compile._parts import Part, Related, find_endings
 from tpurun.compile._sizes import Sizes
 
 
@@ -27,6 +27,10 @@ class NotLowered(Exception):
 
 # An operation on lists of tensors is as many operations on tensors, which then go into tiles.
 _FOREACH = "aten::_foreach_"
+
+# A graph of more operations is cut into programs. A plan takes time and memory by the operations of its
+# program, and 64 sets of sizes have a plan each.
+MOST_OPERATIONS = 16_384
 
 Lowered = Any  # _native.Ref | _native.Unknown | int | list of them
 
@@ -91,27 +95,106 @@ def _name(op: OpOverload) -> tuple[str, str]:
 
 
 class Lowering:
-    """Writes a program down for one graph."""
+    """Writes a program down for one graph, or several where the graph is too large for one."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, most_operations: int | None = None) -> None:
         self.graph = graph
-        self.program = _native.Program()
+        self.most_operations = most_operations or MOST_OPERATIONS
         self.sizes = Sizes()
+        self.parts: list[Part] = []  # the last one is the one that is written down
+        self.operations = 0  # of all parts
+        self.crossing: dict[
+            int, int
+        ] = {}  # inputs of the program that are of the graph, or of programs before it
+        self.arguments = 0
+        self.crossed = 0
+        self.related: list[Related] = []
+        self._begin_part()
         self.known: dict[fx.Node, Lowered] = {}
-        self.values: dict[int, torch.Tensor] = {}  # fake ones, by their number in the program
-        self.roots: dict[int, int] = {}
-        self.made: set[int] = set()  # by operations of the program
-        self.absolute: set[int] = set()  # views whose offset counts from the start of their storage
         self.constants: list[torch.Tensor] = []
         self.inputs: list[str] = []  # "tensor" or "number" for each argument of the graph
         self.results: list[tuple[str, Any]] = []
 
     def run(self) -> None:
-        for node in self.graph.graph.nodes:
+        nodes = list(self.graph.graph.nodes)
+        numbers = {node: number for number, node in enumerate(nodes)}
+        last_uses = {node: max((numbers[user] for user in node.users), default=-1) for node in nodes}
+        begun = 0
+        for number, node in enumerate(nodes):
+            if node.op == "call_function" and self.operations - begun >= self.most_operations:
+                self._cut({one: self.known[one] for one in self.known if last_uses[one] >= number})
+                begun = self.operations
             getattr(self, f"_{node.op}")(node)
         if not self.sizes.are_given():
             raise NotLowered("sizes that depend on data")
         self.program.finish()
+        find_endings(self.parts)
+
+    # --- several programs ---
+
+    @property
+    def program(self) -> Any:
+        return self.parts[-1].program
+
+    def _begin_part(self) -> None:
+        self.parts.append(Part(_native.Program()))
+        self.values: dict[int, torch.Tensor] = {}  # fake ones, by their number in the program
+        self.roots: dict[int, int] = {}
+        self.made: set[int] = set()  # by operations of this program or those before it
+        self.views: dict[int, tuple[Any, ...]] = {}  # as the program was told of them
+        self.absolute: set[int] = set()  # views whose offset counts from the start of their storage
+
+    def _cut(self, needed: dict[fx.Node, Lowered]) -> None:
+        """Ends the program before a node, and begins another one that knows what is still needed.
+
+        Only roots cross. Views of them are views of the same root again, so that the next program knows as
+        well as this one what shares memory.
+        """
+        before, made = self.parts[-1], self.made
+        values, roots, views = self.values, self.roots, self.views
+        refs = {ref.value for lowered in needed.values() for ref in _refs(lowered)}
+        crossing = {root: self._leave(root) for root in dict.fromkeys(roots[ref] for ref in sorted(refs))}
+        before.program.finish()
+        self._begin_part()
+        self.crossing = {}
+        moved: dict[int, _native.Ref] = {}
+        for root, number in crossing.items():
+            moved[root] = self._crossed(values[root], number)
+            if root in made:
+                self.made.add(moved[root].value)
+        for ref in sorted(refs - set(crossing)):
+            moved[ref] = self._view(moved[roots[ref]].value, values[ref], *views[ref])
+        self.known = {node: _moved(lowered, moved) for node, lowered in needed.items()}
+
+    def _leave(self, root: int) -> int:
+        """The number by which later programs know a root; the program that has made it returns it."""
+        if root not in self.crossing:
+            self.crossed += 1
+            self.crossing[root] = -self.crossed
+            self.program.output(root)
+            self.parts[-1].outputs.append(-self.crossed)
+        return self.crossing[root]
+
+    def _crossed(self, fake: torch.Tensor, number: int) -> _native.Ref:
+        ref = self._next_input(fake)
+        self.crossing[ref.value] = number
+        self.parts[-1].inputs.append(number)
+        return ref
+
+    def _relate(self, outputs: Sequence[int]) -> None:
+        """Finds results that share memory which an earlier program has made."""
+        by_root: dict[int, list[int]] = {}
+        for at, value in enumerate(outputs):
+            if self.crossing.get(self.roots[value], 0) < 0:
+                by_root.setdefault(self.roots[value], []).append(at)
+        count = len(outputs)
+        for root, views in by_root.items():
+            if len(views) > 1:
+                whole = next((at for at in views if outputs[at] == root), None)
+                if whole is None:
+                    self.program.output(root)
+                    whole, count = count, count + 1
+                self.related.append(Related(whole, views))
 
     # --- kinds of nodes ---
 
@@ -143,15 +226,18 @@ class Lowering:
 
     def _output(self, node: fx.Node) -> None:
         results = node.args[0]
+        outputs = []
         for result in results if isinstance(results, (list, tuple)) else [results]:
             lowered = self.known[result] if isinstance(result, fx.Node) else result
             if isinstance(lowered, _native.Ref):
                 self.program.output(lowered.value)
+                outputs.append(lowered.value)
                 self.results.append(("tensor", None))
             elif isinstance(lowered, _native.Unknown):
                 self.results.append(("size", lowered.number))
             else:
                 self.results.append(("constant", lowered))
+        self._relate(outputs)
 
     def _call_function(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
@@ -162,16 +248,12 @@ class Lowering:
         if isinstance(fake, (torch.SymInt, int)) and not isinstance(fake, bool):
             self.known[node] = self.sizes.of(fake)
             return
-        if _cross_entropy_of(node) is not None:
-            return  # its only user has it
         if (random := _RANDOM.get(str(node.target))) is not None:
             random(self, node)
             return
         if not isinstance(node.target, OpOverload):
             raise NotLowered(f"{node.target}")
         op = node.target
-        if op is _ATEN._log_softmax_backward_data.default and self._cross_entropy(node, fake):
-            return
         arguments = self._in_order(op, node.args, node.kwargs)
         view_of = _view_of(op)
         if op is torch.ops.aten.copy.default and self._is_moved(node, arguments[1], fake):
@@ -197,6 +279,10 @@ class Lowering:
         return _native.Ref(number)
 
     def _input(self, fake: torch.Tensor) -> _native.Ref:
+        self.arguments += 1
+        return self._crossed(fake, self.arguments - 1)
+
+    def _next_input(self, fake: torch.Tensor) -> _native.Ref:
         number = self.program.input(fake.dtype, fake.device, *self._strided(fake))
         return self._remember(number, fake, number)
 
@@ -219,10 +305,14 @@ class Lowering:
         base = self.values[root]
         before = 0 if is_absolute else base.storage_offset() * base.element_size() // fake.element_size()
         offset = self.sizes.of(fake.storage_offset() - before)
-        number = self.program.view(of.value, fake.dtype, sizes, strides, offset, is_absolute)
-        if is_absolute:
+        return self._view(of.value, fake, sizes, strides, offset, is_absolute)
+
+    def _view(self, of: int, fake: torch.Tensor, *laid: Any) -> _native.Ref:
+        number = self.program.view(of, fake.dtype, *laid)
+        self.views[number] = laid
+        if laid[-1]:
             self.absolute.add(number)
-        return self._remember(number, fake, root)
+        return self._remember(number, fake, self.roots[of])
 
     def _is_moved(self, node: fx.Node, source: Lowered, fake: torch.Tensor) -> bool:
         """Whether ``copy(old, source)`` is `source` itself.
@@ -277,30 +367,23 @@ class Lowering:
             back = [at for at, one in enumerate(op._schema.arguments) if one.is_write]
             if not all(written) or len(back) != len(returns):
                 raise NotLowered(f"{op}, which returns what it was given and more")
-            self.program.operation(name, overload, None, arguments, [], _line(node))
+            self._write(name, overload, None, arguments, [], node)
             refs = [arguments[at] for at in back]
             return refs[0] if len(refs) == 1 else refs
         ref, numbers = self._made(fake) if returns else (None, [])
-        self.program.operation(name, overload, _told(op), arguments, numbers, _line(node))
+        self._write(name, overload, _told(op), arguments, numbers, node)
         return ref
 
-    def _cross_entropy(self, node: fx.Node, fake: torch.Tensor) -> bool:
-        """The gradient of a cross entropy as one operation, without zeros as large as the scores."""
-        loss = node.args[0]
-        if _cross_entropy_of(loss) is not node:
-            return False
-        grad, scores, target, _, reduction, ignored, total = self._in_order(
-            loss.target, loss.args, loss.kwargs
-        )
-        self.known[node] = self._operation(
-            node, _kernel("cross_entropy_backward"), [grad, scores, target, reduction, ignored, total], fake
-        )
-        return True
+    def _write(self, name: str, overload: str, told: str | None, *given: Any) -> None:
+        """One operation: its arguments, the numbers of its results, and the node that it comes from."""
+        arguments, results, node = given
+        self.operations += 1
+        self.program.operation(name, overload, told, arguments, results, _line(node))
 
     def random(self, name: str, arguments: Sequence[Lowered], node: fx.Node) -> Any:
         """One of our operations on the state of the random numbers."""
         ref, numbers = (None, []) if name == "set_random_state" else self._made(_random_state())
-        self.program.operation(f"tpurun::{name}", "", None, arguments, numbers, _line(node))
+        self._write(f"tpurun::{name}", "", None, arguments, numbers, node)
         return ref
 
     def inner(self, node: fx.Node, op: OpOverload, given: Sequence[Any]) -> Any:
@@ -321,45 +404,19 @@ class Lowering:
         self.known[node] = known
 
 
-# --- operations that are one together ---
-
-_ATEN = torch.ops.aten
-
-
-def _kernel(name: str) -> OpOverload:
-    return getattr(torch.ops.tpurun_kernel, name).default
-
-
-def _whole(node: Any) -> Any:
-    """The node of a tensor that is all of another one under a new name."""
-    while isinstance(node, fx.Node) and node.target in (_ATEN.alias.default, _ATEN.detach.default):
-        node = node.args[0]
-    return node
+def _refs(lowered: Lowered) -> Iterator[_native.Ref]:
+    if isinstance(lowered, _native.Ref):
+        yield lowered
+    elif isinstance(lowered, (list, tuple)):
+        for one in lowered:
+            yield from _refs(one)
 
 
-def _cross_entropy_of(loss: Any) -> fx.Node | None:
-    """The node that alone uses the gradient of a loss, and is the gradient of its softmax."""
-    if not isinstance(loss, fx.Node) or loss.target is not _ATEN.nll_loss_backward.default:
-        return None
-    users = list(loss.users)
-    scores, target, weight = loss.args[1:4]
-    if len(users) != 1 or weight is not None:
-        return None
-    user, value, chosen = users[0], _val(scores), _val(target)
-    is_gradient = user.target is _ATEN._log_softmax_backward_data.default and user.args[0] is loss
-    if (
-        not is_gradient
-        or _whole(user.args[1]) is not _whole(scores)
-        or value.dim() != 2
-        or chosen.dim() != 1
-        or chosen.dtype != torch.int64
-    ):
-        return None
-    # With one class, the sum of its row has no zero that a negative one could be added to.
-    columns = value.shape[1]
-    known = (columns > 1, value.stride(0) == columns, value.stride(1) == 1, chosen.stride(0) == 1)
-    fits = all(statically_known_true(one) for one in known)
-    return user if fits and user.args[2] in (1, -1) and user.args[3] == value.dtype else None
+def _moved(lowered: Lowered, refs: Mapping[int, _native.Ref]) -> Lowered:
+    """The same in the next program."""
+    if isinstance(lowered, _native.Ref):
+        return refs[lowered.value]
+    return [_moved(one, refs) for one in lowered] if isinstance(lowered, (list, tuple)) else lowered
 
 
 # --- random numbers that are drawn again ---

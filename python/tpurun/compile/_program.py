@@ -7,19 +7,24 @@ from typing import Any
 
 from torch import fx
 
-from tpurun.compile import _counters
+from tpurun.compile import _counters, _parts
+from tpurun.compile._fusions import fuse
 from tpurun.compile._lowering import Lowering, NotLowered
 
 
 def compiled(graph: fx.GraphModule, _inputs: list[Any]) -> Callable[[list[Any]], list[Any]]:
     """The function that computes what a graph does; it takes its arguments in a list, and empties that."""
+    fuse(graph)
     lowering = Lowering(graph)
     try:
         lowering.run()
     except NotLowered as error:
         _counters.kept_eager(graph, str(error))
         return _eager(graph)
-    _counters.built(lowering.program)
+    for part in lowering.parts:
+        _counters.built(part.program)
+    if len(lowering.parts) > 1:
+        _counters.split(lowering.operations, len(lowering.parts), lowering.most_operations)
     return _function(lowering)
 
 
@@ -34,13 +39,13 @@ def _eager(graph: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
 
 
 def _function(lowering: Lowering) -> Callable[[list[Any]], list[Any]]:
-    program, constants, sizes = lowering.program, lowering.constants, lowering.sizes
+    constants, sizes, parts = lowering.constants, lowering.sizes, lowering.parts
     only_tensors = set(lowering.inputs) <= {"tensor"} and not constants
     only_results = all(kind == "tensor" for kind, _ in lowering.results)
-    if only_tensors and only_results and not sizes.numbers:
-        run = program.run
+    if only_tensors and only_results and not sizes.numbers and len(parts) == 1:
+        run = lowering.program.run
         return _boxed(lambda arguments: run(arguments))
-    kinds, results = lowering.inputs, lowering.results
+    kinds, results, related = lowering.inputs, lowering.results, lowering.related
 
     def with_numbers(arguments: list[Any]) -> list[Any]:
         numbers = [one for one, kind in zip(arguments, kinds, strict=True) if kind == "number"]
@@ -49,7 +54,7 @@ def _function(lowering: Lowering) -> Callable[[list[Any]], list[Any]]:
         table = sizes.of_run(numbers, tensors)
         # In one list: what this one alone holds is let go in the middle of the run.
         tensors += constants
-        made = iter(program.run(tensors, table))
+        made = iter(_parts.relate(_parts.run(parts, tensors, table), related))
         return [_result(kind, of, made, table) for kind, of in results]
 
     return _boxed(with_numbers)

@@ -3,6 +3,8 @@
 use super::{guarded_void, inherited};
 use tpurun_protocol::board::{Outcome, ProgramRun};
 
+/// A run of a compiled program begins; the answer is for [`tpurun_program_run_ended`].
+///
 /// # Safety
 /// `tpurun.h`: `line_bytes` bytes are readable, or `line_bytes` is 0.
 #[unsafe(no_mangle)]
@@ -24,7 +26,7 @@ pub unsafe extern "C" fn tpurun_program_run_begun(
     number
 }
 
-/// `tpurun.h`.
+/// The run has ended: `tpurun.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tpurun_program_run_ended(run: u64, is_done: i32) {
     if run != NOT_RECORDED {
