@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _ATEN = torch.ops.aten
+_SOFTMAX_BACKWARD = _ATEN._log_softmax_backward_data.default
 
 
 def fuse(module: fx.GraphModule) -> None:
@@ -35,16 +36,12 @@ def fuse(module: fx.GraphModule) -> None:
 
 
 def _gradient_of_softmax(loss: fx.Node) -> fx.Node | None:
-    """The node that alone uses the gradient of a loss, where it is that of the scores before their softmax."""
-    users = list(loss.users)
+    """The gradient of the scores before their softmax, where nothing else uses that of a loss."""
+    user = next(iter(loss.users), None)
     scores, target, weight = loss.args[1:4]
-    if (
-        len(users) != 1
-        or users[0].target is not _ATEN._log_softmax_backward_data.default
-        or weight is not None
-    ):
+    if len(loss.users) != 1 or weight is not None or user.target is not _SOFTMAX_BACKWARD:
         return None
-    given, results, dimension, dtype = users[0].args
+    given, results, dimension, dtype = user.args
     value, chosen = scores.meta["val"], target.meta["val"]
     if given is not loss or _whole(results) is not _whole(scores) or value.dim() != 2 or chosen.dim() != 1:
         return None
@@ -52,7 +49,7 @@ def _gradient_of_softmax(loss: fx.Node) -> fx.Node | None:
     columns = value.shape[1]
     known = (columns > 1, value.stride(0) == columns, value.stride(1) == 1, chosen.stride(0) == 1)
     fits = dimension in (1, -1) and dtype == value.dtype and chosen.dtype == torch.int64
-    return users[0] if fits and all(statically_known_true(one) for one in known) else None
+    return user if fits and all(statically_known_true(one) for one in known) else None
 
 
 def _whole(node: Any) -> Any:
