@@ -1,6 +1,7 @@
 //! The document as a trace that <https://ui.perfetto.dev> shows: a process for each rank, in it a track for each
-//! communicator, on it a slice for each operation, and a track for each compiled program, on it a slice for each run. A slice that never ended stays open. An arrow leads from rank to
-//! rank through one collective, in the order in which they posted it, and from a send to its receive.
+//! communicator, on it a slice for each operation, and a track for each compiled program, on it a slice for each
+//! run. A slice that never ended stays open. An arrow leads from rank to rank through one collective, in the order
+//! in which they posted it, and from a send to its receive.
 
 mod flows;
 mod messages;
