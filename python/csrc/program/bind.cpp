@@ -16,6 +16,7 @@
 
 #include "abi/tpurun.h"
 #include "program/executable.h"
+#include "program/keeps_size.h"
 #include "program/plan.h"
 #include "program/recording.h"
 
@@ -324,6 +325,22 @@ void bind(py::module_& module) {
       .def("text", [](const Program& self) { return self.checked().text(); })
       .def("plan", &Program::plan)
       .def("run", &Program::run, py::arg("inputs"), py::arg("sizes") = std::vector<int64_t>());
+  module.def(
+      "overwriting",
+      [] {
+        py::dict found;
+        for (const Overwriting& one : all_overwriting()) {
+          py::list operands;
+          for (const int8_t at : one.operands) {
+            if (at >= 0) {
+              operands.append(static_cast<int>(at));
+            }
+          }
+          found[py::str(std::string(one.name))] = operands;
+        }
+        return found;
+      },
+      "Operations that may put their result where one of these arguments is.");
 }
 
 }  // namespace tpurun::program

@@ -26,8 +26,8 @@ namespace {
 
 using device::FromArena;
 
-// Values of as many bytes hold memory only as long as they are needed. A recurrent network of many small values
-// is 8 % slower where each of them is allocated, and holds a few KiB less.
+// Values of as many bytes hold memory only as long as they are needed. A recurrent network of many small
+// values is 8 % slower where each of them is allocated, and holds a few KiB less.
 constexpr int64_t kOwnFrom = 32 << 10;
 
 constexpr c10::DispatchKeySet kOnCpu(c10::DispatchKey::CPU);

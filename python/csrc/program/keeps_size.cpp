@@ -94,21 +94,28 @@ constexpr std::array<std::string_view, 82> kNames = {
     "where",
 };
 
-// ATen goes through a row for its largest element, for a sum, and last for the result, element by element.
-constexpr std::array<Overwriting, 5> kOverwriting = {{
-    {"aten::_log_softmax", {0, -1}, 1},
-    {"aten::_log_softmax_backward_data", {0, 1}, 2},
-    {"aten::_softmax", {0, -1}, 1},
-    {"aten::_softmax_backward_data", {0, 1}, 2},
-    {"tpurun_kernel::cross_entropy_backward", {1, -1}, -1},
-}};
-
 }  // namespace
 
+// Of a softmax, ATen goes through a row for its largest element, for a sum, and last for the result. The
+// others go from element to element.
+const std::vector<Overwriting>& all_overwriting() {
+  static const std::vector<Overwriting> all = {
+      {"aten::_log_softmax", {0, -1}, 1},
+      {"aten::_log_softmax_backward_data", {0, 1}, 2},
+      {"aten::_softmax", {0, -1}, 1},
+      {"aten::_softmax_backward_data", {0, 1}, 2},
+      {"aten::gelu", {0, -1}, -1},
+      {"aten::gelu_backward", {0, 1}, -1},
+      {"tpurun_kernel::cross_entropy_backward", {1, -1}, -1},
+  };
+  return all;
+}
+
 const Overwriting* overwriting(std::string_view name) {
-  const auto* found = std::find_if(kOverwriting.begin(), kOverwriting.end(),
-                                   [&](const Overwriting& one) { return one.name == name; });
-  return found == kOverwriting.end() ? nullptr : found;
+  const auto& all = all_overwriting();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const Overwriting& one) { return one.name == name; });
+  return found == all.end() ? nullptr : &*found;
 }
 
 bool keeps_size(std::string_view name) {

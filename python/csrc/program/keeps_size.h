@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace tpurun::program {
 
@@ -14,13 +15,15 @@ constexpr std::string_view kOurKernels = "tpurun_kernel::";
 // memory behind a result belongs to another value.
 bool keeps_size(std::string_view name);
 
-// A kernel that may put its result where an operand is: it reads a row before it writes there.
+// A kernel that may put its result where an operand is: it has read what it computes an element, or a row,
+// from before it writes there.
 struct Overwriting {
   std::string_view name;
   std::array<int8_t, 2> operands;  // their arguments; -1: none
   int8_t dimension;                // the argument that has to say the last one; -1: none
 };
 
+const std::vector<Overwriting>& all_overwriting();
 // Null where a kernel is not known to be such.
 const Overwriting* overwriting(std::string_view name);
 
