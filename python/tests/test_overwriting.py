@@ -1,4 +1,4 @@
-"""Kernels that programs let put a result in the place of an operand: it has the bits of one in memory of its own."""
+"""Results that kernels put in the place of an operand have the bits of those in memory of their own."""
 
 from __future__ import annotations
 

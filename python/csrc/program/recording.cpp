@@ -149,6 +149,19 @@ CallKind Recording::call_kind_of(const c10::OperatorHandle& op, const device::Sc
   return has_told ? CallKind::kTold : CallKind::kAllocating;
 }
 
+namespace {
+
+// 0 where they are not known before the program runs.
+int64_t known_elements(const Sizes& sizes) {
+  int64_t elements = 1;
+  for (const Size& size : sizes) {
+    elements *= size.is_unknown ? 0 : size.number;
+  }
+  return elements;
+}
+
+}  // namespace
+
 std::optional<Pointwise> Recording::in_tiles(const Operation& operation) const {
   // One tensor comes out, in memory of its own or in that of an argument.
   const auto& out = operation.results.empty() ? operation.writes : operation.results;
@@ -173,7 +186,8 @@ std::optional<Pointwise> Recording::in_tiles(const Operation& operation) const {
       if (value.is_absolute || is_elsewhere) {
         return std::nullopt;
       }
-      tensors.push_back({value.dtype, static_cast<int64_t>(value.sizes.size()), false, 0});
+      tensors.push_back(
+          {value.dtype, static_cast<int64_t>(value.sizes.size()), false, known_elements(value.sizes)});
     }
   }
   auto found = pointwise(operation.op.operator_name(), constants, tensor_of_argument, tensors);

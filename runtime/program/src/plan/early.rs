@@ -1,6 +1,6 @@
-//! Groups that let go of more memory than they take run as early as they can: an optimizer's update of a
-//! parameter right after its gradient is there, instead of after all gradients are. So do those that work on
-//! numbers, as such an update needs some.
+//! What lets go of more memory than it takes runs as early as it can: an optimizer's update of a parameter right
+//! after its gradient is there, instead of after all gradients are, and a gradient of weights before that of what
+//! they are multiplied with. So does what works on numbers, as such an update needs some.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,8 +24,8 @@ pub(super) fn early(program: &Program, batches: Vec<Batch>) -> Vec<Batch> {
     let mut placed: Vec<(Place, Batch)> = Vec::with_capacity(batches.len());
     for (at, batch) in batches.into_iter().enumerate() {
         let roots = roots_of(program, &batch);
-        let saves = batch.is_tiled() && lets_go(program, &roots, &ending[at]) > 0;
-        let rises = saves || is_of_numbers(program, &batch, &roots);
+        let lets_go = lets_go(program, &roots, &ending[at]);
+        let rises = is_known(program, &batch) && (lets_go > 0 || are_numbers(program, &roots));
         let place = if rises { after(&touched, &roots, &ending[at], at) } else { (at, 0) };
         for (root, is_written) in roots {
             let known = touched.entry(root).or_default();
@@ -78,11 +78,15 @@ fn bytes(program: &Program, root: ValueId) -> i64 {
     value.extent().unwrap_or_default() * i64::from(value.dtype.bytes)
 }
 
-/// Whether a batch touches next to no memory, and all that it does is known here.
-fn is_of_numbers(program: &Program, batch: &Batch, roots: &HashMap<ValueId, bool>) -> bool {
-    const FEW: i64 = 64;
+/// Whether the program says all that a batch does: it draws no random numbers, and is no collective.
+fn is_known(program: &Program, batch: &Batch) -> bool {
     let is_outside = |id: &OperationId| program.operations[id.0 as usize].call_kind == CallKind::Outside;
-    !batch.operations.iter().any(is_outside) && roots.keys().all(|root| bytes(program, *root) <= FEW)
+    !batch.operations.iter().any(is_outside)
+}
+
+fn are_numbers(program: &Program, roots: &HashMap<ValueId, bool>) -> bool {
+    const FEW: i64 = 64;
+    roots.keys().all(|root| bytes(program, *root) <= FEW)
 }
 
 /// Bytes of what ends in a batch and was there before, without those of what begins there and stays.
