@@ -177,6 +177,19 @@ def test_arguments_are_let_go_of_in_the_middle_of_a_run() -> None:
 
 @ours_only
 @on_device
+def test_a_loss_holds_no_more_memory_than_a_number_needs() -> None:
+    def body(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(x, wanted)
+
+    x = tensor(512, 1024)
+    before = torch.tpu.memory_allocated()
+    loss = compiled(body)(x, x)
+    assert loss.item() == 0
+    assert torch.tpu.memory_allocated() < before + 4096
+
+
+@ours_only
+@on_device
 def test_a_cross_entropy_holds_its_scores_once_and_their_gradient_once() -> None:
     def body(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x * 2, chosen)

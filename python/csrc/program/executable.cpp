@@ -537,7 +537,11 @@ void Executable::take_result(ValueId result, at::Tensor made) {
   if (is_ours) {
     storages_[result] = made.storage();
   }
-  const at::Tensor cpu = is_ours ? device::as_cpu(made) : made;
+  at::Tensor cpu = is_ours ? device::as_cpu(made) : made;
+  // A loss may come in the memory of all that it is the mean of.
+  if (!is_ours && cpu.storage().nbytes() >= cpu.nbytes() + static_cast<std::size_t>(kOwnFrom)) {
+    cpu = cpu.clone();
+  }
   own(result, cpu.storage(), cpu.storage_offset() * static_cast<int64_t>(cpu.itemsize()));
   auto& impl = *tensors_[result].unsafeGetTensorImpl();
   if (impl.sizes() != cpu.sizes()) {
