@@ -96,7 +96,7 @@ constexpr std::array<std::string_view, 82> kNames = {
 
 }  // namespace
 
-// Of a softmax, ATen goes through a row for its largest element, for a sum, and last for the result. The
+// A softmax of ATen goes through a row for its largest element, for a sum, and last for the result. The
 // others go from element to element.
 const std::vector<Overwriting>& all_overwriting() {
   static const std::vector<Overwriting> all = {

@@ -1,27 +1,27 @@
-//! What lets go of more memory than it takes runs as early as it can: an optimizer's update of a parameter right
-//! after its gradient is there, instead of after all gradients are, and a gradient of weights before that of what
-//! they are multiplied with. So does what works on numbers, as such an update needs some.
+//! Batches that let go of more memory than they take run as early as they can: an optimizer's update of a
+//! parameter right after its gradient is there, instead of after all gradients are, and the gradient of a weight
+//! before that of what it is multiplied with. Batches of numbers do so, too: such an update needs some.
 
 use std::collections::{HashMap, HashSet};
 
 use super::groups::Batch;
 use crate::program::{CallKind, OperationId, Program, ValueId, ValueSource};
 
-/// The place of a batch in the new order: behind the batch of the first number, in the order of the second.
-type Place = (usize, usize);
+/// Where a batch runs: behind the batch of the first number, and among those there in the order of the second.
+type RunOrder = (usize, usize);
 
 #[derive(Clone, Copy, Default)]
 struct Touched {
     /// The last place where it is read, or written.
-    read: Option<Place>,
-    written: Option<Place>,
+    read: Option<RunOrder>,
+    written: Option<RunOrder>,
 }
 
 /// Puts batches in the order in which they are to run.
 pub(super) fn early(program: &Program, batches: Vec<Batch>) -> Vec<Batch> {
     let ending = endings(program, &batches);
     let mut touched: HashMap<ValueId, Touched> = HashMap::new();
-    let mut placed: Vec<(Place, Batch)> = Vec::with_capacity(batches.len());
+    let mut placed: Vec<(RunOrder, Batch)> = Vec::with_capacity(batches.len());
     for (at, batch) in batches.into_iter().enumerate() {
         let roots = roots_of(program, &batch);
         let lets_go = lets_go(program, &roots, &ending[at]);
@@ -104,7 +104,7 @@ fn after(
     roots: &HashMap<ValueId, bool>,
     ending: &HashSet<ValueId>,
     at: usize,
-) -> Place {
+) -> RunOrder {
     let last = roots.iter().filter_map(|(root, is_written)| {
         let known = touched.get(root)?;
         let read = known.read.filter(|_| *is_written || ending.contains(root));

@@ -219,7 +219,7 @@ impl Planner<'_> {
         Some(self.places[ends.remove(found).0 as usize])
     }
 
-    /// Whether both are in the workspace, or both have memory of their own. Who has been handed some may keep it.
+    /// Whether both are in the workspace, or both have memory of their own. An operation outside may keep what it was handed.
     fn is_alike(&self, ending: ValueId, root: ValueId) -> bool {
         match (self.places[ending.0 as usize], self.places[root.0 as usize]) {
             (ValueMemory::Workspace(_), ValueMemory::Workspace(_)) => true,
