@@ -1,4 +1,5 @@
 // The extension module `tpurun._C`.
+#include <array>
 #include <string>
 
 #include <pybind11/chrono.h>
@@ -38,6 +39,21 @@ void check_abi() {
                            ", which this extension was compiled for, given one of version " +
                            std::to_string(engine) + "; build both anew with `make clean build`");
   }
+}
+
+py::dict fused_counts() {
+  const auto counts = tpurun::program::fused::counts();
+  py::dict found;
+  found["operations"] = counts.operations;
+  found["together"] = counts.together;
+  found["stretches"] = counts.stretches;
+  found["plans"] = counts.plans;
+  constexpr std::array kNames = {"operation", "memory", "stream", "mode", "thread", "bound", "fork"};
+  static_assert(kNames.size() == tpurun::device::streams::kCuts);
+  for (std::size_t at = 0; at < kNames.size(); ++at) {
+    found[py::str(std::string("cut_by_") + kNames[at])] = counts.cuts[at];
+  }
+  return found;
 }
 
 }  // namespace
@@ -92,6 +108,7 @@ PYBIND11_MODULE(_C, module) {
   tpurun::program::bind(module);
   tpurun::program::bind_pointwise(module);
   tpurun::program::fused::install();
+  module.def("fused_counts", &fused_counts, "What the mode that fuses has recorded and run so far.");
   tpurun::bind_shortcuts(module);
   module.def(
       "shared_empty",

@@ -224,6 +224,33 @@ def test_an_error_is_raised_at_its_operation() -> None:
     assert torch.equal(z.cpu(), x.cpu() + y.cpu())
 
 
+@on_device
+def test_counters_say_what_has_run_and_why() -> None:
+    x = tpu(8)
+    with fused():
+        for _ in range(3):
+            y = (x * 2 + 1).relu()
+            y.sum()
+        x.neg().data_ptr()
+        x.exp()
+        torch.tpu.synchronize()
+        x.abs()
+    found = {name: count for name, count in torch.tpu.compile.counters().items() if name.startswith("fused_")}
+    assert found == {
+        "fused_operations": 12,
+        "fused_together": 9,
+        "fused_stretches": 6,
+        "fused_plans": 4,
+        "fused_cut_by_operation": 3,
+        "fused_cut_by_memory": 1,
+        "fused_cut_by_stream": 1,
+        "fused_cut_by_mode": 1,
+        "fused_cut_by_thread": 0,
+        "fused_cut_by_bound": 0,
+        "fused_cut_by_fork": 0,
+    }
+
+
 ATEN = torch.ops.aten
 REFUSED = (
     lambda: tpu(4).masked_fill_(tpu(4) > 0, tpu(1)),

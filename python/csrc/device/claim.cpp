@@ -83,8 +83,10 @@ void bind(py::module_& module) {
         streams::synchronize_all();
       },
       "Wait for everything that any stream or autograd has begun; for exit.");
-  module.def("run_deferred", &streams::run_deferred, py::call_guard<py::gil_scoped_release>(),
-             "Run what the mode that fuses has recorded, if there is anything.");
+  module.def(
+      "run_deferred", [] { streams::run_deferred(streams::Cut::kMemory); },
+      py::call_guard<py::gil_scoped_release>(),
+      "Run what the mode that fuses has recorded, if there is anything.");
   module.def("count_deferred", &streams::count_deferred, py::call_guard<py::gil_scoped_release>(),
              "How many operations are recorded.");
   module.def("device_count", &device_count, "How many devices a program may name.");

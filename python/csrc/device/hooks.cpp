@@ -45,7 +45,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
   // `storage.resize_`, with which FSDP frees what it has gathered and asks for it again.
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
-    streams::run_deferred();
+    streams::run_deferred(streams::Cut::kMemory);
     auto& impl = *storage.unsafeGetStorageImpl();
     c10::DataPtr data = allocator().allocate(bytes);
     const std::size_t kept = std::min(bytes, impl.nbytes());

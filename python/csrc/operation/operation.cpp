@@ -18,7 +18,7 @@ namespace {
 
 // Memory is looked at past the dispatcher, so what is deferred comes first.
 std::byte* address(const at::Tensor& tensor) {
-  device::streams::run_deferred();
+  device::streams::run_deferred(device::streams::Cut::kOperation);
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 

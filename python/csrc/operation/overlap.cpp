@@ -26,7 +26,7 @@ struct Layout {
 };
 
 Layout layout_of(const at::Tensor& tensor) {
-  device::streams::run_deferred();
+  device::streams::run_deferred(device::streams::Cut::kOperation);
   const auto itemsize = static_cast<uintptr_t>(tensor.element_size());
   Layout layout{reinterpret_cast<uintptr_t>(tensor.data_ptr()), 0, itemsize, {}, true};
   std::vector<Dim> dims;

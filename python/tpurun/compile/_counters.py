@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import fx
 
+from tpurun import _C as _native
+
 
 @dataclass
 class Built:
@@ -81,6 +83,7 @@ def counters() -> dict[str, int]:
         "runs": sum(program.runs() for program in _all),
         "graphs_kept_eager": sum(_kept_eager.values()),
         "graphs_split": _split,
+        **{f"fused_{name}": count for name, count in _native.fused_counts().items()},
     }
 
 

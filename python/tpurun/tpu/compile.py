@@ -112,5 +112,9 @@ def _explained(program: Any) -> Explained:
 
 
 def counters() -> dict[str, int]:
-    """The programs that this process has built and run, and the graphs that it has none for."""
+    """The programs that this process has built and run, and the graphs that it has none for.
+
+    ``fused_*`` counts what ``DEFER_AND_FUSE`` has run: operations, those that shared a pass over memory with
+    others, stretches of operations, plans that were made for them, and why each stretch ended.
+    """
     return _counters.counters()

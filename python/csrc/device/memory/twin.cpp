@@ -143,7 +143,7 @@ c10::StorageImpl* twin_in_block(c10::StorageImpl& storage) {
 
 c10::Storage twin_of(const c10::Storage& storage) {
   if (C10_UNLIKELY(is_for_later(*storage.unsafeGetStorageImpl()))) {
-    streams::run_deferred();
+    streams::run_deferred(streams::Cut::kMemory);
   }
   const c10::DataPtr& data = storage.data_ptr();
   if (data.get_deleter() == &release_twin) {

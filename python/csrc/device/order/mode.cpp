@@ -40,7 +40,7 @@ void change_to(EagerMode mode) {
   if (mode == EagerMode::kFused) {
     was_fused_chosen.store(true, std::memory_order_relaxed);
   }
-  streams::run_deferred();
+  streams::run_deferred(streams::Cut::kMode);
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ c10::Stream current(c10::Device device) {
 c10::Stream exchange(c10::Stream stream) {
   const auto before = current(stream.device());
   if (stream != before) {
-    run_deferred();
+    run_deferred(Cut::kStream);
   }
   const auto at = static_cast<std::size_t>(stream.device_index());
   if (current_ids.size() <= at) {
@@ -203,15 +203,15 @@ void note_deferred(bool are_there) {
   }
 }
 
-void run_deferred() {
+void run_deferred(Cut why) {
   if (C10_UNLIKELY(begun_somewhere.load(std::memory_order_relaxed) >= kAnyDeferred)) {
-    deferred->run();
+    deferred->run(why);
   }
 }
 
 void run_deferred_to_count() {
   try {
-    run_deferred();
+    run_deferred(Cut::kMemory);
   } catch (const c10::OutOfMemoryError&) {
     // The operation that wants an element says so.
   }
@@ -223,7 +223,7 @@ void settle() {
   if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
     return;
   }
-  run_deferred();
+  run_deferred(Cut::kOperation);
   settle_begun();
 }
 
@@ -248,12 +248,12 @@ bool is_idle(c10::Stream stream) {
 }
 
 void synchronize(c10::Stream stream) {
-  run_deferred();
+  run_deferred(Cut::kStream);
   drain(device_of(stream), state_of(stream));
 }
 
 void synchronize_all() {
-  run_deferred();
+  run_deferred(Cut::kStream);
   if (begun_somewhere.load(std::memory_order_relaxed) == 0) {
     return;
   }
@@ -265,7 +265,7 @@ void synchronize_all() {
 }
 
 void record(void** event, c10::Stream stream) {
-  run_deferred();
+  run_deferred(Cut::kStream);
   if (*event == nullptr) {
     *event = new Event();
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -19,12 +20,17 @@ class Pending {
   virtual void wait() = 0;              // throws when it failed
 };
 
+// Why what is deferred runs now: another operation comes, memory is looked at or counted, a stream or an
+// event is used, the mode changes, another thread records, there is a bound, or the process forks.
+enum class Cut : uint8_t { kOperation, kMemory, kStream, kMode, kThread, kBound, kFork };
+constexpr std::size_t kCuts = 7;
+
 // Operations of any thread that are recorded, to be run together later.
 class Deferred {
  public:
   virtual ~Deferred() = default;
   // Throws when they cannot be run; they are kept then.
-  virtual void run() = 0;
+  virtual void run(Cut why) = 0;
   virtual std::size_t count() = 0;
 };
 
@@ -34,7 +40,7 @@ void set_deferred(Deferred& deferred);
 // Says whether there are any. Under a lock of the caller's.
 void note_deferred(bool are_there);
 // Runs them. Code that needs elements, or waits for begun collectives, calls it first.
-void run_deferred();
+void run_deferred(Cut why);
 // Runs them before memory is counted. Where they do not fit, what is held is the answer.
 void run_deferred_to_count();
 std::size_t count_deferred();

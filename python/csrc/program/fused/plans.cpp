@@ -91,6 +91,7 @@ StretchPlan::StretchPlan(const Records& records) {
   for (const Group& group : plan.groups) {
     groups_.emplace_back(group, written.recording);
     operations_.emplace_back();
+    together_ += group.instructions.size() > 1 ? group.instructions.size() : 0;
     for (const Instruction& instruction : group.instructions) {
       operations_.back().push_back(instruction.operation);
     }
@@ -128,6 +129,7 @@ StretchPlan& Plans::of(Records& records) {
     return *found->second.plan;
   }
   auto plan = std::make_unique<StretchPlan>(records);
+  ++made_;
   if (known_.size() >= kMost) {
     forget_oldest();
   }

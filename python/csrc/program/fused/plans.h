@@ -19,6 +19,8 @@ class StretchPlan {
   explicit StretchPlan(const Records& records);
 
   int64_t workspace() const { return workspace_; }
+  // Operations that share a pass over memory with others.
+  std::size_t together() const { return together_; }
   // Runs it, where the memory of each root that has some of its own begins at `bases`. The others are given
   // their place in the workspace.
   void run(const Records& records, std::vector<char*>& bases, char* workspace);
@@ -40,12 +42,14 @@ class StretchPlan {
   std::vector<Access> accesses_;
   std::vector<Placed> placed_;
   int64_t workspace_ = 0;
+  std::size_t together_ = 0;
 };
 
 // The plans that were used last.
 class Plans {
  public:
   StretchPlan& of(Records& records);
+  uint64_t made() const { return made_; }
 
  private:
   static constexpr std::size_t kMost = 256;
@@ -59,6 +63,7 @@ class Plans {
 
   std::unordered_map<uint64_t, Known> known_;  // by the hash of the key: of two that are equal, the newer
   uint64_t uses_ = 0;
+  uint64_t made_ = 0;
 };
 
 }  // namespace tpurun::program::fused

@@ -34,6 +34,7 @@ namespace {
 
 using c10::TensorImpl;
 using device::Asked;
+using device::streams::Cut;
 
 constexpr std::size_t kMostArguments = 8;
 // Results of one flush. More would hold memory for long, and gain nothing: caches are smaller.
@@ -278,7 +279,8 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
 
   bool record(const c10::OperatorHandle& op, device::Recordable& recordable, c10::ArrayRef<Asked> arguments,
               at::Tensor& made) override;
-  void run() override;
+  void run(Cut why) override;
+  Counts counts();
 
   std::size_t count() override {
     lock();
@@ -300,12 +302,13 @@ class Fuser final : public device::Recorder, public device::streams::Deferred {
   uint16_t value_of(const at::Tensor& tensor, const Geometry& geometry);
   uint16_t write(const at::Tensor& target, uint16_t value, const Geometry& geometry);
   at::Tensor make(const Call& call, c10::ScalarType dtype, const Geometry& geometry, uint16_t& value);
-  void run_all(Released& released);
+  void run_all(Cut why, Released& released);
   void run_planned();
 
   std::mutex mutex_;
   Records records_;
   Plans plans_;
+  Counts counts_;
   std::thread::id owner_;
   std::vector<char*> bases_;
 };
@@ -441,8 +444,9 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
     return false;
   }
   const auto me = std::this_thread::get_id();
-  if (!records_.is_empty() && (owner_ != me || records_.is_full() || records_.bytes() >= kMostBytes)) {
-    run_all(released);
+  const bool is_elsewhere = owner_ != me;
+  if (!records_.is_empty() && (is_elsewhere || records_.is_full() || records_.bytes() >= kMostBytes)) {
+    run_all(is_elsewhere ? Cut::kThread : Cut::kBound, released);
   }
   owner_ = me;
   Record& record = records_.next();
@@ -470,22 +474,33 @@ bool Fuser::record(const c10::OperatorHandle& /*op*/, device::Recordable& record
   return true;
 }
 
-void Fuser::run() {
+void Fuser::run(Cut why) {
   Released released;
   lock();
   const std::unique_lock<std::mutex> held(mutex_, std::adopt_lock);
   if (!records_.is_empty()) {
-    run_all(released);
+    run_all(why, released);
   }
 }
 
-void Fuser::run_all(Released& released) {
+Counts Fuser::counts() {
+  lock();
+  const std::unique_lock<std::mutex> held(mutex_, std::adopt_lock);
+  Counts counts = counts_;
+  counts.plans = plans_.made();
+  return counts;
+}
+
+void Fuser::run_all(Cut why, Released& released) {
   try {
     run_planned();
   } catch (...) {
     records_.let_go(released);
     throw;
   }
+  ++counts_.stretches;
+  ++counts_.cuts[static_cast<std::size_t>(why)];
+  counts_.operations += records_.operations();
   records_.clear(released);
   device::streams::note_deferred(false);
 }
@@ -512,6 +527,7 @@ void Fuser::run_planned() {
         device::allocate_block(static_cast<std::size_t>(plan.workspace()), records_.operation(0).site);
   }
   plan.run(records_, bases_, static_cast<char*>(workspace.get()));
+  counts_.together += plan.together();
   for (auto& [at, bytes] : made) {
     device::bring(*roots[at].storage, std::move(bytes));
   }
@@ -520,7 +536,7 @@ void Fuser::run_planned() {
 // The child has no thread that could hold the lock, and finds everything done.
 void Fuser::before_fork() {
   try {
-    run();
+    run(Cut::kFork);
   } catch (const std::exception&) {
     // The next operation says so.
   }
@@ -533,6 +549,8 @@ Fuser& fuser() {
 }
 
 }  // namespace
+
+Counts counts() { return fuser().counts(); }
 
 void install() {
   device::set_recorder(fuser());
