@@ -1,6 +1,7 @@
 """Trains a small byte-level GPT on the sources of the Python standard library, data-parallel.
 
     tpurun -n 64 examples/train.py
+    tpurun -n 64 examples/train.py --compile
     torchrun --nproc-per-node 4 examples/train.py --backend gloo
 
 An ordinary PyTorch program: nothing in it knows which launcher started it or which backend joins its ranks.
@@ -42,6 +43,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile the network, and the step of the optimizer"
+    )
     parser.add_argument("--lr", type=float, default=6e-3, help="peak learning rate (default: 6e-3)")
     parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--eval-every", type=int, default=40, metavar="STEPS")
@@ -222,7 +226,17 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     model = DistributedDataParallel(gpt)
     clock = CommunicationClock()
     model.register_comm_hook(None, clock.all_reduce)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=device.type == "cpu")
+    # As a tensor, another rate needs no other program.
+    rate = torch.tensor(args.lr, device=device) if args.compile else args.lr
+    is_fused = device.type == "cpu" and not args.compile
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=is_fused)
+
+    def update() -> None:
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    forward = torch.compile(model) if args.compile else model
+    update = torch.compile(update) if args.compile else update
     ranks = dist.get_world_size()
     step_tokens = ranks * args.batch_size * args.context
     if is_first:
@@ -236,13 +250,15 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     logged_at, logged_step = time.perf_counter(), 0
     for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, args)
+            if args.compile:
+                group["lr"].fill_(learning_rate(step, args))
+            else:
+                group["lr"] = learning_rate(step, args)
         text, following = training_batch(corpus, args, step)
-        loss = model(text.to(device), following.to(device))
+        loss = forward(text.to(device), following.to(device))
         loss.backward()
         clock.backward_returned()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        update()
         optimizer.zero_grad()
 
         done = step + 1

@@ -1,4 +1,4 @@
-"""The example: its loss curve is the same on this backend and on Gloo."""
+"""The example: its loss curve is the same on this backend and on Gloo, and compiled."""
 
 import re
 from pathlib import Path
@@ -8,15 +8,15 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
 
 
-def losses(run, backend: str) -> list[float]:
-    done = run(
-        "-n", "4", EXAMPLE, "--backend", backend, "--steps", "12", "--log-every", "1", "--sample-bytes", "16"
-    )
+def losses(run, backend: str, *options: str) -> list[float]:
+    short = ("--steps", "12", "--log-every", "1", "--sample-bytes", "16")
+    done = run("-n", "4", EXAMPLE, "--backend", backend, *short, *options)
     assert done.code == 0, done.err
     log = done.log(0)
     assert f"4 ranks, backend {backend}," in log
     assert re.search(r"^val loss \d\.\d\d\ndef ", log, re.MULTILINE), "the result comes last, then a sample"
-    assert all(done.log(rank) == "" for rank in range(1, 4)), "rank 0 alone speaks"
+    if not options:
+        assert all(done.log(rank) == "" for rank in range(1, 4)), "rank 0 alone speaks"
     return [float(loss) for loss in re.findall(r"^step +\d+/12  loss ([0-9.]+)", log, re.MULTILINE)]
 
 
@@ -27,3 +27,7 @@ def test_the_curve_does_not_depend_on_the_backend(run):
     assert ours[-1] < ours[0] - 1
     # Printed with three digits.
     assert losses(run, "gloo") == pytest.approx(ours, abs=1e-3 + 1e-9)
+
+
+def test_the_curve_is_the_same_compiled(run):
+    assert losses(run, "tpu_dist", "--compile") == losses(run, "tpu_dist")
