@@ -521,3 +521,24 @@ def test_the_gradient_of_a_cross_entropy(dtype: torch.dtype) -> None:
     for rows, classes in ((1, 3), (4, 2), (5, 17), (7, 16), (64, 33), (3, 1000), (4, 1)):
         for reduction in ("mean", "sum", "none"):
             check_cross_entropy(rows, classes, reduction, dtype)
+
+
+@on_device
+def test_one_value_returned_several_times() -> None:
+    def body(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, y.squeeze(), y.contiguous(), y.view(-1), y
+
+    def whole(*shape: int) -> list[torch.Tensor]:
+        """Small numbers, whose sums are exact in every order."""
+        return [tensor(*shape).round().requires_grad_()]
+
+    check(body, lambda: whole(3), lambda: whole(1, 3))
+
+
+@on_device
+def test_complex_numbers_in_a_graph() -> None:
+    def body(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * complex(2, 1), x + 3j, y * complex(2, 1), y.sin() - 1j
+
+    check(body, lambda: [torch.complex(tensor(3, 4), tensor(3, 4, seed=2)), tensor(3, 4)])

@@ -73,6 +73,9 @@ c10::IValue constant_of(const py::handle& given, const c10::TypePtr& type, Kind 
   if (PyFloat_Check(given.ptr()) != 0) {
     return given.cast<double>();
   }
+  if (PyComplex_Check(given.ptr()) != 0 && kind == Kind::kTensor) {
+    return given.cast<c10::complex<double>>();
+  }
   return PyLong_CheckExact(given.ptr()) != 0 ? c10::IValue(given.cast<int64_t>())
                                              : torch::jit::toIValue(given, type);
 }

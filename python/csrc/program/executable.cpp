@@ -624,7 +624,15 @@ void Executable::relate(std::vector<at::Tensor>& outputs) const {
     const at::Tensor base =
         whole == related.end() ? tensor_over(root, outputs[related.front()].storage()) : outputs[*whole];
     for (const std::size_t at : related) {
-      if (!outputs[at].is_same(base) && outputs[at].dtype() == base.dtype()) {
+      // One value that is returned twice is one tensor.
+      const auto same = std::find_if(related.begin(), related.end(), [&](std::size_t other) {
+        return recording_.outputs()[other] == recording_.outputs()[at];
+      });
+      if (is_root(at)) {
+        outputs[at] = base;
+      } else if (*same < at) {
+        outputs[at] = outputs[*same];
+      } else if (outputs[at].dtype() == base.dtype()) {
         outputs[at] =
             base.as_strided(outputs[at].sizes(), outputs[at].strides(), outputs[at].storage_offset());
       }

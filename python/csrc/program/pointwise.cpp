@@ -32,7 +32,9 @@ class Arguments {
     return tensor < 0 ? nullptr : &tensors_[tensor];
   }
   // A number, of Python or of a tensor that stands for one.
-  bool is_number(int32_t index) const { return tensor(index) == nullptr && values_[index].isScalar(); }
+  bool is_number(int32_t index) const {
+    return tensor(index) == nullptr && values_[index].isScalar() && !values_[index].isComplexDouble();
+  }
   bool is_none(int32_t index) const { return tensor(index) == nullptr && values_[index].isNone(); }
   double number(int32_t index) const { return values_[index].toScalar().toDouble(); }
 

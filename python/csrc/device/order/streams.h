@@ -20,8 +20,9 @@ class Pending {
   virtual void wait() = 0;              // throws when it failed
 };
 
-// Why what is deferred runs now: another operation comes, memory is looked at or counted, a stream or an
-// event is used, the mode changes, another thread records, there is a bound, or the process forks.
+// The reason why operations that are deferred run now: another operation comes, memory is looked at or
+// counted, a stream or an event is used, the mode changes, another thread records, there is a bound, or the
+// process forks.
 enum class Cut : uint8_t { kOperation, kMemory, kStream, kMode, kThread, kBound, kFork };
 constexpr std::size_t kCuts = 7;
 

@@ -11,7 +11,7 @@ namespace tpurun::program::fused {
 // Once, when the device is claimed.
 void install();
 
-// What has been recorded so far in this process, and has run.
+// Counts of what this process has recorded so far, and has run.
 struct Counts {
   uint64_t operations = 0;
   uint64_t together = 0;  // those that shared a pass over memory with others
