@@ -1,5 +1,5 @@
-// Products of matrices by the routine of BLAS that ATen calls for them, with the arguments that ATen gives it,
-// and so with ATen's bits. ATen's own checks before that call take longer than a small product.
+// Products of matrices by the routine of BLAS that ATen calls for them, with the arguments that ATen gives
+// it, and so with ATen's bits. ATen's own checks before that call take longer than a small product.
 #pragma once
 
 #include <cstdint>
