@@ -294,4 +294,9 @@ impl TensorValue {
             extent.checked_add((size.known() - 1).checked_mul(stride.known())?)
         })
     }
+
+    /// Bytes from the first to the last element; 0 where they are too many to count, which `verify` refuses.
+    pub(crate) fn bytes(&self) -> i64 {
+        self.extent().unwrap_or_default() * i64::from(self.dtype.bytes)
+    }
 }

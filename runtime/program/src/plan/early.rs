@@ -19,11 +19,11 @@ struct Touched {
 
 /// Puts batches in the order in which they are to run.
 pub(super) fn early(program: &Program, batches: Vec<Batch>) -> Vec<Batch> {
-    let ending = endings(program, &batches);
+    let roots: Vec<_> = batches.iter().map(|batch| roots_of(program, batch)).collect();
+    let ending = endings(program, &roots);
     let mut touched: HashMap<ValueId, Touched> = HashMap::new();
     let mut placed: Vec<(RunOrder, Batch)> = Vec::with_capacity(batches.len());
-    for (at, batch) in batches.into_iter().enumerate() {
-        let roots = roots_of(program, &batch);
+    for (at, (batch, roots)) in batches.into_iter().zip(roots).enumerate() {
         let lets_go = lets_go(program, &roots, &ending[at]);
         let rises = is_known(program, &batch) && (lets_go > 0 || are_numbers(program, &roots));
         let place = if rises { after(&touched, &roots, &ending[at], at) } else { (at, 0) };
@@ -39,7 +39,9 @@ pub(super) fn early(program: &Program, batches: Vec<Batch>) -> Vec<Batch> {
 }
 
 /// The roots that a batch touches, and whether it makes them or writes to them.
-fn roots_of(program: &Program, batch: &Batch) -> HashMap<ValueId, bool> {
+type Roots = HashMap<ValueId, bool>;
+
+fn roots_of(program: &Program, batch: &Batch) -> Roots {
     let mut roots = HashMap::new();
     for id in &batch.operations {
         let operation = &program.operations[id.0 as usize];
@@ -54,28 +56,23 @@ fn roots_of(program: &Program, batch: &Batch) -> HashMap<ValueId, bool> {
 }
 
 /// For each batch, the roots that nothing after it needs; those that the caller has are none.
-fn endings(program: &Program, batches: &[Batch]) -> Vec<HashSet<ValueId>> {
+fn endings(program: &Program, roots: &[Roots]) -> Vec<HashSet<ValueId>> {
     let mut last = HashMap::new();
-    for (at, batch) in batches.iter().enumerate() {
-        for root in roots_of(program, batch).into_keys() {
-            if program.at(root).source == ValueSource::Result {
-                last.insert(root, at);
+    for (at, roots) in roots.iter().enumerate() {
+        for root in roots.keys() {
+            if program.at(*root).source == ValueSource::Result {
+                last.insert(*root, at);
             }
         }
     }
     for output in &program.outputs {
         last.remove(&program.root(*output));
     }
-    let mut endings = vec![HashSet::new(); batches.len()];
+    let mut endings = vec![HashSet::new(); roots.len()];
     for (root, at) in last {
         endings[at].insert(root);
     }
     endings
-}
-
-fn bytes(program: &Program, root: ValueId) -> i64 {
-    let value = program.at(root);
-    value.extent().unwrap_or_default() * i64::from(value.dtype.bytes)
 }
 
 /// Whether the program says all that a batch does: it draws no random numbers, and is no collective.
@@ -84,24 +81,26 @@ fn is_known(program: &Program, batch: &Batch) -> bool {
     !batch.operations.iter().any(is_outside)
 }
 
-fn are_numbers(program: &Program, roots: &HashMap<ValueId, bool>) -> bool {
+fn are_numbers(program: &Program, roots: &Roots) -> bool {
     const FEW: i64 = 64;
-    roots.keys().all(|root| bytes(program, *root) <= FEW)
+    roots.keys().all(|root| program.at(*root).bytes() <= FEW)
 }
 
 /// Bytes of what ends in a batch and was there before, without those of what begins there and stays.
-fn lets_go(program: &Program, roots: &HashMap<ValueId, bool>, ending: &HashSet<ValueId>) -> i64 {
+fn lets_go(program: &Program, roots: &Roots, ending: &HashSet<ValueId>) -> i64 {
     let is_made = |root: &ValueId| roots[root] && program.at(*root).source == ValueSource::Result;
-    let gone = ending.iter().filter(|root| !is_made(root)).map(|root| bytes(program, *root));
-    let made =
-        roots.keys().filter(|root| is_made(root) && !ending.contains(root)).map(|root| bytes(program, *root));
+    let gone = ending.iter().filter(|root| !is_made(root)).map(|root| program.at(*root).bytes());
+    let made = roots
+        .keys()
+        .filter(|root| is_made(root) && !ending.contains(root))
+        .map(|root| program.at(*root).bytes());
     gone.sum::<i64>() - made.sum::<i64>()
 }
 
 /// The first place after all that a batch needs, and after everybody else who reads what ends in it.
 fn after(
     touched: &HashMap<ValueId, Touched>,
-    roots: &HashMap<ValueId, bool>,
+    roots: &Roots,
     ending: &HashSet<ValueId>,
     at: usize,
 ) -> RunOrder {

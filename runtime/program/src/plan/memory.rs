@@ -35,7 +35,7 @@ impl Needs {
     pub(super) fn of(program: &Program, batches: &[Batch], own_from: i64) -> Self {
         let mut needs = Self { of: vec![Need::default(); program.values.len()], own_from };
         for (at, value) in program.values.iter().enumerate() {
-            needs.of[at].bytes = value.extent().unwrap_or_default() * i64::from(value.dtype.bytes);
+            needs.of[at].bytes = value.bytes();
         }
         for (at, batch) in batches.iter().enumerate() {
             for id in &batch.operations {
