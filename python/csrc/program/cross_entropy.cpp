@@ -45,12 +45,12 @@ void row(const Given& given, Kernel kernel, int64_t at, T* out) {
   const int64_t classes = given.log_probabilities.size(1);
   const T* log_probabilities = given.log_probabilities.const_data_ptr<T>() + at * classes;
   const int64_t target = given.target.const_data_ptr<int64_t>()[at];
-  const auto compute = [&](int64_t first, int64_t count, double grad, double sum) {
+  const auto compute = [&](T* to, const T* from, int64_t count, double grad, double sum) {
     const std::array<double, 2> numbers = {grad, sum};
-    kernel(out + first, log_probabilities + first, nullptr, nullptr, numbers.data(), count, count);
+    kernel(to, from, nullptr, nullptr, numbers.data(), count, count);
   };
   if (target == given.ignored) {
-    return compute(0, classes, 0, 0);
+    return compute(out, log_probabilities, classes, 0, 0);
   }
   TORCH_CHECK_INDEX(target >= 0 && target < classes, "Target ", target, " is out of bounds.");
   const auto grad = static_cast<double>(chosen<T>(given, at));
@@ -58,9 +58,8 @@ void row(const Given& given, Kernel kernel, int64_t at, T* out) {
   const double sum = grad + 0.0;
   // It may write where it reads, so the number is kept for the one that differs.
   const T before = log_probabilities[target];
-  compute(0, classes, 0, sum);
-  const std::array<double, 2> numbers = {grad, sum};
-  kernel(out + target, &before, nullptr, nullptr, numbers.data(), 1, 1);
+  compute(out, log_probabilities, classes, 0, sum);
+  compute(out + target, &before, 1, grad, sum);
 }
 
 at::Tensor& backward_out(const at::Tensor& grad, const at::Tensor& log_probabilities,

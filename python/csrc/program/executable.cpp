@@ -123,8 +123,11 @@ void Executable::find_lines() {
 
 void Executable::relate_outputs() {
   std::map<ValueId, std::vector<std::size_t>> by_root;
+  std::map<ValueId, std::size_t> first;
   for (std::size_t at = 0; at < recording_.outputs().size(); ++at) {
-    const ValueId root = recording_.values()[recording_.outputs()[at]].root;
+    const ValueId output = recording_.outputs()[at];
+    first_of_.push_back(first.emplace(output, at).first->second);
+    const ValueId root = recording_.values()[output].root;
     if (recording_.values()[root].source != Source::kInput) {
       by_root[root].push_back(at);
     }
@@ -625,13 +628,10 @@ void Executable::relate(std::vector<at::Tensor>& outputs) const {
         whole == related.end() ? tensor_over(root, outputs[related.front()].storage()) : outputs[*whole];
     for (const std::size_t at : related) {
       // One value that is returned twice is one tensor.
-      const auto same = std::find_if(related.begin(), related.end(), [&](std::size_t other) {
-        return recording_.outputs()[other] == recording_.outputs()[at];
-      });
       if (is_root(at)) {
         outputs[at] = base;
-      } else if (*same < at) {
-        outputs[at] = outputs[*same];
+      } else if (first_of_[at] < at) {
+        outputs[at] = outputs[first_of_[at]];
       } else if (outputs[at].dtype() == base.dtype()) {
         outputs[at] =
             base.as_strided(outputs[at].sizes(), outputs[at].strides(), outputs[at].storage_offset());

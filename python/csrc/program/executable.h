@@ -134,6 +134,7 @@ class Executable {
   std::vector<TiledGroup> groups_;
   std::vector<Call> calls_;                        // by the number of the operation
   std::vector<std::vector<std::size_t>> related_;  // outputs that share memory with each other
+  std::vector<std::size_t> first_of_;              // for each output, the first one of the same value
   std::vector<int64_t>* times_ = nullptr;
   std::string largest_line_;  // that asks for the largest value of the workspace
   bool is_on_device_ = false;
