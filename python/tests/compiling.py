@@ -1,6 +1,5 @@
 """Compares compiled functions with the same functions in Strict, on the device, bit by bit."""
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,20 +20,7 @@ SEED = 7
 Tensors = Sequence[torch.Tensor]
 
 
-def on_device(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test in a process that has the device, of 256 MiB, and has compiled nothing."""
-
-    @functools.wraps(test)
-    def forked(*args: Any, **kwargs: Any) -> None:
-        def body(rank: int) -> None:
-            os.environ.update(TPURUN_HBM="256MiB", LOCAL_WORLD_SIZE="2")
-            torch.manual_seed(0)
-            getattr(torch, DEVICE).init()
-            test(*args, **kwargs)
-
-        ranks.fork(1, body)
-
-    return forked
+on_device = ranks.on_device("256MiB")
 
 
 def compiled(function: Any, **options: Any) -> Any:

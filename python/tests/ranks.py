@@ -1,5 +1,6 @@
 """Runs a function in forked processes that are the ranks of one process group."""
 
+import functools
 import os
 import pickle
 import selectors
@@ -15,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 LIMIT_S = 60.0  # for a whole test: far above what any needs, far below a person's patience
@@ -153,6 +155,26 @@ def _end(rank: Rank) -> None:
 def _end_of(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"status {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def on_device(memory: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Has a test run in a process of its own that has claimed the device, with so much memory."""
+
+    def of(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def forked(*args: Any, **kwargs: Any) -> None:
+            def body(_rank: int) -> None:
+                os.environ.update(TPURUN_HBM=memory, LOCAL_WORLD_SIZE="2")
+                torch.manual_seed(0)
+                # In two parts: to import a module that names the device is to claim it, here before the fork.
+                getattr(torch, "t" + "pu").init()
+                test(*args, **kwargs)
+
+            fork(1, body)
+
+        return forked
+
+    return of
 
 
 def failure_of(call: Callable[[], Any]) -> BaseException:

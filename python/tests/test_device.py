@@ -3,7 +3,6 @@
 Every test runs in a process of its own: who has claimed the device has it for good."""
 
 import copy
-import functools
 import io
 import os
 from collections.abc import Callable
@@ -16,21 +15,7 @@ from torch import nn
 import ranks
 from interpreters import python
 
-
-def on_device(test: Callable[[], None]) -> Callable[[], None]:
-    """Run a test in a process that has the device, of 256 MiB."""
-
-    @functools.wraps(test)
-    def forked() -> None:
-        def body(rank: int) -> None:
-            os.environ.update(TPURUN_HBM="256MiB", LOCAL_WORLD_SIZE="2")
-            torch.manual_seed(0)
-            torch.tpu.init()
-            test()
-
-        ranks.fork(1, body)
-
-    return forked
+on_device = ranks.on_device("256MiB")
 
 
 def message_of(kind: type[BaseException], body: Callable[[], Any]) -> str:

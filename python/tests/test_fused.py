@@ -1,7 +1,5 @@
 """The mode that fuses computes what Strict does, whenever somebody looks; what is gone holds no memory."""
 
-import functools
-import os
 import random
 import threading
 from collections.abc import Callable
@@ -20,20 +18,7 @@ FUSED = "DEFER_AND_FUSE"
 MIB = 1 << 20
 
 
-def on_device(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a process that has the device, of 64 MiB."""
-
-    @functools.wraps(test)
-    def forked(*args: Any, **kwargs: Any) -> None:
-        def body(_rank: int) -> None:
-            os.environ.update(TPURUN_HBM="64MiB", LOCAL_WORLD_SIZE="2")
-            torch.manual_seed(0)
-            torch.tpu.init()
-            test(*args, **kwargs)
-
-        ranks.fork(1, body)
-
-    return forked
+on_device = ranks.on_device("64MiB")
 
 
 def fused() -> Any:
